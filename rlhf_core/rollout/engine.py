@@ -1,0 +1,38 @@
+"""The contract of a rollout engine: tokens in, tokens out, and a proof of which weights it serves."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from rlhf_core.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParameters:
+    temperature: float  # 0: greedy
+    top_p: float
+    max_tokens: int
+    stop_token_ids: tuple[int, ...]
+    seed: int  # request i of a call is sampled with seed + i, so a call repeats exactly
+
+
+class RolloutEngine(Protocol):
+    """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions."""
+
+    def generate(
+        self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters
+    ) -> list[Completion]:
+        """One completion of each prompt, in their order. A prompt that leaves no room raises ValueError."""
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Serve the weights in `folder` (HF safetensors, or a PEFT adapter folder) as `version` from now on."""
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""
+
+    @property
+    def weight_version(self) -> int:
+        """The version being served; 0 is the weights the engine was started with."""

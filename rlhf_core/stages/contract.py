@@ -1,0 +1,80 @@
+"""What a stage is: a pure description. Imports no torch; `entry` is imported only inside the job."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.config.base import Config
+
+
+@dataclass(frozen=True, slots=True)
+class Stage:
+    name: str
+    version: int  # raise it when the code changes what the same settings compute
+    config: type[Config]
+    reads: Mapping[str, frozenset[Kind]]  # input name -> kinds it accepts; a name ending in "*" takes many
+    writes: frozenset[Kind]
+    entry: str  # "package.module:function", called as function(config, inputs, context) -> Output
+
+
+class StageSpec(Config):
+    """All that a job must know, stored at <artifact>/spec.json; the job has no other input."""
+
+    name: str  # the recipe's node
+    stage: str
+    stage_version: int
+    key: str
+    config: dict[str, Any]
+    inputs: dict[str, ArtifactRef]
+    user_files: dict[str, str]  # path as the recipe names it -> sha256 of a blob in the store
+    seed: int
+    libraries: dict[str, str]
+    tracking: dict[str, Any] = {}
+    run_id: str = ""
+
+    @property
+    def ref(self) -> ArtifactRef:
+        return ArtifactRef(stage=self.stage, key=self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """An input artifact, fetched: its manifest and a read-only local folder with its files."""
+
+    manifest: Manifest
+    folder: Path
+
+
+@dataclass(frozen=True, slots=True)
+class Output:
+    """What a stage's function returns: a folder whose files become the artifact."""
+
+    kind: Kind
+    folder: Path
+    metrics: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    devices: float = 1.0  # reserved CPUs (or GPUs), for device seconds
+
+
+class StageContext(Protocol):
+    """What a running stage may ask for besides its config and inputs. Also picklable into Ray actors on any node."""
+
+    name: str
+    key: str
+    seed: int
+    workdir: Path  # empty at start; on this node
+
+    def fetch(self, ref: ArtifactRef) -> Input:
+        """The artifact on this node, its bytes verified; cached by content."""
+
+    def user_file(self, path: str) -> Path:
+        """The user's file that the recipe calls `path`, as it was when the key was computed."""
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""
+
+    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
+        """Shown in the terminal and in Prefect: which step, of how many, and the figures that matter."""

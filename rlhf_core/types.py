@@ -1,0 +1,109 @@
+"""The nouns of training, with their shapes.
+
+T: tokens of one trajectory. N: packed tokens of one batch. S: sequences of one batch.
+Wherever a value belongs to a token, index t belongs to the token at t: `logprobs[t]` is log p(token t | tokens < t),
+`values[t]` is the value of the state in which token t was chosen. The first token of a sequence has none: 0 there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal, Self
+
+import torch
+from torch import Tensor
+
+FinishReason = Literal["stop", "length"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    id: str  # content hash of the dataset row
+    token_ids: tuple[int, ...]
+    row: Mapping[str, Any]  # the dataset row: prompt, answer, task, metadata, ...
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What an engine sampled after one prompt."""
+
+    token_ids: tuple[int, ...]  # ends with EOS if finish_reason is "stop"
+    logprobs: tuple[float, ...]  # of each sampled token, at the sampling temperature
+    finish_reason: FinishReason
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
+class Trajectory:
+    """One episode as tokens; what is trained is exactly what was sampled."""
+
+    prompt: Prompt
+    token_ids: Tensor  # (T,) int64, prompt and completion
+    loss_mask: Tensor  # (T,) bool, true where the policy sampled
+    rollout_logprobs: Tensor  # (T,) float32, 0 where the policy did not sample
+    weight_version: int
+    finish_reason: FinishReason
+    completion: str = ""  # decoded text, for rewards and people
+    reward: float = float("nan")  # what trains
+    score: float | None = None  # 0-1, what filters and evaluates
+    extra: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence."""
+
+    input_ids: Tensor  # (N,) int64
+    position_ids: Tensor  # (N,) int64
+    sequence_lengths: Tensor  # (S,) int64, sums to N
+    loss_mask: Tensor  # (N,) bool, true where the token is trained
+
+    @property
+    def num_tokens(self) -> int:
+        return int(self.input_ids.numel())
+
+    @property
+    def num_sequences(self) -> int:
+        return int(self.sequence_lengths.numel())
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return int(self.loss_mask.sum())
+
+    @property
+    def sequence_ids(self) -> Tensor:
+        """(N,) int64: which sequence each token belongs to."""
+        return torch.repeat_interleave(torch.arange(self.num_sequences), self.sequence_lengths.cpu()).to(
+            self.input_ids.device
+        )
+
+    @property
+    def last_token_indices(self) -> Tensor:
+        """(S,) int64: index of the last token of each sequence."""
+        return self.sequence_lengths.cumsum(0) - 1
+
+    def to(self, device: torch.device | str) -> Self:
+        moved = {f.name: getattr(self, f.name) for f in fields(self)}
+        return replace(self, **{n: v.to(device) if isinstance(v, Tensor) else v for n, v in moved.items()})
+
+
+@dataclass(frozen=True)
+class Experience(PackedBatch):
+    """Packed trajectories with all that an update needs. Every (N,) float is 0 where `loss_mask` is false."""
+
+    sequence_indices: Tensor | None = None  # (S,) int64: index of each sequence in the step's list of trajectories
+    rollout_logprobs: Tensor | None = None  # (N,) float32, by the engine
+    old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
+    ref_logprobs: Tensor | None = None  # (N,) float32
+    values: Tensor | None = None  # (N,) float32
+    rewards: Tensor | None = None  # (N,) float32, per token, KL included where it is part of the reward
+    advantages: Tensor | None = None  # (N,) float32
+    returns: Tensor | None = None  # (N,) float32
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(PackedBatch):
+    """Pairs: sequence 2i is the chosen completion with its prompt, 2i + 1 the rejected one."""
+
+    margins: Tensor | None = None  # (S / 2,) float32
