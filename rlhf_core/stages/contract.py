@@ -73,6 +73,9 @@ class StageContext(Protocol):
     def user_file(self, path: str) -> Path:
         """The user's file that the recipe calls `path`, as it was when the key was computed."""
 
+    def user_folder(self, path: str) -> Path:
+        """The user's folder that the recipe calls `path`: the files of it that are part of the key, under `path`'s names."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""
 

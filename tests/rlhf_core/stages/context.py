@@ -1,0 +1,59 @@
+"""A context for stage tests: a folder on this machine instead of a store. Import it as tests.rlhf_core.stages.context."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.stages.contract import Input
+
+
+@dataclass
+class LocalContext:
+    """Implements contract.StageContext; `logs` and `progresses` keep what the stage said."""
+
+    workdir: Path
+    user_files_root: Path | None = None
+    name: str = "test"
+    key: str = "0" * 64
+    seed: int = 0
+    artifacts: dict[str, Input] = field(default_factory=dict)  # "stage/key" -> what fetch returns
+    logs: list[tuple[int, dict[str, float]]] = field(default_factory=list)
+    progresses: list[tuple[int, int, str, dict[str, float]]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.workdir.mkdir(parents=True, exist_ok=True)
+
+    def fetch(self, ref: ArtifactRef) -> Input:
+        return self.artifacts[ref.path]
+
+    def user_file(self, path: str) -> Path:
+        return self._below_root(path)
+
+    def user_folder(self, path: str) -> Path:
+        return self._below_root(path)
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self.logs.append((step, dict(metrics)))
+
+    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
+        self.progresses.append((step, total, phase, figures))
+
+    def _below_root(self, path: str) -> Path:
+        assert self.user_files_root is not None, f"give LocalContext user_files_root: the stage asks for {path}"
+        return self.user_files_root / path
+
+
+def local_input(folder: Path, kind: Kind, name: str = "input", stage: str = "test") -> Input:
+    """`folder` as the input of a stage, with a manifest that a fetched artifact would have."""
+    now = datetime.now(UTC)
+    manifest = Manifest(
+        kind=kind, name=name, stage=stage, key=hashlib.sha256(str(folder).encode()).hexdigest(), files=(), parents={},
+        config={}, seed=0, code_revision="test", libraries={}, device_seconds=0.0, device="cpu",
+        started_at=now, finished_at=now,
+    )  # fmt: skip
+    return Input(manifest, folder)
