@@ -1,0 +1,104 @@
+"""Advantages: how much better than expected each sampled token was. No gradient flows through them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from rlhf_core.losses.masking import masked_mean
+
+_VARIANCE_FLOOR = 1e-8
+_STD_EPSILON = 1e-6
+
+
+@torch.no_grad()
+def gae(
+    rewards: Tensor, values: Tensor, mask: Tensor, sequence_lengths: Tensor, *, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimation, eq. 11-16 of arXiv:1506.02438, over the trained tokens of each sequence.
+
+    rewards, values: (N,) float32, packed; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
+    The next token of a trained token is the next *trained* one: what the prompt or an environment put in between
+    is no step of the policy, so neither gamma nor lambda decays across it. After the last trained token the value is 0.
+    Rewards and values at tokens that are not trained are not read.
+    Returns (advantages, returns), both (N,) and 0 where not trained; returns = advantages + values.
+    """
+    rows, columns = _trained_positions(mask, sequence_lengths)
+    num_steps = int(columns.max()) + 1 if columns.numel() else 0
+    # One more column of zeros is the value after the end; a short sequence is padded by zeros, which change nothing.
+    table_values = values.new_zeros(sequence_lengths.numel(), num_steps + 1)
+    table_values[rows, columns] = values[mask]
+    table_rewards = rewards.new_zeros(sequence_lengths.numel(), num_steps)
+    table_rewards[rows, columns] = rewards[mask]
+    errors = table_rewards + gamma * table_values[:, 1:] - table_values[:, :-1]
+    table = torch.zeros_like(errors)
+    running = errors.new_zeros(sequence_lengths.numel())
+    for step in reversed(range(num_steps)):
+        running = errors[:, step] + gamma * lam * running
+        table[:, step] = running
+    advantages = torch.zeros_like(values)
+    advantages[mask] = table[rows, columns]
+    returns = torch.zeros_like(values)
+    returns[mask] = advantages[mask] + values[mask]
+    return advantages, returns
+
+
+def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
+    """Of every trained token, in order: its sequence, and its index among the trained tokens of that sequence."""
+    sequence_ids = _sequence_ids(sequence_lengths)
+    trained_before = mask.cumsum(0) - mask.long()
+    first_tokens = sequence_lengths.cumsum(0) - sequence_lengths
+    rows = sequence_ids[mask]
+    return rows, trained_before[mask] - trained_before[first_tokens[rows]]
+
+
+def _sequence_ids(sequence_lengths: Tensor) -> Tensor:
+    sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
+    return torch.repeat_interleave(sequences, sequence_lengths)
+
+
+@torch.no_grad()
+def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
+    """Advantages (N,) shifted and scaled to mean 0 and population variance 1 over all trained tokens; 0 elsewhere.
+
+    A usual step of PPO implementations (arXiv:2005.12729, section 3). The variance is held above 1e-8, so equal
+    advantages become zeros. Raises ValueError if no token is trained.
+    """
+    mean = masked_mean(advantages, mask)
+    variance = masked_mean((advantages - mean).square(), mask)
+    whitened = (advantages - mean) * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()
+    return torch.where(mask, whitened, torch.zeros_like(whitened))
+
+
+@torch.no_grad()
+def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
+    """Reward minus the mean of its group, divided by the group's standard deviation: section 4.1.2 of arXiv:2402.03300.
+
+    rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt,
+    in any order. The paper leaves the estimator open: here the deviation is the unbiased one, plus 1e-6.
+    divide_by_std=False leaves the division out (Dr. GRPO, arXiv:2503.20783).
+    Returns (S,) float32; exactly zero for a group whose rewards are all equal, a group of one among them.
+    """
+    _, groups = torch.unique(group_ids, return_inverse=True)
+    num_groups = int(groups.max()) + 1 if groups.numel() else 0
+    # In double precision, so that the mean of equal rewards is that reward in all but pathological cases.
+    exact = rewards.double()
+    counts = torch.zeros(num_groups, dtype=exact.dtype, device=exact.device).index_add_(
+        0, groups, torch.ones_like(exact)
+    )
+    means = torch.zeros_like(counts).index_add_(0, groups, exact) / counts
+    centred = exact - means[groups]
+    if divide_by_std:
+        squares = torch.zeros_like(counts).index_add_(0, groups, centred.square())
+        deviations = (squares / (counts - 1).clamp(min=1)).sqrt()
+        centred = centred / (deviations[groups] + _STD_EPSILON)
+    lowest = torch.full_like(counts, torch.inf).scatter_reduce_(0, groups, exact, "amin")
+    highest = torch.full_like(counts, -torch.inf).scatter_reduce_(0, groups, exact, "amax")
+    all_equal = (lowest == highest)[groups]
+    return torch.where(all_equal, torch.zeros_like(centred), centred).to(rewards.dtype)
+
+
+def broadcast_to_tokens(per_sequence: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
+    """The value of each sequence (S,) at each of its trained tokens: (N,), 0 where `mask` (N,) bool is false."""
+    spread = per_sequence[_sequence_ids(sequence_lengths)]
+    return torch.where(mask, spread, torch.zeros_like(spread))

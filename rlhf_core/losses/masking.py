@@ -1,0 +1,25 @@
+"""Sums and means over the trained tokens of a packed batch.
+
+Values are selected, never multiplied by the mask: a NaN or an infinity at a token that is not trained must not reach
+the sum. Losses select their inputs before they compute: the gradient of exp at an infinity is NaN, even times 0.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
+    """The sum of `values` (N,) where `mask` (N,) bool is true, as a scalar (); 0 with a gradient of 0 if it nowhere is."""
+    return values[mask].sum()
+
+
+def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
+    """The mean of `values` (N,) where `mask` (N,) bool is true, as a scalar ().
+
+    Raises ValueError if the mask is nowhere true: such a mean has no value.
+    """
+    selected = values[mask]
+    if selected.numel() == 0:
+        raise ValueError("the mean over no trained token is not defined")
+    return selected.mean()

@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_core.losses.advantages import broadcast_to_tokens, gae, group_normalised, whiten
+
+
+def test_gae_worked_by_hand() -> None:
+    # One sequence: a prompt token, then three sampled ones; gamma 0.9, lambda 0.5.
+    # errors: 0 + .9 * 2 - 1 = .8;  1 + .9 * 3 - 2 = 1.7;  4 - 3 = 1
+    # advantages: 1;  1.7 + .45 * 1 = 2.15;  .8 + .45 * 2.15 = 1.7675
+    advantages, returns = gae(
+        torch.tensor([9.0, 0.0, 1.0, 4.0]),
+        torch.tensor([7.0, 1.0, 2.0, 3.0]),
+        torch.tensor([False, True, True, True]),
+        torch.tensor([4]),
+        gamma=0.9,
+        lam=0.5,
+    )
+    assert advantages.tolist() == pytest.approx([0.0, 1.7675, 2.15, 1.0])
+    assert returns.tolist() == pytest.approx([0.0, 2.7675, 4.15, 4.0])
+
+
+def test_gae_neither_decays_across_environment_tokens_nor_leaks_between_sequences() -> None:
+    rewards = torch.tensor([0.0, 1.0, 4.0])
+    values = torch.tensor([1.0, 2.0, 3.0])
+    dense, _ = gae(rewards, values, torch.ones(3, dtype=torch.bool), torch.tensor([3]), gamma=0.9, lam=0.5)
+    # The same three steps with prompt and environment tokens around them (50: must not be read), between two neighbours.
+    mask = torch.tensor([True, False, True, False, False, True, True, False, True, True])
+    packed_rewards = torch.tensor([5.0, 50.0, 0.0, 50.0, 50.0, 1.0, 4.0, 50.0, 6.0, 7.0])
+    packed_values = torch.tensor([2.0, 50.0, 1.0, 50.0, 50.0, 2.0, 3.0, 50.0, 1.0, 1.0])
+    lengths = torch.tensor([1, 7, 2])
+    packed, _ = gae(packed_rewards, packed_values, mask, lengths, gamma=0.9, lam=0.5)
+    assert packed[[2, 5, 6]].tolist() == pytest.approx(dense.tolist())
+    assert packed[0].item() == pytest.approx(5.0 - 2.0)
+    assert packed[~mask].tolist() == [0.0] * 4
+    assert packed[9].item() == pytest.approx(6.0)
+    assert packed[8].item() == pytest.approx(6.0 + 0.9 * 1.0 - 1.0 + 0.45 * 6.0)
+
+
+def test_gae_with_lambda_one_is_the_discounted_return_minus_the_value() -> None:
+    torch.manual_seed(0)
+    rewards, values = torch.randn(6), torch.randn(6)
+    mask = torch.tensor([False, True, True, False, True, True])
+    advantages, returns = gae(rewards, values, mask, torch.tensor([6]), gamma=0.9, lam=1.0)
+    future = 0.0
+    for index in (5, 4, 2, 1):
+        future = rewards[index].item() + 0.9 * future
+        assert returns[index].item() == pytest.approx(future, abs=1e-6)
+        assert advantages[index].item() == pytest.approx(future - values[index].item(), abs=1e-6)
+
+
+def test_gae_of_a_batch_without_trained_tokens_is_zero() -> None:
+    nothing = torch.zeros(3, dtype=torch.bool)
+    advantages, returns = gae(torch.ones(3), torch.ones(3), nothing, torch.tensor([1, 2]), gamma=1.0, lam=1.0)
+    assert advantages.tolist() == returns.tolist() == [0.0, 0.0, 0.0]
+
+
+def test_whiten_uses_the_population_variance_of_trained_tokens() -> None:
+    mask = torch.tensor([True, True, False, True])
+    whitened = whiten(torch.tensor([1.0, 2.0, 100.0, 6.0]), mask)
+    # mean 3, variance (4 + 1 + 9) / 3
+    scale = (14 / 3) ** 0.5
+    assert whitened.tolist() == pytest.approx([-2 / scale, -1 / scale, 0.0, 3 / scale])
+
+
+def test_whitened_equal_advantages_are_zero() -> None:
+    assert whiten(torch.full((3,), 2.0), torch.ones(3, dtype=torch.bool)).tolist() == [0.0, 0.0, 0.0]
+
+
+def test_group_normalised_worked_by_hand() -> None:
+    # Group 7: 1, 3, 5: mean 3, unbiased deviation 2. Group 2: 0, 1: mean .5, unbiased deviation sqrt(.5).
+    rewards = torch.tensor([1.0, 0.0, 3.0, 1.0, 5.0])
+    groups = torch.tensor([7, 2, 7, 2, 7])
+    half = 0.5 / 0.5**0.5
+    assert group_normalised(rewards, groups).tolist() == pytest.approx([-1.0, -half, 0.0, half, 1.0], abs=2e-6)
+    centred = group_normalised(rewards, groups, divide_by_std=False)
+    assert centred.tolist() == pytest.approx([-2.0, -0.5, 0.0, 0.5, 2.0])
+
+
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_equal_rewards_and_groups_of_one_are_exactly_zero(divide_by_std: bool) -> None:
+    rewards = torch.tensor([0.1] * 7 + [3.0])
+    groups = torch.tensor([0] * 7 + [1])
+    assert group_normalised(rewards, groups, divide_by_std=divide_by_std).tolist() == [0.0] * 8
+
+
+def test_broadcast_to_tokens() -> None:
+    mask = torch.tensor([False, True, False, True, True])
+    spread = broadcast_to_tokens(torch.tensor([2.0, -1.0]), mask, torch.tensor([2, 3]))
+    assert spread.tolist() == [0.0, 2.0, 0.0, -1.0, -1.0]

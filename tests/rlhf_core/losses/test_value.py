@@ -1,0 +1,29 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from rlhf_core.losses.value import clipped_value_loss
+
+TRAINED = torch.tensor([True, True, True, False])
+OLD = torch.zeros(4)
+RETURNS = torch.tensor([1.0, 1.0, 1.0, 1.0])
+
+
+def test_worked_by_hand() -> None:
+    values = torch.tensor([0.1, 0.9, -0.5, 7.0], requires_grad=True)
+    loss, metrics = clipped_value_loss(values, OLD, RETURNS, TRAINED, clip=0.2, num_tokens=3)
+    # 0.1: inside the clip, error .9. 0.9: clipped to 0.2, error .8 is the larger. -0.5: clipped to -0.2, own error 1.5 is.
+    assert loss.item() == pytest.approx(0.5 * (0.81 + 0.64 + 2.25) / 3)
+    assert metrics["clipped_values"].item() == 1
+    assert metrics["squared_error_sum"].item() == pytest.approx(0.81 + 0.01 + 2.25)
+    loss.backward()
+    assert values.grad is not None
+    assert values.grad.tolist() == pytest.approx([-0.9 / 3, 0.0, -1.5 / 3, 0.0])
+
+
+def test_without_clip_it_is_half_the_squared_error() -> None:
+    values = torch.tensor([0.0, 3.0, 1.0, 7.0])
+    loss, metrics = clipped_value_loss(values, OLD, RETURNS, TRAINED, clip=None, num_tokens=3)
+    assert loss.item() == pytest.approx(0.5 * (1 + 4 + 0) / 3)
+    assert metrics["clipped_values"].item() == 0
