@@ -20,6 +20,7 @@ FinishReason = Literal["stop", "length"]
 @dataclass(frozen=True, slots=True)
 class Prompt:
     id: str  # content hash of the dataset row
+    text: str  # the last user turn, for rewards and people
     token_ids: tuple[int, ...]
     row: Mapping[str, Any]  # the dataset row: prompt, answer, task, metadata, ...
 

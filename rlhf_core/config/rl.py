@@ -7,7 +7,7 @@ from typing import Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share, operational
-from rlhf_core.config.rewards import RewardConfig
+from rlhf_core.config.rewards import RewardConfig, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig, Placement
 
@@ -60,6 +60,7 @@ class RLConfig(Config):
     engine: EngineConfig = EngineConfig()
     rollout: RolloutEngineConfig
     placement: Placement = operational(Placement)
+    monitors: dict[str, ScorerConfig] = operational(dict, description="scores that are logged each step, never trained on")
     probe_tolerance: PositiveFloat | None = Field(
         None, description="largest |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )

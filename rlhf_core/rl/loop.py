@@ -1,0 +1,124 @@
+"""THE page: rollout → reward → score → advantage → update → publish, and prove it.
+
+Synchronous and on-policy: every step samples with the weights that the last step published.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from rlhf_core.algorithms import Algorithm
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.rewards import Reward
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.phases import PhaseTimer
+from rlhf_core.rl.prompts import PromptSampler
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.rewarding import monitor, with_model_rewards, with_rewards
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.types import Experience, Trajectory
+
+
+@dataclass(frozen=True)
+class RewardModelScale:
+    """Mean and standard deviation by which the reward model's raw scores are normalised."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True)
+class Loop:
+    config: RLConfig
+    algorithm: Algorithm
+    prompts: PromptSampler
+    rollouts: RolloutSampler
+    reward: Reward | RewardModelScale
+    monitors: Mapping[str, Reward]
+    trainer: PolicyTrainer
+    publisher: Publisher
+    context: StageContext
+
+    def run(self) -> dict[str, float]:
+        """All steps; the metrics of the last one."""
+        metrics: dict[str, float] = {}
+        for step in range(self.config.steps):
+            metrics = self._step(step)
+            self.context.log(step, metrics)
+            self.context.progress(
+                step + 1, self.config.steps, "rl", reward=metrics["reward"], kl=metrics.get("kl", 0.0)
+            )
+        return metrics
+
+    def _step(self, step: int) -> dict[str, float]:
+        phase = PhaseTimer()
+
+        with phase("rollout"):
+            prompts = self.prompts.draw(self.config.prompts_per_step)
+            trajectories = self.rollouts.sample(prompts, step)
+
+        with phase("score"):
+            experience, raw = self.trainer.score(pack_trajectories(trajectories))
+
+        with phase("reward"):
+            if isinstance(self.reward, RewardModelScale):
+                assert raw is not None
+                trajectories = with_model_rewards(
+                    trajectories, raw.tolist(), mean=self.reward.mean, std=self.reward.std
+                )
+            else:
+                trajectories = with_rewards(trajectories, self.reward)
+            watched = monitor(trajectories, self.monitors)
+
+        with phase("advantage"):
+            rewards = torch.tensor([t.reward for t in trajectories])
+            groups = torch.arange(len(prompts)).repeat_interleave(self.config.settings.group_size)
+            experience = self.algorithm.advantages(experience, rewards, groups)
+
+        with phase("update"):
+            updated = self.trainer.update(experience, step)
+
+        with phase("publish"):
+            proof = self.publisher.publish(version=step + 1)
+
+        return {**describe(trajectories, experience), **watched, **updated, **proof, **phase.take()}
+
+
+def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:
+    """What a person watches: reward, score, length, KL to the reference, entropy, diversity.
+
+    `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
+    `distinct` is the share of different completions among those of one prompt.
+    """
+    mask = experience.loss_mask
+    tokens = max(experience.num_trained_tokens, 1)
+    rewards = torch.tensor([t.reward for t in trajectories])
+    assert experience.rollout_logprobs is not None
+    metrics = {
+        "reward": float(rewards.mean()),
+        "reward_std": float(rewards.std(correction=0)),
+        "completion_length": experience.num_trained_tokens / len(trajectories),
+        "truncated_share": sum(t.finish_reason == "length" for t in trajectories) / len(trajectories),
+        "entropy": float(-experience.rollout_logprobs[mask].sum()) / tokens,
+        "distinct": _distinct_share(trajectories),
+    }
+    scores = [t.score for t in trajectories if t.score is not None]
+    if scores:
+        metrics["score"] = sum(scores) / len(scores)
+    if experience.ref_logprobs is not None:
+        sampled_by = experience.old_logprobs if experience.old_logprobs is not None else experience.rollout_logprobs
+        metrics["kl"] = float((sampled_by - experience.ref_logprobs)[mask].sum()) / tokens
+    return metrics
+
+
+def _distinct_share(trajectories: Sequence[Trajectory]) -> float:
+    completions: dict[str, list[str]] = {}
+    for trajectory in trajectories:
+        completions.setdefault(trajectory.prompt.id, []).append(trajectory.completion)
+    shares = [len(set(group)) / len(group) for group in completions.values()]
+    return sum(shares) / len(shares)

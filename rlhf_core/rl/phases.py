@@ -1,0 +1,24 @@
+"""How long each phase of a step took."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+class PhaseTimer:
+    def __init__(self) -> None:
+        self._seconds: dict[str, float] = {}
+
+    @contextmanager
+    def __call__(self, phase: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self._seconds[phase] = self._seconds.get(phase, 0.0) + time.perf_counter() - started
+
+    def take(self) -> dict[str, float]:
+        """Seconds of each phase since the last call, as metrics."""
+        taken = {f"seconds/{phase}": seconds for phase, seconds in self._seconds.items()}
+        self._seconds = {}
+        return taken

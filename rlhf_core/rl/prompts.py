@@ -1,0 +1,34 @@
+"""Which prompts a step samples: a pure function of (seed, epoch, position)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from rlhf_core.types import Prompt
+
+
+class PromptSampler:
+    """Draws without replacement; every epoch has an order of its own."""
+
+    def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
+        if not prompts:
+            raise ValueError("there are no prompts to sample from")
+        self._prompts = prompts
+        self._seed = seed
+        self._drawn = 0  # the cursor: all the state there is
+        self._epoch = -1
+        self._order: list[int] = []
+
+    def draw(self, count: int) -> list[Prompt]:
+        return [self._next() for _ in range(count)]
+
+    def _next(self) -> Prompt:
+        epoch, position = divmod(self._drawn, len(self._prompts))
+        if epoch != self._epoch:
+            generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
+            self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
+            self._epoch = epoch
+        self._drawn += 1
+        return self._prompts[self._order[position]]

@@ -1,0 +1,175 @@
+"""One training rank of an RL run: policy, reference, critic and reward model on its device. Knows nothing of Ray."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+from safetensors.torch import save as to_safetensors
+from torch import Tensor, nn
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.rl import PPOConfig, RLConfig
+from rlhf_core.losses.masking import masked_sum
+from rlhf_core.losses.value import clipped_value_loss
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
+from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.randomness import seed_everything
+from rlhf_core.types import Experience, PackedBatch
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+class RLWorker:
+    def __init__(
+        self, config: RLConfig, context: StageContext, model: ArtifactRef, reward_model: ArtifactRef | None
+    ) -> None:
+        """Loads what the algorithm needs and nothing else: coefficient 0 loads no reference, GRPO no critic."""
+        seed_everything(context.seed)
+        self._config = config
+        self._algorithm = build_algorithm(config)
+        self._folder = context.fetch(model).folder
+        self._reward_folder = context.fetch(reward_model).folder if reward_model else None
+        settings = config.settings
+        updates = config.steps * settings.epochs * settings.minibatches
+        causal = self._load_causal(lora=True)
+        self._policy = DeepSpeedEngine(
+            PolicyModel(causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates
+        )
+        self._reference = self._load_reference() if settings.kl_coefficient > 0 else None
+        self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
+        self._reward_model = self._load_reward_model() if settings.reward.type == "reward_model" else None
+
+    def _load_causal(self, *, lora: bool) -> nn.Module:
+        engine = self._config.engine
+        return load_causal_model(
+            self._folder, dtype=DTYPES[engine.dtype], attention=engine.attention,
+            lora=self._config.lora if lora else None, gradient_checkpointing=engine.gradient_checkpointing and lora,
+        )  # fmt: skip
+
+    def _load_reference(self) -> DeepSpeedEngine:
+        if self._config.lora is not None:
+            return self._policy  # the base with its adapter off: one copy in memory
+        model = PolicyModel(self._load_causal(lora=False))
+        return DeepSpeedEngine(model, engine=self._config.engine, optimizer=None, total_steps=0)
+
+    def _load_critic(self, settings: PPOConfig, updates: int) -> DeepSpeedEngine:
+        from_reward_model = settings.critic_start == "reward_model"
+        folder = self._reward_folder if from_reward_model else self._folder
+        assert folder is not None
+        return DeepSpeedEngine(
+            self._load_scalar(folder), engine=self._config.engine, optimizer=settings.critic_optimizer, total_steps=updates
+        )
+
+    def _load_reward_model(self) -> DeepSpeedEngine:
+        assert self._reward_folder is not None
+        return DeepSpeedEngine(
+            self._load_scalar(self._reward_folder), engine=self._config.engine, optimizer=None, total_steps=0
+        )
+
+    def _load_scalar(self, folder: Path) -> ScalarModel:
+        engine = self._config.engine
+        return ScalarModel(load_scalar_model(folder, dtype=DTYPES[engine.dtype], attention=engine.attention))
+
+    def score(self, batches: Sequence[Experience], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
+        """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.
+
+        `reward` is the reward model's raw score at each token; the others are 0 where `loss_mask` is false.
+        """
+        scored: list[dict[str, Tensor]] = [{} for _ in batches]
+        for name in wanted:
+            for result, values in zip(scored, getattr(self, f"_{name}")(batches), strict=True):
+                result[name] = values.cpu()
+        return scored
+
+    def _old_logprobs(self, batches: Sequence[Experience]) -> list[Tensor]:
+        return self._policy.forward(batches, self._logprobs)
+
+    def _ref_logprobs(self, batches: Sequence[Experience]) -> list[Tensor]:
+        assert self._reference is not None
+        with self._adapter_off():
+            return self._reference.forward(batches, self._logprobs)
+
+    def _values(self, batches: Sequence[Experience]) -> list[Tensor]:
+        assert self._critic is not None
+        return self._critic.forward(batches, state_values)
+
+    def _reward(self, batches: Sequence[Experience]) -> list[Tensor]:
+        assert self._reward_model is not None
+        return self._reward_model.forward(batches, lambda model, batch: model(batch))
+
+    def _logprobs(self, model: nn.Module, batch: PackedBatch) -> Tensor:
+        logprobs: Tensor = model(batch, temperature=self._config.sampling.temperature, only=batch.loss_mask)[0]
+        return logprobs * batch.loss_mask
+
+    @contextmanager
+    def _adapter_off(self) -> Iterator[None]:
+        if self._config.lora is None:
+            yield
+            return
+        with self._policy.module.model.disable_adapter():
+            yield
+
+    def update_policy(self, batches: Sequence[Experience], num_tokens: int) -> dict[str, float]:
+        """One optimizer step of the policy. num_tokens: trained tokens of all ranks' micro-batches."""
+        with_entropy = self._config.settings.entropy_coefficient > 0
+
+        def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+            logprobs, entropy = model(
+                batch, temperature=self._config.sampling.temperature, with_entropy=with_entropy, only=batch.loss_mask
+            )
+            value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, num_tokens)
+            assert batch.rollout_logprobs is not None
+            mismatch = (logprobs.detach() - batch.rollout_logprobs).abs()
+            return value, {
+                **metrics,
+                "policy_loss": value.detach(),
+                "rollout_mismatch_sum": masked_sum(mismatch, batch.loss_mask),
+            }
+
+        return self._policy.step(batches, loss)
+
+    def update_critic(self, batches: Sequence[Experience], num_tokens: int) -> dict[str, float]:
+        """One optimizer step of the critic."""
+        assert self._critic is not None
+        settings = self._config.settings
+        assert isinstance(settings, PPOConfig)
+
+        def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+            assert batch.values is not None and batch.returns is not None
+            value, metrics = clipped_value_loss(
+                state_values(model, batch), batch.values, batch.returns, batch.loss_mask,
+                clip=settings.value_clip, num_tokens=num_tokens,
+            )  # fmt: skip
+            return value, {**metrics, "value_loss": value.detach()}
+
+        return self._critic.step(batches, loss)
+
+    def policy_weights(self) -> bytes | None:
+        """The policy's weights (with LoRA: the adapter's) as safetensors; on rank 0 only. Every rank must call it."""
+        state = self._policy.full_state_dict()
+        if state is None:
+            return None
+        return to_safetensors({name: tensor.contiguous() for name, tensor in state.items()})
+
+    def probe(self, batch: PackedBatch) -> Tensor:
+        """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
+        return self._policy.forward([batch], lambda model, b: model(b)[0])[0].cpu()
+
+    def save_policy(self, folder: Path) -> None:
+        """The policy as a folder that transformers (with LoRA: peft) loads. Rank 0 writes; every rank must call it."""
+        state = self._policy.full_state_dict()
+        if state is not None:
+            save_model(self._policy.module.model, state, folder, self._folder)
+
+
+def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
+    scores: Tensor = model(batch)
+    before = torch.cat([scores.new_zeros(1), scores[:-1]])
+    return before * batch.loss_mask
