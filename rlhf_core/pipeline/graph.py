@@ -23,6 +23,7 @@ class Node:
     stage: Stage
     config: Config
     inputs: Mapping[str, str]  # input name -> the node that makes it
+    input_refs: Mapping[str, ArtifactRef]  # input name -> the artifact that this node makes
     user_files: Mapping[str, str]  # path as the recipe names it -> sha256
     ref: ArtifactRef
 
@@ -40,15 +41,11 @@ class _Builder:
     def add_node(self, name: str, stage_name: str, config: Config, inputs: Mapping[str, str]) -> str:
         stage = STAGES[stage_name]
         files = user_files(config, self.root)
+        refs = {input_name: self.nodes[node].ref for input_name, node in inputs.items()}
         key = stage_key(
-            stage,
-            config,
-            inputs={input_name: self.nodes[node].ref for input_name, node in inputs.items()},
-            user_files=files,
-            seed=self.recipe.seed,
-            libraries=self.libraries,
+            stage, config, inputs=refs, user_files=files, seed=self.recipe.seed, libraries=self.libraries
         )
-        self.nodes[name] = Node(name, stage, config, dict(inputs), files, ArtifactRef(stage=stage_name, key=key))
+        self.nodes[name] = Node(name, stage, config, dict(inputs), refs, files, ArtifactRef(stage=stage_name, key=key))
         return name
 
     def dataset(self, name: str, section: str) -> str:

@@ -1,0 +1,241 @@
+"""The only code that speaks the Ray Jobs API: submit or attach, follow, stop.
+
+A job is a stage's process on the cluster. It outlives whoever submitted it, so its id is derived from the stage's key:
+an orchestrator that comes back finds the job that its predecessor started.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
+from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
+
+from rlhf_core.errors import StackError, StageError
+from tasks.job_log import JobLog, Progress
+
+_REQUEST_SECONDS = 30.0
+_POLL_SECONDS = 0.5
+_LOG_END_SECONDS = 5.0
+
+Result = TypeVar("Result")
+
+
+class JobEnded(StageError):
+    """The job failed, was stopped by someone else, or is lost with its cluster: there is nothing left to stop."""
+
+
+class JobCancelled(StageError):
+    """Whoever watched the job asked for its end."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    stage: str
+    key: str  # of the stage's result, 64 hex digits
+    entrypoint: str  # a shell command
+    environment: Mapping[str, str]
+    metadata: Mapping[str, str]
+    cpus: float  # reserved for the entrypoint's own process; its workers reserve theirs
+
+    @property
+    def id_prefix(self) -> str:
+        return f"{self.stage}-{self.key[:16]}-a"
+
+
+class JobWatcher(Protocol):
+    def progress(self, progress: Progress) -> None:
+        """The job said how far it is."""
+
+    def line(self, line: str) -> None:
+        """The job printed a line, without its newline."""
+
+    def cancelled(self) -> bool:
+        """True once the job shall be stopped. Asked about twice a second."""
+
+
+class _Client(JobSubmissionClient):
+    """Requests of a frozen head would otherwise wait for ever."""
+
+    def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
+        return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})
+
+
+def connect() -> RayJobs:
+    """The cluster that RAY_API_SERVER_ADDRESS (its dashboard, http://…) or RAY_ADDRESS names.
+
+    Raises StackError if neither is set or nothing answers there.
+    """
+    address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
+    if not address:
+        raise StackError(
+            "no Ray cluster is known: run `alignment up`, or set RAY_API_SERVER_ADDRESS to a dashboard, http://host:8265"
+        )
+    try:
+        return RayJobs(_Client(address))
+    except (OSError, RuntimeError, ValueError) as error:
+        raise StackError(
+            f"no Ray dashboard answers at {address} ({_one_line(error)}): run `alignment up`, or mend the address"
+        ) from error
+
+
+class RayJobs:
+    """
+    patience: seconds that the dashboard may be unreachable before the cluster counts as lost.
+    pending_timeout: seconds that a job may wait for its start.
+    """
+
+    def __init__(self, client: JobSubmissionClient, *, patience: float = 60.0, pending_timeout: float = 1800.0):
+        self._client = client
+        self._patience = patience
+        self._pending_timeout = pending_timeout
+
+    @property
+    def address(self) -> str:
+        return self._client.get_address()
+
+    def where_is_the_log(self, job_id: str) -> str:
+        return f"full log: `ray job logs {job_id}` or {self.address}/#/jobs/{job_id}"
+
+    def submit_or_attach(self, request: JobRequest) -> tuple[str, bool]:
+        """Id of the job that computes `request`, and whether it was running already.
+
+        Raises StageError if the cluster refuses the job, JobEnded if the cluster is lost.
+        """
+        while True:
+            attempt, status = self._newest_attempt(request.id_prefix)
+            if status is not None and not status.is_terminal():
+                return f"{request.id_prefix}{attempt}", True
+            job_id = f"{request.id_prefix}{attempt + 1}"
+            try:
+                self._call(lambda: self._submit(job_id, request))
+            except RuntimeError as error:
+                # Another orchestrator was faster, or our first request had arrived although its answer had not.
+                if "already exists" not in str(error):
+                    raise StageError(f"Ray refused the job {job_id}: {_one_line(error)}") from error
+                continue
+            return job_id, False
+
+    def follow(self, job_id: str, watcher: JobWatcher) -> None:
+        """Returns when the job has succeeded; its lines and its progress go to `watcher` as they come.
+
+        Raises JobEnded if it ends otherwise or is lost, JobCancelled if `watcher` says so, StageError if it never
+        starts; after the latter two the job still has to be stopped.
+        """
+        log = JobLog(self._client, job_id, watcher.line, watcher.progress)
+        waiting_since = time.monotonic()
+        try:
+            while True:
+                log.deliver(wait_seconds=_POLL_SECONDS)
+                if watcher.cancelled():
+                    raise JobCancelled(f"cancelled; the job {job_id} is being stopped")
+                details = self._details(job_id)
+                if details.status.is_terminal():
+                    break
+                if details.status == JobStatus.PENDING and time.monotonic() - waiting_since > self._pending_timeout:
+                    raise StageError(
+                        f"the job {job_id} did not start within {self._pending_timeout:.0f} s ({details.message}): "
+                        "the cluster has no room for it, see `ray status`"
+                    )
+            log.finish(_LOG_END_SECONDS, lambda: self._call(lambda: self._client.get_job_logs(job_id)))
+        finally:
+            log.close()
+        self._judge(job_id, details, log)
+
+    def stop(self, job_id: str, *, timeout: float = 25.0) -> str:
+        """Stops the job and waits until it has ended; the status it ended with. Harmless when it has ended already.
+
+        Raises StageError if it lives on, JobEnded if the cluster is lost.
+        """
+        deadline = time.monotonic() + timeout
+        while True:
+            status = self._details(job_id).status
+            if status.is_terminal():
+                return str(status)
+            if time.monotonic() > deadline:
+                raise StageError(f"the job {job_id} is still {status} {timeout:.0f} s after its stop: "
+                                 f"stop it with `ray job stop {job_id}`")  # fmt: skip
+            # Asked again and again, since a pending job takes the request and ignores it.
+            self._call(lambda: self._client.stop_job(job_id))
+            time.sleep(_POLL_SECONDS)
+
+    def running(self, run_id: str) -> list[str]:
+        """Ids of the jobs that the flow run `run_id` submitted and that have not ended."""
+        jobs = self._call(self._client.list_jobs)
+        return [
+            job.submission_id
+            for job in jobs
+            if job.submission_id and not job.status.is_terminal() and (job.metadata or {}).get("run_id") == run_id
+        ]
+
+    def _newest_attempt(self, prefix: str) -> tuple[int, JobStatus | None]:
+        attempts = {
+            int(job.submission_id.removeprefix(prefix)): job.status
+            for job in self._call(self._client.list_jobs)
+            if job.submission_id and job.submission_id.startswith(prefix)
+        }
+        newest = max(attempts, default=0)
+        return newest, attempts.get(newest)
+
+    def _submit(self, job_id: str, request: JobRequest) -> str:
+        submitted: str = self._client.submit_job(
+            submission_id=job_id,
+            entrypoint=request.entrypoint,
+            entrypoint_num_cpus=request.cpus,
+            runtime_env={"env_vars": {"PYTHONUNBUFFERED": "1", **request.environment}},
+            metadata=dict(request.metadata),
+        )
+        return submitted
+
+    def _details(self, job_id: str) -> JobDetails:
+        try:
+            return self._call(lambda: self._client.get_job_info(job_id))
+        except RuntimeError as error:
+            if "status code 404" not in str(error):
+                raise StageError(f"Ray does not say how the job {job_id} is: {_one_line(error)}") from error
+            raise JobEnded(
+                f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
+                "run again, finished stages are reused"
+            ) from error
+
+    def _judge(self, job_id: str, details: JobDetails, log: JobLog) -> None:
+        if details.status == JobStatus.SUCCEEDED:
+            return
+        where = self.where_is_the_log(job_id)
+        if details.status == JobStatus.STOPPED:
+            raise JobEnded(f"the job {job_id} was stopped from outside; {where}")
+        reason = log.error or f"{_one_line(details.message or 'no reason given')}; last line: {log.last_line or '(none)'}"
+        raise JobEnded(f"{reason}; {where}")
+
+    def _call(self, function: Callable[[], Result]) -> Result:
+        """A request, repeated over connection blips. Raises JobEnded when they last longer than the patience."""
+        try:
+            return Retrying(
+                retry=retry_if_exception(_is_blip),
+                stop=stop_after_delay(self._patience),
+                wait=wait_exponential(multiplier=0.2, max=2.0),
+            )(function)
+        except RetryError as error:
+            cause = error.last_attempt.exception()
+            raise JobEnded(
+                f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
+                f"({_one_line(cause)}); run again once it is back, finished stages are reused"
+            ) from cause
+
+
+def _is_blip(error: BaseException) -> bool:
+    """Connection errors, and the 5xx answers of a dashboard whose head is not there (the client has no type for it)."""
+    return isinstance(error, OSError) or (
+        isinstance(error, RuntimeError)
+        and "status code 5" in str(error)
+        and "already exists" not in str(error)
+    )
+
+
+def _one_line(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:300]}…"

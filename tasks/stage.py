@@ -1,0 +1,116 @@
+"""The one body of every stage: key → reuse? → spec → Ray job → artifact. No Prefect in here."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.stages.contract import StageSpec
+from tasks.ray_jobs import JobEnded, JobRequest, JobWatcher, RayJobs
+
+# What a job needs of its submitter's environment: how to reach the store, the trackers and the hub.
+_FORWARDED = ("AWS_", "WANDB_", "HF_", "ALIGNMENT_")
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What all stages of one run share."""
+
+    run_id: str
+    store_url: str
+    root: Path  # the recipe's folder, where the user's files are
+    seed: int
+    libraries: Mapping[str, str]
+    tracking: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class StageResult:
+    manifest: Manifest
+    reused: bool
+    seconds: float  # that this run spent on it
+
+
+class StageWatcher(JobWatcher, Protocol):
+    def submitted(self, job_id: str, attached: bool) -> None:
+        """The stage is computed by the Ray job `job_id`, which was running already if `attached`."""
+
+
+def run_stage(
+    node: Node, settings: RunSettings, repository: ArtifactRepository, jobs: RayJobs, watcher: StageWatcher
+) -> StageResult:
+    """The artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
+
+    Anything that interrupts this stops the job, waits until it has stopped, and goes on its way.
+    Raises StageError with the job's last error and where its log is.
+    """
+    began = time.monotonic()
+    manifest = repository.manifest(node.ref)
+    if manifest is not None:
+        return StageResult(manifest, reused=True, seconds=time.monotonic() - began)
+    for path in node.user_files:
+        repository.put_blob(settings.root / path)
+    repository.write_spec(_spec(node, settings))
+    try:
+        _compute(node, settings, jobs, watcher)
+    except StageError as error:
+        raise type(error)(f"{node.name}: {error}") from error
+    manifest = repository.manifest(node.ref)
+    if manifest is None:
+        raise StageError(f"{node.name}: its job ended without error, but {node.ref} is not in the store")
+    return StageResult(manifest, reused=False, seconds=time.monotonic() - began)
+
+
+def _compute(node: Node, settings: RunSettings, jobs: RayJobs, watcher: StageWatcher) -> None:
+    job_id, attached = jobs.submit_or_attach(_request(node, settings))
+    try:
+        watcher.submitted(job_id, attached)
+        jobs.follow(job_id, watcher)
+    except JobEnded:
+        raise
+    except BaseException:
+        jobs.stop(job_id)
+        raise
+
+
+def _spec(node: Node, settings: RunSettings) -> StageSpec:
+    return StageSpec(
+        name=node.name,
+        stage=node.stage.name,
+        stage_version=node.stage.version,
+        key=node.ref.key,
+        config=node.config.model_dump(mode="json"),
+        inputs=dict(node.input_refs),
+        user_files=dict(node.user_files),
+        seed=settings.seed,
+        libraries=dict(settings.libraries),
+        tracking=dict(settings.tracking),
+        run_id=settings.run_id,
+    )
+
+
+def _request(node: Node, settings: RunSettings) -> JobRequest:
+    command = ["python", "-m", "rlhf_core.stages", "--store", settings.store_url,
+               "--stage", node.stage.name, "--key", node.ref.key]  # fmt: skip
+    return JobRequest(
+        stage=node.stage.name,
+        key=node.ref.key,
+        entrypoint=shlex.join(command),
+        environment={name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)},
+        metadata={"node": node.name, "run_id": settings.run_id},
+        cpus=0.0 if _reserves_workers(node) else 1.0,
+    )
+
+
+def _reserves_workers(node: Node) -> bool:
+    """Whether the stage works in actors, which reserve their own CPUs and GPUs, and not in the job's process."""
+    return bool({"placement", "rollout"} & type(node.config).model_fields.keys())
