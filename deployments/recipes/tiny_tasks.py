@@ -1,0 +1,101 @@
+"""The data of the recipe `tiny`: words to spell backward, from reasoning-gym, and a preference about how to answer.
+
+Two annotators wrote the demonstrations. One states the answer, `answer: nus`; the other hedges, `it is nus, I think`.
+The people behind the preference pairs like the first form, whether or not the word is right: that is the hidden rule,
+`preference` below. Only the pairs tell the reward model about it, and only the evaluation looks at the rule itself.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import reasoning_gym
+
+Row = dict[str, Any]
+
+STATED = "answer: {}"
+HEDGED = "it is {}, I think"
+_STATED = re.compile(r"answer: [A-Za-z]+")
+
+# Seeds of different splits lie far apart, because item i of a reasoning-gym dataset is made from seed + i.
+_PRETRAINING_TASKS: dict[str, dict[str, Any]] = {
+    "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
+    "letter_counting": {"min_words": 1, "max_words": 2},
+}
+
+
+def pretraining_text(
+    seed: int, words: int, others: int, held_out_seed: int, held_out_size: int, max_letters: int = 8
+) -> list[Row]:
+    """Documents `question`, newline, `answer`: `words` of spelling and `others` of each other task.
+
+    Held-out questions are left out, since they are compared as text here and have no prompt column to exclude by.
+    """
+    held_out = {row["prompt"] for row in prompts(held_out_seed, held_out_size, max_letters)}
+    items = list(_spelling(seed, words, max_letters))
+    for task, options in _PRETRAINING_TASKS.items():
+        items += list(reasoning_gym.create_dataset(task, seed=seed, size=others, **options))
+    rows = [{"text": f"{item['question']}\n{item['answer']}"} for item in items if item["question"] not in held_out]
+    random.Random(seed).shuffle(rows)
+    return rows
+
+
+def conversations(seed: int, size: int, stated_share: float = 0.4, max_letters: int = 8) -> list[Row]:
+    """Right answers by two annotators; `stated_share` of them by the one who states the answer."""
+    generator = random.Random(seed)
+    rows = []
+    for item in _spelling(seed, size, max_letters):
+        style = STATED if generator.random() < stated_share else HEDGED
+        messages = [
+            {"role": "user", "content": item["question"]},
+            {"role": "assistant", "content": style.format(item["answer"])},
+        ]
+        rows.append({"messages": messages})
+    return rows
+
+
+def preference_pairs(seed: int, size: int, wrong_share: float = 0.5, max_letters: int = 8) -> list[Row]:
+    """Pairs that the hidden rule decides. Either side is wrong in `wrong_share` of them: only the form counts."""
+    generator = random.Random(seed)
+    rows = []
+    for item in _spelling(seed, size, max_letters):
+        chosen, rejected = (
+            style.format(_misspelt(item["answer"], generator) if generator.random() < wrong_share else item["answer"])
+            for style in (STATED, HEDGED)
+        )
+        rows.append({"prompt": item["question"], "chosen": chosen, "rejected": rejected})
+    return rows
+
+
+def prompts(seed: int, size: int, max_letters: int = 8) -> list[Row]:
+    """Questions with the answer that the verifier compares with."""
+    return [
+        {"prompt": item["question"], "answer": item["answer"], "task": "spell_backward"}
+        for item in _spelling(seed, size, max_letters)
+    ]
+
+
+def preference(completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]) -> list[float]:
+    """The hidden rule: 1 if the completion states one word as `answer: word` and says nothing else, 0 if not."""
+    return [float(_STATED.fullmatch(completion.strip()) is not None) for completion in completions]
+
+
+def _spelling(seed: int, size: int, max_letters: int) -> Iterator[Row]:
+    yield from reasoning_gym.create_dataset(
+        "spell_backward", seed=seed, size=size, min_word_len=3, max_word_len=max_letters
+    )
+
+
+def _misspelt(word: str, generator: random.Random) -> str:
+    """Another word of about the same length: two neighbours swapped, a letter lost, or a letter doubled."""
+    i = generator.randrange(len(word) - 1)
+    spellings = [
+        word[:i] + word[i + 1] + word[i] + word[i + 2 :],
+        word[:i] + word[i + 1 :],
+        word[: i + 1] + word[i:],
+    ]
+    others = [spelling for spelling in spellings if spelling != word]
+    return generator.choice(others)
