@@ -1,0 +1,218 @@
+"""Canonical rows: what every dataset artifact holds, whatever its source looked like.
+
+    text           {id, text}
+    conversations  {id, messages: [{role, content}]}                         at least one assistant turn
+    preferences    {id, prompt: [messages], chosen: str, rejected: str, margin?: float}
+    prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, and all other columns}
+
+`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
+`{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+"""
+
+from __future__ import annotations
+
+import difflib
+import hashlib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from rlhf_core.config.data import DataFormat
+
+Row = dict[str, Any]
+ROLES = ("system", "user", "assistant", "tool")
+_ROLE_NAMES = {"human": "user", "gpt": "assistant", **{role: role for role in ROLES}}
+_ID_LENGTH = 16  # hex digits: 64 bits
+
+
+class RowError(ValueError):
+    """A row does not fit its format; the text says how, the caller adds where."""
+
+
+def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: Mapping[str, str]) -> Row:
+    """`source` in the canonical form of `data_format`, with its `id`.
+
+    columns: canonical column -> the source's column.
+    Raises RowError that names the column, and the columns there are.
+    """
+    row = _FORMATS[data_format](_renamed(source, columns))
+    row.pop("id", None)
+    return {"id": row_id(row), **row}
+
+
+def row_id(row: Mapping[str, Any]) -> str:
+    """Content hash of a canonical row without its `id`."""
+    try:
+        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    except (TypeError, ValueError) as error:
+        raise RowError(f"a value cannot be written as JSON ({error})") from error
+    return hashlib.sha256(content.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def missing_column(name: str, known: Iterable[str]) -> RowError:
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    nearest = f", did you mean `{close[0]}`?" if close else ""
+    return RowError(f"no column `{name}`{nearest}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)")
+
+
+def normalised(text: str) -> str:
+    """`text` with every run of whitespace as one space, none at the ends: how texts are compared."""
+    return " ".join(text.split())
+
+
+def prompt_text(row: Mapping[str, Any]) -> str:
+    """What was asked, of a canonical row of any format: the user's turns (of a text row the whole text), normalised."""
+    if "text" in row:
+        return normalised(row["text"])
+    return normalised("\n".join(_user_turns(row)))
+
+
+def asked_texts(row: Mapping[str, Any]) -> set[str]:
+    """All texts under which a prompt of another dataset may occur in this row, which is not a text row, normalised."""
+    turns = _user_turns(row)
+    openings = {normalised("\n".join(turns[: end + 1])) for end in range(len(turns))}
+    return openings | {normalised(turn) for turn in turns}
+
+
+def duplicate_key(row: Mapping[str, Any], data_format: DataFormat) -> str:
+    """Rows with the same key are duplicates: the same prompt, or in other formats the same content."""
+    if data_format != "prompts":
+        return str(row["id"])
+    return json.dumps([[m["role"], normalised(m["content"])] for m in row["prompt"]])
+
+
+def _user_turns(row: Mapping[str, Any]) -> list[str]:
+    messages = row["messages"] if "messages" in row else row["prompt"]
+    return [message["content"] for message in messages if message["role"] == "user"]
+
+
+def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
+    for wanted in columns.values():
+        if wanted not in source:
+            raise missing_column(wanted, source)
+    taken = set(columns.values())
+    row = {name: value for name, value in source.items() if name not in taken and value is not None}
+    return row | {name: source[column] for name, column in columns.items() if source[column] is not None}
+
+
+def _text(row: Row) -> Row:
+    return {"text": _filled(row, "text")}
+
+
+def _conversation(row: Row) -> Row:
+    if "messages" in row:
+        messages = _messages(row["messages"], "messages")
+    elif _prompt_column(row) is not None:
+        completion = "completion" if "completion" in row or "answer" not in row else "answer"
+        messages = [*_prompt(row), {"role": "assistant", "content": _filled(row, completion)}]
+    else:
+        raise missing_column("messages", row)
+    if not any(message["role"] == "assistant" for message in messages):
+        raise RowError("`messages` has no assistant turn, so there is nothing to train on")
+    return {"messages": messages}
+
+
+def _preference(row: Row) -> Row:
+    if "chosen" not in row or "rejected" not in row:
+        raise missing_column("rejected" if "chosen" in row else "chosen", row)
+    chosen_before, chosen = _completion(row["chosen"], "chosen")
+    rejected_before, rejected = _completion(row["rejected"], "rejected")
+    if chosen_before != rejected_before:
+        raise RowError("`chosen` and `rejected` do not answer the same prompt")
+    prompt = _prompt(row) if _prompt_column(row) is not None or not chosen_before else chosen_before
+    if chosen_before and prompt != chosen_before:
+        raise RowError("`prompt` is not what `chosen` and `rejected` answer")
+    if chosen == rejected:
+        raise RowError("`chosen` and `rejected` are the same")
+    preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+    return preference | ({"margin": _number(row["margin"], "margin")} if "margin" in row else {})
+
+
+def _prompts(row: Row) -> Row:
+    prompt = _prompt(row)
+    others = {name: value for name, value in row.items() if name != _prompt_column(row)}
+    if "answer" in others:
+        others["answer"] = _plain(others["answer"], "answer")
+    if "task" in others and not isinstance(others["task"], str):
+        raise RowError(f"`task` must be text, this is {others['task']!r}")
+    if "metadata" in others and not isinstance(others["metadata"], dict):
+        raise RowError("`metadata` must be a mapping")
+    return {"prompt": prompt, **others}
+
+
+_FORMATS: dict[DataFormat, Callable[[Row], Row]] = {
+    "text": _text,
+    "conversations": _conversation,
+    "preferences": _preference,
+    "prompts": _prompts,
+}
+
+
+def _prompt_column(row: Row) -> str | None:
+    return next((name for name in ("prompt", "question") if name in row), None)
+
+
+def _prompt(row: Row) -> list[dict[str, str]]:
+    column = _prompt_column(row)
+    if column is None:
+        raise missing_column("prompt", row)
+    value = row[column]
+    if isinstance(value, str):
+        return [{"role": "user", "content": _filled(row, column)}]
+    messages = _messages(value, column)
+    if messages[-1]["role"] == "assistant":
+        raise RowError(f"`{column}` ends with an assistant turn, so there is nothing to answer")
+    return messages
+
+
+def _completion(value: Any, column: str) -> tuple[list[dict[str, str]], str]:
+    """The conversation that leads to it, if the source gives one, and the completion's text."""
+    if isinstance(value, str):
+        if not value.strip():
+            raise RowError(f"`{column}` is empty")
+        return [], value
+    messages = _messages([value] if isinstance(value, Mapping) else value, column)
+    if messages[-1]["role"] != "assistant":
+        raise RowError(f"`{column}` does not end with an assistant turn")
+    return messages[:-1], messages[-1]["content"]
+
+
+def _messages(value: Any, column: str) -> list[dict[str, str]]:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        raise RowError(f"`{column}` must be a list of messages {{role, content}}")
+    return [_message(message, f"{column}[{index}]") for index, message in enumerate(value)]
+
+
+def _message(value: Any, where: str) -> dict[str, str]:
+    if not isinstance(value, Mapping):
+        raise RowError(f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}")
+    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
+    if role not in _ROLE_NAMES:
+        raise RowError(f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}")
+    if not isinstance(content, str) or not content.strip():
+        raise RowError(f"`{where}` has no text in `content`")
+    return {"role": _ROLE_NAMES[role], "content": content}
+
+
+def _filled(row: Row, column: str) -> str:
+    if column not in row:
+        raise missing_column(column, row)
+    text = _plain(row[column], column)
+    if not text.strip():
+        raise RowError(f"`{column}` is empty")
+    return text
+
+
+def _plain(value: Any, column: str) -> str:
+    """Text, or a number as text: answers are often written as numbers in JSON."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise RowError(f"`{column}` must be text, this is {type(value).__name__}")
+    return str(value)
+
+
+def _number(value: Any, column: str) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError) as error:
+        raise RowError(f"`{column}` must be a number, this is {value!r}") from error

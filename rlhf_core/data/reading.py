@@ -1,0 +1,37 @@
+"""Dataset artifacts: `data.jsonl` with one canonical row a line, `info.json` with how it came to be."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.errors import StageError
+
+DATA_FILE = "data.jsonl"
+INFO_FILE = "info.json"
+
+
+def read_rows(folder: Path) -> list[dict[str, Any]]:
+    """All canonical rows (rlhf_core/data/formats.py) of a dataset artifact, in order."""
+    return list(iterate_rows(folder))
+
+
+def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """As read_rows, one at a time. Raises StageError if the folder is not a dataset artifact."""
+    path = folder / DATA_FILE
+    if not path.is_file():
+        raise StageError(f"{folder}: there is no {DATA_FILE}, so this is not a dataset artifact")
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            yield json.loads(line)
+
+
+def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:
+    """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / DATA_FILE).open("w", encoding="utf-8", newline="\n") as file:
+        for row in rows:
+            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    (folder / INFO_FILE).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

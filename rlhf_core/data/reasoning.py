@@ -1,0 +1,117 @@
+"""reasoning-gym: generated tasks with answers that can be checked."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterator, Mapping
+from dataclasses import fields
+from functools import lru_cache
+from typing import Any
+
+from rlhf_core.config.data import DataFormat
+from rlhf_core.data.formats import Row, RowError
+from rlhf_core.errors import RecipeError
+
+# Their scorers compare tuples, which JSON gives back as lists.
+_TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
+_SET_BY_US = frozenset({"seed", "size"})
+
+
+def generate(
+    task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: DataFormat
+) -> Iterator[Row]:
+    """`size` rows of `task` in the columns that `data_format` reads; row i is made from seed + i.
+
+    Raises RecipeError for an unknown task or option, RowError where the format needs an answer and there is no
+    single one.
+    """
+    dataset = _create(task, options, size=size, seed=seed)
+    for index in range(size):
+        item = dataset[index]
+        question, answer = item["question"], item["answer"]
+        if answer is None and data_format != "prompts":
+            raise RowError(f"reasoning_gym task `{task}` has no single right answer: it can be used in prompts only")
+        match data_format:
+            case "text":
+                yield {"text": f"{question}\n{answer}"}
+            case "conversations":
+                yield {"prompt": question, "completion": answer}
+            case "prompts":
+                row = {"prompt": question, "task": task, "metadata": json_safe(item["metadata"])}
+                yield row if answer is None else row | {"answer": answer}
+            case "preferences":
+                raise RecipeError("reasoning_gym has no preferences: use a function source to make pairs")
+
+
+def check_task(task: str, options: Mapping[str, Any]) -> None:
+    """Raise RecipeError if there is no such task, it has no such option, or it refuses an option's value."""
+    _create(task, options, size=1, seed=0)
+
+
+def score(task: str, answer: str | None, row: Mapping[str, Any]) -> float:
+    """What the task's own scorer (0 to 1) gives `answer`; `row` is a canonical row of format prompts."""
+    metadata = row["metadata"]
+    entry = {
+        "question": row["prompt"][-1]["content"],
+        "answer": row.get("answer"),
+        "metadata": _tuples(metadata) if task in _TUPLE_TASKS else metadata,
+    }
+    return float(_scorer(task)(answer, entry))
+
+
+def json_safe(value: Any) -> Any:
+    """`value` as JSON can hold it: tuples and sets as lists, numpy numbers as numbers, other objects as text."""
+    if isinstance(value, Mapping):
+        return {str(key): json_safe(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [json_safe(item) for item in value]
+    if isinstance(value, set | frozenset):
+        return sorted((json_safe(item) for item in value), key=str)
+    if value is None or isinstance(value, str | int | float | bool):
+        return value
+    if hasattr(value, "tolist"):  # numpy
+        return json_safe(value.tolist())
+    return str(value)
+
+
+@lru_cache(maxsize=256)
+def _scorer(task: str) -> Any:
+    import reasoning_gym
+
+    _check_name(task)
+    return reasoning_gym.get_score_answer_fn(task)
+
+
+def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> Any:
+    import reasoning_gym
+    from reasoning_gym.factory import DATASETS
+
+    _check_name(task)
+    known = sorted({field.name for field in fields(DATASETS[task][1])} - _SET_BY_US)
+    for option in options:
+        if option in _SET_BY_US:
+            raise RecipeError(f"reasoning_gym task `{task}`: `{option}` belongs to the source, not to a task")
+        if option not in known:
+            raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_nearest(option, known)}")
+    try:
+        return reasoning_gym.create_dataset(task, size=size, seed=seed, **options)
+    except (AssertionError, TypeError, ValueError) as error:
+        raise RecipeError(f"reasoning_gym task `{task}` refuses its options: {error}") from error
+
+
+def _check_name(task: str) -> None:
+    from reasoning_gym.factory import DATASETS
+
+    if task not in DATASETS:
+        raise RecipeError(f"reasoning_gym has no task `{task}`{_nearest(task, sorted(DATASETS))}")
+
+
+def _nearest(wrong: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
+    return f", did you mean `{close[0]}`?" if close else f"; there are {', '.join(known)}"
+
+
+def _tuples(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _tuples(item) for key, item in value.items()}
+    return tuple(_tuples(item) for item in value) if isinstance(value, list) else value

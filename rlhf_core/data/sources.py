@@ -1,0 +1,75 @@
+"""Rows as their source has them: files, the Hugging Face hub, reasoning-gym, a user's function."""
+
+from __future__ import annotations
+
+import inspect
+import traceback
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from rlhf_core.config.data import (
+    DataFormat,
+    FilesSource,
+    FunctionSource,
+    HubSource,
+    ReasoningGymSource,
+    Source,
+)
+from rlhf_core.data.files import iterate_file
+from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.reasoning import generate
+from rlhf_core.data.user_code import load_function
+from rlhf_core.errors import StageError
+
+Located = tuple[str, Row]  # where the row is, for messages; the row
+
+
+def iterate_source(source: Source, data_format: DataFormat, user_file: Callable[[str], Path]) -> Iterator[Located]:
+    """Each row of `source` with the place it came from.
+
+    user_file: the local copy of a file that the recipe names.
+    Raises RowError for a row that cannot be read, and StageError for a source that cannot.
+    """
+    match source:
+        case FilesSource():
+            for path in source.paths:
+                yield from iterate_file(path if "://" in path else str(user_file(path)), shown=path)
+        case HubSource():
+            yield from _hub_rows(source)
+        case ReasoningGymSource():
+            for task, options in source.tasks.items():
+                rows = generate(task, options, size=source.size, seed=source.seed, data_format=data_format)
+                yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
+        case FunctionSource():
+            yield from _function_rows(source, user_file(source.path))
+
+
+def _hub_rows(source: HubSource) -> Iterator[Located]:
+    import datasets
+
+    name = source.repository if source.subset is None else f"{source.repository}/{source.subset}"
+    try:
+        rows = datasets.load_dataset(
+            source.repository, name=source.subset, split=source.split, revision=source.revision
+        )
+    except Exception as error:  # the library raises many types; all mean that this source cannot be had
+        raise StageError(f"{name}, split {source.split}, revision {source.revision}: {error}") from error
+    for index, row in enumerate(rows):
+        yield f"{name} row {index}", dict(row)
+
+
+def _function_rows(source: FunctionSource, file: Path) -> Iterator[Located]:
+    function = load_function(file, source.function, source.path)
+    name = f"{source.path}:{source.function}"
+    try:
+        inspect.signature(function).bind(**source.options)
+    except TypeError as error:
+        raise StageError(f"{name} does not take the options {sorted(source.options)}: {error}") from error
+    try:
+        rows = list(function(**source.options))
+    except Exception as error:  # the user's code may raise anything; it is shown to them as it is
+        raise StageError(f"{name} raised:\n{traceback.format_exc()}") from error
+    for index, row in enumerate(rows):
+        if not isinstance(row, dict):
+            raise RowError(f"{name}: item {index} is {type(row).__name__}, expected a dict")
+        yield f"{name} item {index}", row

@@ -1,0 +1,50 @@
+"""The tokenizer of models made from nothing: printable ASCII, and the words that the recipe names."""
+
+from __future__ import annotations
+
+import re
+import string
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+PAD, BOS, EOS, USER, ASSISTANT, UNKNOWN = "<pad>", "<bos>", "<eos>", "<user>", "<assistant>", "<unk>"
+SPECIAL_TOKENS = (PAD, BOS, EOS, USER, ASSISTANT, UNKNOWN)
+CHARACTERS = tuple(character for character in string.printable if character.isprintable()) + ("\n",)
+
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% for message in messages %}"
+    "{% if message['role'] == 'user' %}<user>{{ message['content'] }}"
+    "{% elif message['role'] == 'assistant' %}<assistant>{{ message['content'] }}{{ eos_token }}"
+    "{% else %}{{ raise_exception('this model knows user and assistant turns only, not ' + message['role']) }}"
+    "{% endif %}{% endfor %}{% if add_generation_prompt %}<assistant>{% endif %}"
+)
+
+
+def word_level_tokenizer(words: Sequence[str], context_length: int) -> PreTrainedTokenizerFast:
+    """One token for each of `words` (the longest that fits wins), for each printable ASCII character, and newline.
+
+    Decoding gives the text back exactly; any other character becomes <unk>. A document is `<bos>text<eos>`, a
+    conversation `<bos><user>question<assistant>answer<eos>`.
+    """
+    from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *CHARACTERS, *words)))}
+    longest_first = sorted(set(words), key=lambda word: (-len(word), word))
+    pattern = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
+    tokenizer.decoder = decoders.Fuse()
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
+    )
+    wrapped = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN,
+        additional_special_tokens=[USER, ASSISTANT], model_max_length=context_length,
+        clean_up_tokenization_spaces=False,
+    )  # fmt: skip
+    wrapped.chat_template = CHAT_TEMPLATE
+    return wrapped

@@ -1,0 +1,74 @@
+"""Functions in the user's own Python files: checked without running anything, loaded with errors that say where."""
+
+from __future__ import annotations
+
+import ast
+import difflib
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from rlhf_core.errors import RecipeError, StageError
+
+
+def check_function(file: Path, function: str, shown: str) -> None:
+    """Raise RecipeError if `file` cannot be read, is not Python, or does not define `function`. Runs none of it.
+
+    shown: the path as the recipe writes it, for messages.
+    """
+    names = _defined_names(_parse(file, shown))
+    if "*" in names or function in names:
+        return
+    close = difflib.get_close_matches(function, sorted(names), n=1, cutoff=0.5)
+    nearest = f", did you mean `{close[0]}`?" if close else ""
+    known = f"; it defines {', '.join(sorted(names))}" if names else "; it defines nothing"
+    raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{known}")
+
+
+def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
+    """`function` of the Python file, which is run once for it.
+
+    Raises RecipeError as `check_function` does, and StageError with the traceback if running the file raises.
+    """
+    check_function(file, function, shown)
+    module = ModuleType(f"user_code_{file.stem}")
+    module.__file__ = str(file)
+    try:
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+    except Exception as error:  # the user's code may raise anything; it is shown to them as it is
+        raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
+    loaded = getattr(module, function, None)
+    if not callable(loaded):
+        raise RecipeError(f"{shown}: `{function}` is not a function")
+    return loaded  # type: ignore[no-any-return]
+
+
+def _parse(file: Path, shown: str) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes(), str(file))
+    except OSError as error:
+        raise RecipeError(f"{shown}: cannot be read ({error.strerror})") from error
+    except SyntaxError as error:
+        code = f": {error.text.strip()}" if error.text else ""
+        raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {error.msg}{code}") from error
+    except ValueError as error:  # null bytes
+        raise RecipeError(f"{shown}: is not a Python file ({error})") from error
+
+
+def _defined_names(module: ast.Module) -> set[str]:
+    """Names that the file binds at its top level, also within if and try; "*" stands for a star import."""
+    names: set[str] = set()
+    pending: list[ast.AST] = list(module.body)
+    while pending:
+        node = pending.pop()
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+        else:
+            pending += ast.iter_child_nodes(node)
+    return names

