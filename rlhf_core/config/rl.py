@@ -71,6 +71,14 @@ class RLConfig(Config):
             raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{self.algorithm}`; add one")
         return self
 
+    @model_validator(mode="after")
+    def _rollouts_explore(self) -> RLConfig:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")
+        if self.sampling.max_tokens >= self.rollout.max_length:
+            raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
+        return self
+
     def unused_fields(self) -> frozenset[str]:
         return frozenset(ALGORITHMS) - {self.algorithm}
 

@@ -96,6 +96,15 @@ class PolicyTrainer:
         return logprobs.tolist()
 
 
-def _per_token(sums: dict[str, float], tokens: int) -> dict[str, float]:
-    """Metrics named `*_sum` become means over the trained tokens."""
-    return {n.removesuffix("_sum"): v / tokens if n.endswith("_sum") else v for n, v in sums.items()}
+def _per_token(metrics: dict[str, float], tokens: int) -> dict[str, float]:
+    """Counts and sums over the trained tokens become shares and means; the rest stays as it is."""
+    shares = {"clipped_tokens": "clip_fraction", "clipped_values": "value_clip_fraction"}
+    per_token = {}
+    for name, value in metrics.items():
+        if name in shares:
+            per_token[shares[name]] = value / tokens
+        elif name.endswith("_sum"):
+            per_token[name.removesuffix("_sum")] = value / tokens
+        else:
+            per_token[name] = value
+    return per_token

@@ -59,8 +59,8 @@ class RLWorker:
         return DeepSpeedEngine(model, engine=self._config.engine, optimizer=None, total_steps=0)
 
     def _load_critic(self, settings: PPOConfig, updates: int) -> DeepSpeedEngine:
-        from_reward_model = settings.critic_start == "reward_model"
-        folder = self._reward_folder if from_reward_model else self._folder
+        starts_from_reward_model = settings.critic_start == "reward_model"
+        folder = self._reward_folder if starts_from_reward_model else self._folder
         assert folder is not None
         return DeepSpeedEngine(
             self._load_scalar(folder), engine=self._config.engine, optimizer=settings.critic_optimizer, total_steps=updates

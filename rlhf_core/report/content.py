@@ -1,0 +1,153 @@
+"""What the report says, gathered from the manifests and files of a run's artifacts. No drawing here."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.stages.contract import Input
+
+Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
+
+
+@dataclass(frozen=True)
+class StageRow:
+    name: str
+    kind: str
+    key: str
+    seconds: float
+    device_seconds: float
+    device: str
+    figures: str
+
+
+@dataclass(frozen=True)
+class SampleRow:
+    prompt: str
+    answer: str
+    completions: dict[str, tuple[str, float]]  # model -> greedy completion, main score
+
+
+@dataclass(frozen=True)
+class Content:
+    stages: list[StageRow]
+    evaluations: dict[str, dict[str, Any]]  # model -> the evaluation manifest's metrics
+    differences: list[Difference]
+    samples: list[SampleRow]
+    curves: dict[str, Metrics]  # node -> its metrics
+    edges: list[tuple[str, str]]  # node -> node that reads it
+
+
+@dataclass(frozen=True)
+class Difference:
+    """How much one model's greedy score exceeds another's on the same prompts, with a 95 % bootstrap interval."""
+
+    scorer: str
+    before: str
+    after: str
+    mean: float
+    low: float
+    high: float
+    prompts: int
+
+
+def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
+    """nodes: the run's artifacts by node name, in the order of the run."""
+    by_model = {name.removeprefix("evaluation."): i for name, i in nodes.items() if i.manifest.kind == Kind.EVALUATION}
+    answers = {model: _read_jsonl(evaluation.folder / "samples.jsonl") for model, evaluation in by_model.items()}
+    return Content(
+        stages=[_stage_row(name, item) for name, item in nodes.items()],
+        evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
+        differences=_differences(answers),
+        samples=_sample_rows(answers, samples),
+        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / "metrics.jsonl"))},
+        edges=_edges(nodes),
+    )
+
+
+def _stage_row(name: str, item: Input) -> StageRow:
+    m = item.manifest
+    figures = [f"{metric} {value:.4g}" for metric, value in m.metrics.items() if isinstance(value, float)]
+    return StageRow(
+        name=name,
+        kind=m.kind.value,
+        key=m.key[:12],
+        seconds=(m.finished_at - m.started_at).total_seconds(),
+        device_seconds=m.device_seconds,
+        device=m.device,
+        figures=", ".join(figures[:4]),
+    )
+
+
+def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
+    names = {item.manifest.ref.path: name for name, item in nodes.items()}
+    return [
+        (names[parent.path], name)
+        for name, item in nodes.items()
+        for parent in item.manifest.parents.values()
+        if parent.path in names
+    ]
+
+
+def _curves(path: Path) -> Metrics:
+    curves: Metrics = {}
+    if path.exists():  # a stage that trains nothing logs nothing
+        for line in _read_jsonl(path):
+            for name, value in line.items():
+                if name not in ("step", "time") and isinstance(value, int | float):
+                    curves.setdefault(name, []).append((line["step"], value))
+    return curves
+
+
+def _read_jsonl(path: Path) -> list[dict[str, Any]]:
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
+
+
+def _differences(answers: Mapping[str, Sequence[dict[str, Any]]]) -> list[Difference]:
+    """Each model against the one before it in the recipe, and the last against the first."""
+    models = list(answers)
+    pairs = list(zip(models, models[1:], strict=False))
+    if len(models) > 2:
+        pairs.append((models[0], models[-1]))
+    return [
+        _difference(scorer, before, after, answers[before], answers[after])
+        for before, after in pairs
+        for scorer in _greedy(answers[before][0])["scores"]
+    ]
+
+
+def _difference(
+    scorer: str, before: str, after: str, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
+) -> Difference:
+    old_scores = {row["id"]: _greedy(row)["scores"][scorer] for row in old}
+    deltas = [_greedy(row)["scores"][scorer] - old_scores[row["id"]] for row in new]
+    generator = random.Random(0)
+    means = sorted(sum(generator.choices(deltas, k=len(deltas))) / len(deltas) for _ in range(2000))
+    return Difference(scorer, before, after, sum(deltas) / len(deltas), means[49], means[1949], len(deltas))
+
+
+def _greedy(row: dict[str, Any]) -> dict[str, Any]:
+    completion: dict[str, Any] = row["completions"][0]
+    return completion
+
+
+def _sample_rows(answers: Mapping[str, Sequence[dict[str, Any]]], count: int) -> list[SampleRow]:
+    """Prompts chosen by a fixed draw, not by how well any model did on them."""
+    if not answers:
+        return []
+    first = next(iter(answers.values()))
+    chosen = random.Random(0).sample(range(len(first)), min(count, len(first)))
+    rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}
+    samples = []
+    for index in sorted(chosen):
+        row = first[index]
+        greedy = {model: _greedy(by_id[row["id"]]) for model, by_id in rows.items()}
+        completions = {m: (c["text"], float(next(iter(c["scores"].values())))) for m, c in greedy.items()}
+        samples.append(SampleRow(row["prompt"], str(row.get("answer", "")), completions))
+    return samples

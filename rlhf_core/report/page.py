@@ -1,0 +1,28 @@
+"""The report as one self-contained HTML page."""
+
+from __future__ import annotations
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from rlhf_core.report.content import Content
+from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
+
+
+def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:
+    """All text from models and data is escaped; only the pictures drawn here go in as they are."""
+    environment = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
+    metrics = {name: None for figures in content.evaluations.values() for name in figures}
+    return environment.get_template("report.html").render(
+        content=content,
+        title=title,
+        seed=seed,
+        revision=revision,
+        libraries=libraries,
+        metrics=[m for m in metrics if not m.endswith(("_low", "_high"))],
+        pictures={name: Markup(curve_grid(curves)) for name, curves in content.curves.items()},  # noqa: S704
+        phases={name: Markup(phase_bars(curves)) for name, curves in content.curves.items()},  # noqa: S704
+        lineage=Markup(lineage(content.edges)) if content.edges else "",  # noqa: S704
+        total_seconds=sum(stage.seconds for stage in content.stages),
+        total_device_seconds=sum(stage.device_seconds for stage in content.stages),
+    )

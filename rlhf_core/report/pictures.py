@@ -1,0 +1,76 @@
+"""Curves and the lineage graph as SVG text, to be set into the page."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from io import StringIO
+
+import matplotlib
+import networkx
+from matplotlib.figure import Figure
+
+from rlhf_core.report.content import Metrics
+
+# Shown first and in this order; every other metric follows by name.
+_FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "policy_loss", "value_loss", "loss")
+
+
+def curve_grid(curves: Metrics) -> str:
+    """Small multiples, one per metric of one stage."""
+    shown = [name for name in _FIRST if name in curves]
+    shown += sorted(name for name in curves if name not in _FIRST and len(curves[name]) > 1 and "/" not in name)
+    shown += sorted(name for name in curves if name.startswith("monitor/"))
+    columns = 3
+    rows = -(-len(shown) // columns)
+    figure = Figure(figsize=(11, 2.2 * rows), layout="constrained")
+    for index, name in enumerate(shown):
+        axes = figure.add_subplot(rows, columns, index + 1)
+        steps, values = zip(*curves[name], strict=True)
+        axes.plot(steps, values, linewidth=1.2, color="#3367d6")
+        axes.set_title(name, fontsize=9, loc="left")
+        axes.tick_params(labelsize=7)
+        axes.spines[["top", "right"]].set_visible(False)
+    return _svg(figure)
+
+
+def phase_bars(curves: Metrics) -> str:
+    """Where the time of an RL step goes: mean seconds of each phase."""
+    phases = {n.removeprefix("seconds/"): [v for _, v in p] for n, p in curves.items() if n.startswith("seconds/")}
+    if not phases:
+        return ""
+    figure = Figure(figsize=(11, 0.3 * len(phases) + 0.6), layout="constrained")
+    axes = figure.add_subplot()
+    means = {phase: sum(seconds) / len(seconds) for phase, seconds in phases.items()}
+    axes.barh(list(means), list(means.values()), color="#8ab4f8")
+    axes.invert_yaxis()
+    axes.set_xlabel("mean seconds a step", fontsize=8)
+    axes.tick_params(labelsize=8)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _svg(figure)
+
+
+def lineage(edges: Sequence[tuple[str, str]]) -> str:
+    """What was made from what, left to right."""
+    graph = networkx.DiGraph(edges)
+    for column, names in enumerate(networkx.topological_generations(graph)):
+        for name in names:
+            graph.nodes[name]["subset"] = column
+    figure = Figure(figsize=(11, 4), layout="constrained")
+    axes = figure.add_subplot()
+    axes.set_axis_off()
+    axes.margins(x=0.1)
+    networkx.draw_networkx(
+        graph, networkx.multipartite_layout(graph), ax=axes, node_size=0, font_size=8, edge_color="#9aa0a6",
+        bbox={"boxstyle": "round,pad=0.4", "facecolor": "#e8f0fe", "edgecolor": "#3367d6"},
+        min_source_margin=30, min_target_margin=30,
+    )  # fmt: skip
+    return _svg(figure)
+
+
+def _svg(figure: Figure) -> str:
+    # The same figures give the same bytes: an artifact has no clock and no random ids in it.
+    out = StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
+        figure.savefig(out, format="svg", metadata={"Date": None})
+    text = out.getvalue()
+    return text[text.index("<svg") :]

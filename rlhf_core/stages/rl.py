@@ -1,0 +1,104 @@
+"""RL: a policy, prompts and a reward in; the improved policy (full weights, or an adapter) out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+from rlhf_core.actors.engines import EngineGroup, engine_bundles
+from rlhf_core.actors.placement import connect, reserve, worker_bundles
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.reading import read_rows
+from rlhf_core.errors import StageError
+from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rl.loop import Loop, RewardModelScale
+from rlhf_core.rl.prompts import PromptSampler
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.stages.contract import Input, Output, StageContext
+
+
+def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    model = inputs["model"]
+    tokenizer = load_tokenizer(model.folder)
+    room = config.rollout.max_length - config.sampling.max_tokens
+    prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
+    reward = _reward(config, inputs, context)
+    monitors = {name: build_reward(scorer, context) for name, scorer in config.monitors.items()}
+    algorithm = build_algorithm(config)
+
+    with _cluster(config, inputs, context) as (workers, engines):
+        trainer = PolicyTrainer(config, algorithm, workers, context.seed)
+        publisher = Publisher(config, trainer, engines, probe=prompts[:4])
+        publisher.check_start()
+        metrics = Loop(
+            config=config,
+            algorithm=algorithm,
+            prompts=PromptSampler(prompts, context.seed),
+            rollouts=RolloutSampler(config, engines, tokenizer, context.seed),
+            reward=reward,
+            monitors=monitors,
+            trainer=trainer,
+            publisher=publisher,
+            context=context,
+        ).run()
+        folder = context.workdir / "policy"
+        workers.call("save_policy", folder)
+
+    return Output(
+        kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
+        folder=folder,
+        metrics={name: value for name, value in metrics.items() if "/" not in name},
+        devices=config.placement.workers * config.placement.cpus_per_worker,
+    )
+
+
+def _reward(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) -> Reward | RewardModelScale:
+    reward = config.settings.reward
+    if reward.type != "reward_model":
+        return build_reward(reward, context)
+    folder = inputs["reward_model"].folder
+    _require_same_tokenizer(inputs["model"].folder, folder)
+    if not reward.normalize:
+        return RewardModelScale()
+    stored = json.loads((folder / "config.json").read_text())
+    return RewardModelScale(mean=stored["reward_mean"], std=stored["reward_std"])
+
+
+def _require_same_tokenizer(policy: Path, reward_model: Path) -> None:
+    """The reward model reads the policy's own tokens, so they must mean the same to both."""
+    if (policy / "tokenizer.json").read_bytes() != (reward_model / "tokenizer.json").read_bytes():
+        raise StageError("the reward model's tokenizer differs from the policy's; train it from the same base model")
+
+
+@contextmanager
+def _cluster(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext
+) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
+    """Training ranks and engines, reserved together so that two stages never wait for each other's half."""
+    connect()
+    training, engine = worker_bundles(config.placement), engine_bundles(config.rollout)
+    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
+    with ExitStack() as stack:
+        group = stack.enter_context(reserve([*training, *engine]))
+        engines = EngineGroup(
+            inputs["model"].manifest.ref, context, config.rollout, dtype=config.engine.dtype, seed=context.seed,
+            lora=config.lora, placement_group=group, first_bundle=len(training),
+        )  # fmt: skip
+        stack.callback(engines.shutdown)
+        workers = RayWorkerGroup(
+            config.placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model,
+            placement_group=group,
+        )  # fmt: skip
+        stack.callback(workers.shutdown)
+        engines.wait_ready()
+        yield workers, engines

@@ -1,0 +1,79 @@
+"""The report from artifacts on disk: what it says, what it escapes, that it is one file."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.report.content import gather
+from rlhf_core.report.page import render
+from rlhf_core.stages.contract import Input
+
+START = datetime(2026, 1, 1, tzinfo=UTC)
+
+
+def artifact(folder: Path, kind: Kind, key: str, parents: dict[str, str], metrics: dict[str, Any]) -> Input:
+    folder.mkdir(parents=True)
+    manifest = Manifest(
+        kind=kind, name=folder.name, stage=kind.value, key=key * 64, files=(),
+        parents={name: ArtifactRef(stage=stage, key=k * 64) for name, (stage, k) in parents.items()},  # type: ignore[misc]
+        config={}, seed=0, metrics=metrics, code_revision="abc", libraries={"torch": "1"}, device_seconds=20.0,
+        device="cpu", started_at=START, finished_at=START + timedelta(seconds=10),
+    )  # fmt: skip
+    return Input(manifest, folder)
+
+
+def evaluation(folder: Path, key: str, model: str, scores: list[float]) -> Input:
+    item = artifact(folder, Kind.EVALUATION, key, {"model": (model, "a")}, {"pass@1": sum(scores) / len(scores)})  # type: ignore[dict-item]
+    rows = [
+        {"id": str(i), "prompt": f"<b>question {i}</b>", "answer": "4",
+         "completions": [{"text": f"{key}{i}", "scores": {"exact": score}}]}
+        for i, score in enumerate(scores)
+    ]  # fmt: skip
+    (item.folder / "samples.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return item
+
+
+@pytest.fixture
+def nodes(tmp_path: Path) -> dict[str, Input]:
+    sft = artifact(tmp_path / "sft", Kind.POLICY, "a", {}, {"loss": 0.25})
+    lines = [{"step": s, "loss": 1.0 / (s + 1), "seconds/rollout": 0.5} for s in range(3)]
+    (sft.folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return {
+        "sft": sft,
+        "evaluation.sft": evaluation(tmp_path / "e.sft", "b", "policy", [0.0] * 20 + [1.0] * 20),
+        "evaluation.rl": evaluation(tmp_path / "e.rl", "c", "policy", [1.0] * 40),
+    }
+
+
+def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
+    (difference,) = gather(nodes, samples=2).differences
+    assert (difference.before, difference.after, difference.mean, difference.prompts) == ("sft", "rl", 0.5, 40)
+    assert 0.3 < difference.low < 0.5 < difference.high < 0.7
+
+
+def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:
+    content = gather(nodes, samples=2)
+    assert content.edges == [("sft", "evaluation.sft"), ("sft", "evaluation.rl")]
+    assert content.curves == {"sft": {"loss": [(0, 1.0), (1, 0.5), (2, 1 / 3)], "seconds/rollout": [(0, 0.5), (1, 0.5), (2, 0.5)]}}
+    assert [(row.name, row.seconds, row.device_seconds) for row in content.stages] == [
+        ("sft", 10.0, 20.0), ("evaluation.sft", 10.0, 20.0), ("evaluation.rl", 10.0, 20.0),
+    ]  # fmt: skip
+
+
+def test_the_page_stands_alone_and_escapes_what_models_and_data_say(nodes: dict[str, Input]) -> None:
+    page = render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={"torch": "1"})
+    assert "<b>question" not in page and "&lt;b&gt;question" in page
+    assert page.count("<svg") == 3  # the curves, the phases, the lineage
+    assert not any(outside in page for outside in ("<script", "src=", "@import", "url(http"))
+    assert "+0.500" in page
+
+
+def test_the_same_artifacts_give_the_same_page(nodes: dict[str, Input]) -> None:
+    pages = [render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={}) for _ in range(2)]
+    assert pages[0] == pages[1]
