@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import StageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedTokenizerFast as Tokenizer
+else:
+    Tokenizer = Any  # importing transformers takes a second; the name is for annotations
 
 Message = Mapping[str, str]
 
 
-def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+def load_tokenizer(folder: Path) -> Tokenizer:
     """The tokenizer of a model folder. Raises StageError if there is none, or none that ends a completion."""
     from transformers import PreTrainedTokenizerFast
 
@@ -31,7 +33,7 @@ def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """A document: BOS if the tokenizer adds one (never two), the text, EOS."""
     ids = list(tokenizer(text)["input_ids"])
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
@@ -40,13 +42,13 @@ def encode_text(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
     return ids if ids and ids[-1] == eos else [*ids, eos]
 
 
-def encode_prompt(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
     """What an engine is given to answer: the chat template with its generation prompt."""
     return [token for ids, _ in _segments(tokenizer, messages, generation_prompt=True) for token in ids]
 
 
 def encode_conversation(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message]
+    tokenizer: Tokenizer, messages: Sequence[Message]
 ) -> tuple[list[int], list[bool]]:
     """Token ids and mask, equally long; the mask is true on what an assistant says, and on the token that ends it."""
     ids: list[int] = []
@@ -63,7 +65,7 @@ def encode_conversation(
 
 
 def encode_completion(
-    tokenizer: PreTrainedTokenizerFast, prompt: Sequence[Message], completion: str
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: str
 ) -> tuple[list[int], list[bool]]:
     """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
     ids, mask = encode_conversation(tokenizer, [*prompt, {"role": "assistant", "content": completion}])
@@ -71,13 +73,13 @@ def encode_completion(
     return ids, [said and index >= start for index, said in enumerate(mask)]
 
 
-def decode_completion(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int]) -> str:
+def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     """The text of sampled tokens, special tokens dropped."""
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
 @lru_cache(maxsize=32)
-def stop_token_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
+def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens that end a completion: EOS, and the special token that the chat template writes after an assistant turn."""
     stop = [_eos(tokenizer)]
     if tokenizer.chat_template is not None:
@@ -91,7 +93,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerFast) -> tuple[int, ...]:
 
 
 def _segments(
-    tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, generation_prompt: bool
+    tokenizer: Tokenizer, messages: Sequence[Message], *, generation_prompt: bool
 ) -> Iterator[tuple[list[int], bool]]:
     """Token ids of each segment, and whether an assistant says it."""
     whole = _render(tokenizer, messages, generation_prompt=generation_prompt)
@@ -115,12 +117,12 @@ def _segments(
     yield _ids(tokenizer, whole[done:]), False
 
 
-def _end_of_turn(tokenizer: PreTrainedTokenizerFast, said: Sequence[int]) -> int:
+def _end_of_turn(tokenizer: Tokenizer, said: Sequence[int]) -> int:
     stop = stop_token_ids(tokenizer)
     return next((index for index in range(len(said), 0, -1) if said[index - 1] in stop), len(said))
 
 
-def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, generation_prompt: bool) -> str:
+def _render(tokenizer: Tokenizer, messages: Sequence[Message], *, generation_prompt: bool) -> str:
     if tokenizer.chat_template is None:
         raise StageError("the tokenizer has no chat template; give the base model one, or train on text")
     from jinja2 import TemplateError
@@ -133,12 +135,12 @@ def _render(tokenizer: PreTrainedTokenizerFast, messages: Sequence[Message], *, 
     return str(text)
 
 
-def _ids(tokenizer: PreTrainedTokenizerFast, text: str) -> list[int]:
+def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     # The template has written every special token already: BOS must not be added again.
     return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
 
 
-def _eos(tokenizer: PreTrainedTokenizerFast) -> int:
+def _eos(tokenizer: Tokenizer) -> int:
     eos = tokenizer.eos_token_id
     if not isinstance(eos, int):
         raise StageError("the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import difflib
+import hashlib
+import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -33,8 +35,9 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
     Raises RecipeError as `check_function` does, and StageError with the traceback if running the file raises.
     """
     check_function(file, function, shown)
-    module = ModuleType(f"user_code_{file.stem}")
+    module = ModuleType(f"user_code_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}")
     module.__file__ = str(file)
+    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
     except Exception as error:  # the user's code may raise anything; it is shown to them as it is
