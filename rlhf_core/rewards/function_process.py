@@ -1,0 +1,81 @@
+"""The process that runs a user's reward function: one line of JSON in, one out. Started by function.py."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rlhf_core.data.user_code import load_function
+from rlhf_core.errors import RecipeError, StageError
+
+
+def main() -> None:
+    # What the user's code prints goes to the log; the pipe is ours alone.
+    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as replies:
+        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
+        _serve(sys.stdin, replies)
+
+
+def _serve(requests: IO[str], replies: IO[str]) -> None:
+    opening = json.loads(requests.readline())
+    options = opening["options"]
+    try:
+        function = load_function(Path(opening["file"]), opening["function"], opening["shown"])
+        _check_signature(function, options, f"{opening['shown']}:{opening['function']}")
+    except (RecipeError, StageError) as error:
+        _reply(replies, {"error": str(error), "error_type": type(error).__name__})
+        return
+    _reply(replies, {"ready": True})
+    for line in requests:
+        _reply(replies, _answer(function, json.loads(line)["batch"], options))
+
+
+def _check_signature(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    try:
+        inspect.signature(function).bind([], [], [], **options)
+    except TypeError as error:
+        raise RecipeError(f"{name} must take (completions, prompts, rows) and its options {sorted(options)}: {error}") from error
+
+
+def _answer(function: Callable[..., Any], batch: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        returned = function(*batch, **options)
+        values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
+    except Exception:  # the user's code may raise anything; it is shown to them as it is
+        return {"error": traceback.format_exc()}
+    return {"values": values, "type": type(returned).__name__}
+
+
+def _is_sequence(value: Any) -> bool:
+    return isinstance(value, list | tuple) or hasattr(value, "tolist")
+
+
+def _listed(value: Any) -> list[Any]:
+    listed = value.tolist() if hasattr(value, "tolist") else list(value)
+    return listed if isinstance(listed, list) else [listed]
+
+
+def _plain(value: Any) -> Any:
+    """Numbers of numpy and torch as Python's; what is no number stays to be refused by name on the other side."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if value is None or isinstance(value, bool | int | float):
+        return value
+    if hasattr(value, "item"):
+        return value.item()
+    return repr(value)
+
+
+def _reply(replies: IO[str], reply: Mapping[str, Any]) -> None:
+    replies.write(json.dumps(reply) + "\n")
+    replies.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Rewards that check an answer: 1 for a right one, 0 for a wrong one (reasoning-gym's scorers may give parts)."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.data.formats import normalised
+from rlhf_core.data.reasoning import score
+from rlhf_core.errors import RewardError
+from rlhf_core.rewards.base import RewardResult, checked_result
+
+
+class Verifier:
+    def __init__(self, config: VerifierReward):
+        self._judge = {"exact": _exact, "reasoning_gym": _reasoning_gym}[config.kind]
+        self._name = f"verifier {config.kind}"
+        self._pattern = compiled_pattern(config.pattern)
+
+    def __call__(
+        self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> RewardResult:
+        values = []
+        for index, (completion, row) in enumerate(zip(completions, rows, strict=True)):
+            answer = self._answer(completion)
+            try:
+                value = 0.0 if answer is None else self._judge(answer, row)
+            except KeyError as error:
+                raise RewardError(
+                    f"{self._name}, completion {index}: the dataset row {row.get('id')} has no column {error}"
+                ) from error
+            except Exception as error:  # a task's scorer may raise anything
+                raise RewardError(
+                    f"{self._name}, completion {index} ({completion!r}) raised:\n{traceback.format_exc()}"
+                ) from error
+            values.append({"reward": value, "score": value})
+        return checked_result(values, len(completions), self._name)
+
+    def close(self) -> None:
+        pass
+
+    def _answer(self, completion: str) -> str | None:
+        """The answer that a completion gives last, None where it gives none."""
+        if self._pattern is None:
+            return completion
+        found = [match.group(1) for match in self._pattern.finditer(completion)]
+        return found[-1] if found else None
+
+
+def compiled_pattern(pattern: str | None) -> re.Pattern[str] | None:
+    """Raises RewardError if it is not a regular expression with a group."""
+    if pattern is None:
+        return None
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise RewardError(f"pattern {pattern!r} is not a regular expression: {error}") from error
+    if not compiled.groups:
+        raise RewardError(f"pattern {pattern!r} has no group: put ( ) around the part that is the answer")
+    return compiled
+
+
+def _exact(answer: str, row: Mapping[str, Any]) -> float:
+    return float(normalised(answer) == normalised(str(row["answer"])))
+
+
+def _reasoning_gym(answer: str, row: Mapping[str, Any]) -> float:
+    return score(row["task"], answer.strip(), row)
