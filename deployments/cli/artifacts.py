@@ -1,0 +1,123 @@
+"""`alignment artifacts`, `show`, `pull` and `lineage`: what the store has, and where it came from."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+from rich.tree import Tree
+
+from deployments.cli.tables import duration
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import open_store
+from rlhf_core.errors import StoreError
+from rlhf_core.pipeline.prepare import store_url
+from rlhf_core.pipeline.record import main_figures
+
+app = typer.Typer()
+console = Console()
+
+ARTIFACT = typer.Argument(help="stage/key as `alignment artifacts` prints it; a few digits of the key are enough")
+
+
+def _repository() -> ArtifactRepository:
+    return ArtifactRepository(open_store(store_url()))
+
+
+def _find(repository: ArtifactRepository, text: str) -> Manifest:
+    return _manifest(repository, repository.resolve(text))
+
+
+def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> Manifest:
+    manifest = repository.manifest(ref)
+    if manifest is None:
+        raise StoreError(f"the store has no artifact {ref}")
+    return manifest
+
+
+@app.command()
+def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this stage")] = None) -> None:
+    """Lists what the store has, the newest first."""
+    table = Table()
+    for column in ("artifact", "node", "kind", "made", "size", "figures"):
+        table.add_column(column, justify="right" if column == "size" else "left")
+    found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
+    for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
+        made = f"{m.finished_at:%Y-%m-%d %H:%M}"
+        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_figures(m.stage, m.metrics)))
+    console.print(table)
+
+
+@app.command()
+def show(artifact: Annotated[str, ARTIFACT]) -> None:
+    """Prints an artifact's manifest: files, parents, settings, libraries, figures."""
+    console.print_json(_find(_repository(), artifact).model_dump_json())
+
+
+@app.command()
+def pull(
+    artifact: Annotated[str, ARTIFACT],
+    folder: Annotated[Path | None, typer.Argument(help="a folder that is not there yet; default ./<stage>-<key>")] = None,
+) -> None:
+    """Copies an artifact's files into a folder, their hashes checked."""
+    repository = _repository()
+    ref = _find(repository, artifact).ref
+    target = folder or Path(f"{ref.stage}-{ref.key[:12]}")
+    if target.exists():
+        raise StoreError(f"{target} exists already: give another folder")
+    with tempfile.TemporaryDirectory() as cache:
+        # File contents alone: what the cache holds is read-only, and the copy is the user's.
+        shutil.copytree(repository.fetch(ref, Path(cache)), target, copy_function=shutil.copyfile)
+    console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
+    """Draws what an artifact was made from, back to the first datasets and models."""
+    repository = _repository()
+    seen: set[ArtifactRef] = set()
+
+    def grow(add: Callable[[str], Tree], manifest: Manifest, role: str) -> None:
+        repeated = manifest.ref in seen
+        seen.add(manifest.ref)
+        branch = add(_described(manifest, role) + (" [dim](as above)[/]" if repeated else ""))
+        if not repeated:
+            for path, sha256 in sorted(manifest.user_files.items()):
+                branch.add(f"[dim]file[/] {escape(path)} [dim]{sha256[:12]}[/]")
+            for name, ref in sorted(manifest.parents.items()):
+                grow(branch.add, _manifest(repository, ref), name)
+
+    roots: list[Tree] = []
+
+    def plant(label: str) -> Tree:
+        roots.append(Tree(label))
+        return roots[0]
+
+    grow(plant, _find(repository, artifact), "")
+    console.print(roots[0])
+
+
+def _described(manifest: Manifest, role: str) -> str:
+    took = duration((manifest.finished_at - manifest.started_at).total_seconds())
+    prefix = f"[dim]{escape(role)}:[/] " if role else ""
+    return (
+        f"{prefix}[bold]{manifest.name}[/] {manifest.ref} [dim]{manifest.kind}, seed {manifest.seed}, "
+        f"code {manifest.code_revision[:12]}, {took} on {manifest.device}[/]"
+    )
+
+
+def _size(manifest: Manifest) -> str:
+    size = float(sum(file.size for file in manifest.files))
+    for unit in ("B", "kB", "MB", "GB"):
+        if size < 1000:
+            return f"{size:.0f} {unit}"
+        size /= 1000
+    return f"{size:.1f} TB"

@@ -1,0 +1,143 @@
+"""Runs the deployment `alignment/full` and shows in the terminal what Prefect knows of it.
+
+Through the deployment and not in this process, because then the run is the same as one from the UI: it can be retried
+there, it outlives a closed terminal, and `alignment run` shows nothing that Prefect does not know. The price is a
+worker's start, a few seconds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from uuid import UUID
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterType,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
+from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+from prefect.states import Cancelling
+from rich.console import Console
+
+from deployments.cli.live_view import NodeView, View, view
+from rlhf_core.errors import StackError
+
+DEPLOYMENT = "alignment/full"
+_POLL_SECONDS = 1.0
+_WORKER_SECONDS = 20.0
+_PATIENCE_SECONDS = 60.0  # with a Prefect server that does not answer
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    run_id: str
+    succeeded: bool
+    message: str
+    url: str
+
+
+def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console: Console) -> Ended:
+    """Starts the run and follows it to its end. Ctrl-C cancels it and waits for its jobs' end; a second one leaves it.
+
+    Raises StackError if there is no Prefect server, or it does not know the deployment, or it is lost on the way.
+    """
+    api = get_current_settings().api.url
+    if not api:
+        raise StackError("no Prefect server is known: run `alignment up`, or set PREFECT_API_URL")
+    run_id = _start(api, recipe, overrides)
+    url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
+    console.print(f"run {url}", soft_wrap=True, highlight=False)
+    with get_client(sync_client=True) as client, view(console) as shown:
+        run = _FollowedRun(client, run_id, nodes, shown)
+        try:
+            flow_run = run.follow()
+        except KeyboardInterrupt:
+            shown.note("cancelling: waiting for the jobs to stop (Ctrl-C again leaves them)")
+            client.set_flow_run_state(run_id, Cancelling(message="Ctrl-C in `alignment run`"))
+            flow_run = run.follow()
+    state = flow_run.state
+    assert state is not None, "follow() returns a run in a final state"
+    return Ended(str(run_id), state.is_completed(), f"{state.name}: {state.message or 'no reason given'}", url)
+
+
+def _start(api: str, recipe: str, overrides: Sequence[str]) -> UUID:
+    parameters = {"recipe": recipe, "overrides": list(overrides)}
+    try:
+        flow_run = run_deployment(DEPLOYMENT, parameters=parameters, timeout=0, as_subflow=False)
+    except ObjectNotFound as error:
+        raise StackError(f"the Prefect server at {api} has no deployment {DEPLOYMENT}: run `alignment up`") from error
+    except httpx.TransportError as error:
+        raise StackError(f"no Prefect server answers at {api} ({error}): run `alignment up`") from error
+    assert isinstance(flow_run, FlowRun), "run_deployment is synchronous outside an event loop"
+    return flow_run.id
+
+
+class _FollowedRun:
+    def __init__(self, client: SyncPrefectClient, run_id: UUID, nodes: Sequence[str], shown: View):
+        self._client = client
+        self._run_id = run_id
+        self._nodes = nodes
+        self._shown = shown
+        self._started_at = time.monotonic()
+        self._said_no_worker = False
+
+    def follow(self) -> FlowRun:
+        """Shows the run until its state is final."""
+        answered_at = time.monotonic()
+        while True:
+            try:
+                flow_run = self._client.read_flow_run(self._run_id)
+                self._shown.update(self._snapshot())
+                answered_at = time.monotonic()
+                if flow_run.state is not None and flow_run.state.is_final():
+                    return flow_run
+                self._watch_for_a_worker(flow_run)
+            except httpx.TransportError as error:
+                if time.monotonic() - answered_at > _PATIENCE_SECONDS:
+                    raise StackError(
+                        f"lost the Prefect server ({error}); the run {self._run_id} may go on, see `alignment status`"
+                    ) from error
+            time.sleep(_POLL_SECONDS)
+
+    def _watch_for_a_worker(self, flow_run: FlowRun) -> None:
+        waits = flow_run.state is not None and (flow_run.state.is_scheduled() or flow_run.state.is_pending())
+        if waits and not self._said_no_worker and time.monotonic() - self._started_at > _WORKER_SECONDS:
+            self._said_no_worker = True
+            self._shown.note(f"no worker has taken the run for {_WORKER_SECONDS:.0f} s: see `alignment status`")
+
+    def _snapshot(self) -> list[NodeView]:
+        of_this_run = FlowRunFilter(id=FlowRunFilterId(any_=[self._run_id]))
+        newest: dict[str, TaskRun] = {}
+        for task_run in self._client.read_task_runs(flow_run_filter=of_this_run):
+            known = newest.get(task_run.name)
+            if known is None or _begun(task_run) >= _begun(known):
+                newest[task_run.name] = task_run
+        artifacts = self._client.read_artifacts(
+            artifact_filter=ArtifactFilter(
+                flow_run_id=ArtifactFilterFlowRunId(any_=[self._run_id]), type=ArtifactFilterType(any_=["progress"])
+            )
+        )
+        progress = {artifact.task_run_id: artifact for artifact in artifacts}
+        return [_node_view(name, newest.get(name), progress) for name in self._nodes]
+
+
+def _begun(task_run: TaskRun) -> float:
+    return task_run.start_time.timestamp() if task_run.start_time else 0.0
+
+
+def _node_view(name: str, task_run: TaskRun | None, progress: Mapping[UUID | None, Artifact]) -> NodeView:
+    if task_run is None or task_run.state_name in (None, "Pending"):
+        return NodeView(name, "waiting", 0.0, None, "")
+    artifact = progress.get(task_run.id)
+    percent = float(artifact.data) if artifact is not None and isinstance(artifact.data, int | float) else None
+    text = (artifact.description or "").partition("** ")[2] if artifact is not None else ""
+    return NodeView(name, task_run.state_name or "", task_run.estimated_run_time.total_seconds(), percent, text)

@@ -1,0 +1,92 @@
+"""What a person sees while a run goes on: one line per stage, with its step, figures and time left."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+from rich.console import Console
+from rich.live import Live
+from rich.markup import escape
+from rich.progress_bar import ProgressBar
+from rich.spinner import Spinner
+from rich.table import Table
+
+from deployments.cli.tables import duration
+
+_GLYPHS = {"waiting": "[dim]·[/]", "Reused": "[green]✓[/]", "Computed": "[green]✓[/]", "Completed": "[green]✓[/]",
+           "Failed": "[red]✗[/]", "Crashed": "[red]✗[/]", "Cancelled": "[red]✗[/]"}  # fmt: skip
+_LINE_SECONDS = 15.0  # between two lines of one stage's progress where there is no terminal
+
+
+@dataclass(frozen=True, slots=True)
+class NodeView:
+    name: str
+    state: str  # of its Prefect task run; "waiting" before it has one
+    seconds: float
+    percent: float | None
+    text: str  # "step 3 of 20 · reward 0.4 · 0:35 left"
+
+    @property
+    def running(self) -> bool:
+        return self.state == "Running"
+
+
+class View(Protocol):
+    def update(self, nodes: Sequence[NodeView]) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+
+@contextmanager
+def view(console: Console) -> Iterator[View]:
+    """A table redrawn in place on a terminal; elsewhere plain lines, each said once."""
+    if not console.is_terminal:
+        yield _Lines(console)
+        return
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        yield _Redrawn(console, live)
+
+
+class _Redrawn:
+    def __init__(self, console: Console, live: Live):
+        self._console = console
+        self._live = live
+        # Kept between updates, so that the spinners turn on.
+        self._spinners: dict[str, Spinner] = {}
+
+    def update(self, nodes: Sequence[NodeView]) -> None:
+        table = Table.grid(padding=(0, 1))
+        for node in nodes:
+            bar = ProgressBar(total=100, completed=node.percent, width=20) if node.percent is not None else ""
+            glyph = self._spinners.setdefault(node.name, Spinner("dots")) if node.running else _GLYPHS.get(node.state, "·")
+            took = "" if node.state == "waiting" else duration(node.seconds)
+            table.add_row(glyph, node.name, took, bar if node.running else "", escape(node.text) if node.running else "")
+        self._live.update(table)
+
+    def note(self, text: str) -> None:
+        self._console.print(f"[yellow]{escape(text)}[/]")
+
+
+class _Lines:
+    def __init__(self, console: Console):
+        self._console = console
+        self._said: dict[str, tuple[str, str]] = {}  # node -> its state and text when last said
+        self._said_at: dict[str, float] = {}
+
+    def update(self, nodes: Sequence[NodeView]) -> None:
+        for node in nodes:
+            state, text = self._said.get(node.name, ("waiting", ""))
+            recent = time.monotonic() - self._said_at.get(node.name, -_LINE_SECONDS) < _LINE_SECONDS
+            if node.state == state and (node.text == text or not node.running or recent):
+                continue
+            self._said[node.name] = (node.state, node.text)
+            self._said_at[node.name] = time.monotonic()
+            what = node.text if node.running and node.text else node.state.lower()
+            self._console.print(f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}", highlight=False)
+
+    def note(self, text: str) -> None:
+        self._console.print(escape(text), highlight=False)

@@ -1,0 +1,43 @@
+"""The `alignment` command: one typer app made of the command modules beside this file.
+
+A command module has its own `app = typer.Typer()` with `@app.command()` functions and one line in `_MODULES`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+import typer
+from typer.core import TyperGroup
+
+from deployments.cli import artifacts, run, stack
+from deployments.stack.environment import load_stack_environment
+from rlhf_core.errors import AlignmentError
+
+_MODULES = (stack, run, artifacts)
+
+
+class _Commands(TyperGroup):
+    """What a user did wrong ends as one line on stderr and exit code 1; a defect of ours keeps its traceback."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            load_stack_environment()
+            return super().invoke(ctx)
+        except AlignmentError as error:
+            typer.echo(f"error: {error}", err=True)
+            raise typer.Exit(1) from error
+
+
+app = typer.Typer(
+    cls=_Commands,
+    help="Align language models: SFT, reward model, RL, evaluation; every stage a Ray job, every result an artifact.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+for _module in _MODULES:
+    app.add_typer(_module.app)
+
+if __name__ == "__main__":
+    app()

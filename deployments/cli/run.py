@@ -1,0 +1,87 @@
+"""`alignment plan` and `alignment run`: what a recipe would do, and doing it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from deployments.cli.tables import comparison_table, outcome_table, plan_table
+from rlhf_core.config.loading import load_recipe
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.graph import skipped_sections
+from rlhf_core.pipeline.plan import plan as make_plan
+from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.pipeline.prepare import STORE_VARIABLE, Prepared, prepare
+from rlhf_core.pipeline.record import RunRecord, read_record, report_path
+
+app = typer.Typer()
+console = Console(soft_wrap=False)
+
+RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file")
+OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
+OUTPUTS = Path("outputs")
+
+
+@app.command()
+def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+    """What `run` would reuse and compute, and why. Starts nothing."""
+    settings = overrides or []
+    if os.environ.get(STORE_VARIABLE):
+        prepared = prepare(recipe, settings)
+        loaded, repository = prepared.loaded, prepared.repository
+    else:
+        loaded, repository = load_recipe(recipe, settings), None
+        preflight(loaded)
+    console.print(plan_table(loaded.recipe.name, make_plan(loaded, repository)))
+    for section, why in skipped_sections(loaded.recipe).items():
+        console.print(f"[dim]{section} is left out: {why}[/dim]")
+
+
+@app.command()
+def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+    """Runs a recipe and follows it. Finished stages are reused. Ctrl-C stops its jobs."""
+    settings = overrides or []
+    prepared = prepare(recipe, settings)
+    planned = make_plan(prepared.loaded, prepared.repository)
+    console.print(plan_table(prepared.loaded.recipe.name, planned))
+
+    from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it
+
+    ended = follow([node.name for node in planned], _absolute(recipe), settings, console)
+    record = read_record(prepared.store, ended.run_id)
+    if record is not None:
+        console.print(outcome_table(record))
+    if not ended.succeeded:
+        raise StageError(f"{ended.message} (run {ended.url})")
+    if record is not None:
+        _show_end(prepared, record, ended.url)
+
+
+def _absolute(recipe: str) -> str:
+    """The flow runs in another folder than this command."""
+    return str(Path(recipe).resolve()) if recipe.endswith((".yaml", ".yml")) else recipe
+
+
+def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
+    comparison = comparison_table(record)
+    if comparison is not None:
+        console.print(comparison)
+    if all(node.outcome == "reused" for node in record.nodes):
+        console.print("Nothing had to be computed: every stage was in the store.")
+    report = prepared.store.get(report_path(record.run_id))
+    if report is not None:
+        path = OUTPUTS / record.run_id / "report.html"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(report)
+        _show_place("report", str(path))
+    _show_place("this run", url)
+    _show_place("Ray dashboard", os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS", ""))
+    _show_place("artifacts", f"{prepared.store_url} (`alignment artifacts`)")
+
+
+def _show_place(what: str, where: str) -> None:
+    console.print(f"[bold]{what:<14}[/bold] {where}", soft_wrap=True, highlight=False)

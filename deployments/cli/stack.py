@@ -1,0 +1,63 @@
+"""`alignment up`, `status`, `down`, `env`: the local stack."""
+
+from __future__ import annotations
+
+import shlex
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from deployments.stack.environment import stack_environment
+
+app = typer.Typer()
+
+
+@app.command()
+def up() -> None:
+    """Start the S3 server, Ray, Prefect and its worker on this machine; what runs already is left alone."""
+    from deployments.stack import control
+
+    stack = control.up(report=typer.echo)
+    if "prefect" in stack.owned:
+        typer.echo(f"Prefect UI     {stack.url('prefect')}")
+    if "ray" in stack.owned:
+        typer.echo(f"Ray dashboard  {stack.url('ray_dashboard')}")
+    typer.echo(f"logs           {stack.folder / 'logs'}")
+
+
+@app.command()
+def status() -> None:
+    """Show each service: whether it works, where it answers, its log. Exit code 1 if one does not work."""
+    from deployments.stack import control
+
+    lines = control.status()
+    table = Table("service", "state", "pid", "up for", "address", "log", box=None)
+    for line in lines:
+        minutes, seconds = divmod(int(line.uptime), 60)
+        table.add_row(
+            line.name,
+            f"{line.state}: {line.problem}" if line.problem else line.state,
+            str(line.pid or ""),
+            f"{minutes} min {seconds} s" if line.pid else "",
+            line.url,
+            str(line.log or ""),
+        )
+    Console(width=None if Console().is_terminal else 200).print(table)
+    if not all(line.good for line in lines):
+        raise typer.Exit(1)
+
+
+@app.command()
+def down() -> None:
+    """Stop the local stack; artifacts, ports and credentials are kept for the next `up`."""
+    from deployments.stack import control
+
+    control.down(report=typer.echo)
+
+
+@app.command()
+def env() -> None:
+    """Print the stack's variables for a shell: eval "$(alignment env)"."""
+    for name, value in stack_environment().items():
+        typer.echo(f"export {name}={shlex.quote(value)}")

@@ -1,0 +1,68 @@
+"""The tables that `plan` and `run` print."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+
+from rich.markup import escape
+from rich.table import Table
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.pipeline.plan import PlannedNode
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, compared_metrics, main_figures, with_interval
+
+_STYLES = {"reuse": "green", "reused": "green", "compute": "yellow", "computed": "cyan", "failed": "red", "not run": "dim"}
+
+
+def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
+    compute = sum(node.action == "compute" for node in nodes)
+    table = Table(title=f"{recipe}: {compute} to compute, {len(nodes) - compute} to reuse", title_justify="left")
+    for column in ("stage", "", "why", "artifact"):
+        table.add_column(column, overflow="fold")
+    for node in nodes:
+        table.add_row(node.name, _styled(node.action), escape(node.why), str(node.ref))
+    return table
+
+
+def outcome_table(record: RunRecord) -> Table:
+    took = (record.finished_at - record.started_at).total_seconds()
+    table = Table(title=f"{record.recipe['name']}: {duration(took)}", title_justify="left")
+    table.add_column("stage")
+    table.add_column("")
+    table.add_column("time", justify="right")
+    table.add_column("figures", overflow="fold")
+    for node in record.nodes:
+        table.add_row(node.name, _styled(node.outcome), _time(node), escape(node.error or main_figures(node.ref.stage, node.metrics)))
+    return table
+
+
+def comparison_table(record: RunRecord) -> Table | None:
+    """The evaluated models side by side; None if nothing was evaluated."""
+    models = {node.name.partition(".")[2]: node.metrics for node in record.nodes if node.ref.stage == Kind.EVALUATION}
+    if not models:
+        return None
+    table = Table(title="on the held-out prompts (95 % intervals)", title_justify="left")
+    table.add_column("")
+    for model in models:
+        table.add_column(model, justify="right")
+    for name in compared_metrics(models):
+        table.add_row(name, *(with_interval(metrics, name) for metrics in models.values()))
+    return table
+
+
+def duration(seconds: float) -> str:
+    """`0.2 s`, `47 s`, `3:05`, `1:02:03`."""
+    if seconds < 10:
+        return f"{seconds:.1f} s"
+    if seconds < 60:
+        return f"{seconds:.0f} s"
+    return str(timedelta(seconds=round(seconds))).removeprefix("0:").removeprefix("0")
+
+
+def _time(node: NodeRecord) -> str:
+    return duration(node.seconds) if node.outcome in ("reused", "computed") else ""
+
+
+def _styled(word: str) -> str:
+    return f"[{_STYLES[word]}]{word}[/]"

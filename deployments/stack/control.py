@@ -1,0 +1,256 @@
+"""`up`, `status` and `down`: the life of the local stack as three functions."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+import httpx
+
+from deployments.stack.environment import (
+    SELECTORS,
+    environment_file,
+    external_services,
+    merged_environment,
+    recorded_environment,
+    stack_folder,
+)
+from deployments.stack.processes import end, processes_of
+from deployments.stack.registration import register_deployments
+from deployments.stack.services import Service, services
+from deployments.stack.settings import Stack, open_stack, write_private
+from deployments.stack.supervision import Supervisor, configuration, inherited_environment
+from rlhf_core.errors import StackError
+
+_LAST_LINES = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceStatus:
+    """`state`: working, failing (the process is there but does not answer), external, or supervisord's own word."""
+
+    name: str
+    state: str
+    url: str
+    pid: int = 0
+    uptime: float = 0.0  # seconds
+    log: Path | None = None
+    problem: str = ""
+
+    @property
+    def good(self) -> bool:
+        return self.state in ("working", "external")
+
+
+def up(report: Callable[[str], None] = print) -> Stack:
+    """Start what does not run yet, wait until every service works, register the deployments.
+
+    Idempotent. Raises StackError with the last log lines of the service that does not come up.
+    """
+    folder = stack_folder()
+    with _locked(folder):
+        recorded = recorded_environment(folder)
+        external = external_services(os.environ, recorded)
+        _check_external(external)
+        supervisor = Supervisor(folder, _link(folder))
+        running = supervisor.pid() is not None
+        stack = open_stack(folder, frozenset(SELECTORS) - external, os.environ, running=running)
+        environment = merged_environment(inherited_environment(), stack.environment())
+        wanted = services(stack)
+        config = configuration(stack, wanted)
+        if running and not (supervisor.same_as_running(config) and recorded == stack.environment()):
+            report("the settings have changed: starting the stack anew")
+            _stop(folder, supervisor)
+            running = False
+        if not running:
+            _start(stack, supervisor, config, environment)
+        _await_all(stack, supervisor, wanted, report)
+        if register_deployments(folder, environment):
+            report("deployments registered")
+        return stack
+
+
+def status() -> list[ServiceStatus]:
+    """One line a service, in the order of starting; raises StackError when there has never been a stack here."""
+    folder = stack_folder()
+    recorded = recorded_environment(folder)
+    if not recorded:
+        raise StackError(f"there is no local stack in {folder}: start it with `alignment up`")
+    owned = frozenset(name for name, variables in SELECTORS.items() if variables[0] in recorded)
+    external = frozenset(SELECTORS) - owned
+    stack = open_stack(folder, owned, {}, running=True)
+    supervisor = Supervisor(folder, stack.link)
+    states = supervisor.states() if supervisor.pid() is not None else {}
+    lines = [ServiceStatus(name, "external", _external_url(name)) for name in SELECTORS if name in external]
+    for service in services(stack):
+        found = states.get(service.name)
+        state, problem = (found.state.lower(), "") if found else ("stopped", "")
+        if state == "running":
+            problem = _problem(service)
+            state = "failing" if problem else "working"
+        pid, uptime = (found.pid, time.time() - found.since) if found and found.pid else (0, 0.0)
+        lines.append(ServiceStatus(service.name, state, service.url, pid, uptime, stack.log(service.name), problem))
+    return lines
+
+
+def down(report: Callable[[str], None] = print) -> None:
+    """Stop the services and end every process that they started; data, ports and credentials stay."""
+    folder = stack_folder()
+    if not folder.is_dir():
+        report("there is no local stack")
+        return
+    with _locked(folder):
+        _stop(folder, Supervisor(folder, _link(folder)))
+    report("the local stack is down")
+
+
+def _start(stack: Stack, supervisor: Supervisor, config: str, environment: dict[str, str]) -> None:
+    _end_leftovers(stack.folder, supervisor)  # of a supervisord that was killed
+    shutil.rmtree(stack.folder / "ray", ignore_errors=True)  # sessions of earlier Ray heads; their jobs' logs
+    for name in ("s3", "ray", "prefect"):
+        (stack.folder / name).mkdir(exist_ok=True)
+    _make_link(stack.folder, stack.link)
+    lines = [f"{name}={value}\n" for name, value in stack.environment().items()]
+    write_private(environment_file(stack.folder), "".join(lines))
+    supervisor.start(config, environment)
+
+
+def _stop(folder: Path, supervisor: Supervisor) -> None:
+    link = _link(folder)
+    pid = supervisor.pid()
+    members = processes_of(folder, sessions=_sessions(supervisor))
+    if pid is not None:
+        supervisor.shutdown()
+        _wait_until(lambda: supervisor.pid() is None, _patience())
+    end({process for process in members if process.is_running()})
+    _end_leftovers(folder, supervisor)
+    if link.is_symlink():
+        link.unlink()
+    for file in (folder / "supervisord.pid", *folder.glob("*.sock"), *_weed_sockets(folder)):
+        file.unlink(missing_ok=True)
+
+
+def _end_leftovers(folder: Path, supervisor: Supervisor) -> None:
+    leftovers = processes_of(folder, sessions=_sessions(supervisor))
+    end(leftovers)
+    alive = [process for process in leftovers if process.is_running() and process.status() != "zombie"]
+    if alive:
+        names = ", ".join(f"{process.pid} ({process.name()})" for process in alive)
+        raise StackError(f"could not end the processes {names}: end them by hand")
+
+
+def _sessions(supervisor: Supervisor) -> list[int]:
+    pid = supervisor.recorded_pid()
+    return [] if pid is None else [pid]
+
+
+def _await_all(stack: Stack, supervisor: Supervisor, wanted: list[Service], report: Callable[[str], None]) -> None:
+    """Start what is stopped, all at once but for the worker, which needs the server; then wait for each in turn."""
+    states = supervisor.states()
+    for service in wanted:
+        if service.name != "worker":
+            _start_if_stopped(supervisor, service, states[service.name].state)
+    for service in wanted:
+        if service.name == "worker":
+            _start_if_stopped(supervisor, service, states[service.name].state)
+        _await(stack, supervisor, service)
+        report(f"{service.name} works{f': {service.url}' if service.url else ''}")
+
+
+def _start_if_stopped(supervisor: Supervisor, service: Service, state: str) -> None:
+    if state in ("STOPPED", "EXITED", "FATAL"):
+        supervisor.start_service(service.name)
+
+
+def _await(stack: Stack, supervisor: Supervisor, service: Service) -> None:
+    end_of_patience = time.monotonic() + _patience()
+    while problem := _problem(service):
+        fatal = supervisor.states()[service.name].state == "FATAL"
+        if fatal or time.monotonic() > end_of_patience:
+            how = "stops again and again" if fatal else f"does not work after {_patience():.0f} s ({problem})"
+            log = stack.log(service.name)
+            raise StackError("\n  ".join([f"{service.name} {how}:", *_last_lines(log), f"the whole log: {log}"]))
+        time.sleep(0.3)
+
+
+def _problem(service: Service) -> str:
+    """Why the service does not work, in a line; empty when it does."""
+    from botocore.exceptions import BotoCoreError, ClientError
+
+    try:
+        service.check()
+    except (OSError, httpx.HTTPError, BotoCoreError, ClientError) as error:
+        return (str(error) or type(error).__name__).splitlines()[0]
+    return ""
+
+
+def _last_lines(log: Path) -> list[str]:
+    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
+    return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:] or ["(the log is empty)"]
+
+
+def _check_external(external: frozenset[str]) -> None:
+    if "s3" in external and not os.environ.get("ALIGNMENT_STORE"):
+        raise StackError(
+            "AWS_ENDPOINT_URL names an S3 server, so none is started: "
+            "say which bucket to use with ALIGNMENT_STORE=s3://BUCKET, or unset AWS_ENDPOINT_URL"
+        )
+
+
+def _external_url(service: str) -> str:
+    found = [os.environ[name] for name in SELECTORS[service] if os.environ.get(name)]
+    return found[0] if found else f"set {SELECTORS[service][0]}"
+
+
+def _patience() -> float:
+    """Seconds that a service may take to start or to stop."""
+    return float(os.environ.get("ALIGNMENT_STACK_TIMEOUT", "180"))
+
+
+def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
+    limit = time.monotonic() + seconds
+    while not condition() and time.monotonic() < limit:
+        time.sleep(0.1)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    try:
+        with filelock.FileLock(folder / "lock", timeout=2 * _patience()):
+            yield
+    except filelock.Timeout as error:
+        raise StackError(f"another `alignment up` or `down` has held {folder / 'lock'} for long: end it") from error
+
+
+def _link(folder: Path) -> Path:
+    return Stack(folder, frozenset(), {}, "", "").link
+
+
+def _make_link(folder: Path, link: Path) -> None:
+    if not link.is_symlink():
+        link.symlink_to(folder)
+    elif link.lstat().st_uid != os.getuid() or link.readlink() != folder:
+        raise StackError(f"{link} exists and is not this stack's: remove it")
+
+
+def _weed_sockets(folder: Path) -> list[Path]:
+    """The sockets that SeaweedFS leaves in /tmp when it is killed; they are named by its ports."""
+    file = folder / "ports.json"
+    if not file.is_file():
+        return []
+    import json
+
+    ports = json.loads(file.read_text(encoding="utf-8"))
+    return [
+        socket
+        for name, port in ports.items()
+        if name.startswith("s3_") and name.endswith("_grpc")
+        for socket in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock")
+    ] + list(Path("/tmp").glob(f"seaweedfs-s3-{ports.get('s3')}.sock"))

@@ -1,0 +1,102 @@
+"""The environment variables that lead every command, flow and job to the stack's services.
+
+A service is chosen as a whole: when the user's own variables point at another store, Ray cluster or Prefect API, none
+of the stack's variables for that service are used, so that an endpoint never meets another one's credentials.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+from rlhf_core.errors import StackError
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+BUCKET = "alignment"
+
+# The variables that say "use this service instead of starting one", and all that belong to the service.
+SELECTORS: Mapping[str, tuple[str, ...]] = {
+    "s3": ("ALIGNMENT_STORE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
+    "ray": ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"),
+    "prefect": ("PREFECT_API_URL",),
+}
+_ALSO: Mapping[str, tuple[str, ...]] = {
+    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
+    "ray": (),
+    "prefect": ("PREFECT_HOME", "PREFECT_API_KEY"),
+}
+QUIET: Mapping[str, str] = {
+    "DO_NOT_TRACK": "1",
+    "HF_HUB_DISABLE_TELEMETRY": "1",
+    "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+    "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "VLLM_NO_USAGE_STATS": "1",
+}
+
+
+def stack_folder() -> Path:
+    """Where the stack keeps its state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
+    chosen = os.environ.get("ALIGNMENT_STACK_DIR")
+    return Path(chosen).expanduser().resolve() if chosen else REPOSITORY / ".local-stack"
+
+
+def environment_file(folder: Path) -> Path:
+    return folder / "stack.env"
+
+
+def recorded_environment(folder: Path) -> dict[str, str]:
+    """What the last `up` wrote; empty if there was none."""
+    file = environment_file(folder)
+    if not file.is_file():
+        return {}
+    pairs = (line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
+    return {name: value for name, value in pairs}
+
+
+def stack_environment() -> dict[str, str]:
+    """The variables of the stack's own services (of those it started) and the switches that turn telemetry off.
+
+    Raises StackError when there is no stack.
+    """
+    recorded = recorded_environment(stack_folder())
+    if not recorded:
+        raise StackError(f"there is no local stack in {stack_folder()}: start it with `alignment up`")
+    return recorded
+
+
+def external_services(environment: Mapping[str, str], recorded: Mapping[str, str]) -> frozenset[str]:
+    """The services (s3, ray, prefect) for which `environment` points at something that the stack did not start."""
+    return frozenset(
+        service
+        for service, names in SELECTORS.items()
+        if any(environment.get(name) and environment[name] != recorded.get(name) for name in names)
+    )
+
+
+def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
+    """`environment` with the stack's services put in, except those for which it names its own."""
+    merged = dict(environment)
+    external = external_services(environment, recorded)
+    of_service = {name: service for service in SELECTORS for name in (*SELECTORS[service], *_ALSO[service])}
+    owned = {of_service[name] for name in recorded if name in of_service} - external
+    for name, service in of_service.items():
+        if service in owned:
+            merged.pop(name, None)  # a stray AWS_SESSION_TOKEN would spoil the stack's own credentials
+    for name, value in recorded.items():
+        found = of_service.get(name)
+        if found is None:
+            merged.setdefault(name, value)
+        elif found in owned:
+            merged[name] = value
+    return merged
+
+
+def load_stack_environment() -> None:
+    """Put the stack's variables into this process, if there is a stack. Call it before Prefect is imported."""
+    recorded = recorded_environment(stack_folder())
+    merged = merged_environment(os.environ, recorded)
+    for name in set(os.environ) - set(merged):
+        del os.environ[name]
+    os.environ.update(merged)

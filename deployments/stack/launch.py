@@ -1,0 +1,30 @@
+"""Supervisord runs every service through this: end what a killed predecessor left, then become the service.
+
+When Ray's head is killed, its agents and jobs live on for a while and hold the ports that the next head needs.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+from deployments.stack.processes import MARKER, end, processes_of
+
+
+def main(arguments: list[str]) -> None:
+    """`--keep-leftovers` or nothing, then the command."""
+    folder, _, service = os.environ[MARKER].rpartition(":")
+    record = Path(folder) / f"{service}.pid"
+    if arguments[0] == "--keep-leftovers":
+        arguments = arguments[1:]
+    elif record.is_file():
+        predecessor = int(record.read_text())
+        if predecessor != os.getpid():
+            end(processes_of(Path(folder), service, sessions=[predecessor]))
+    record.write_text(str(os.getpid()))
+    os.execv(arguments[0], arguments)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

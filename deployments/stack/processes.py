@@ -1,0 +1,73 @@
+"""Find and end the processes of a stack, also those that have left its process tree."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+
+MARKER = "ALIGNMENT_STACK_SERVICE"
+
+
+def processes_of(folder: Path, service: str = "", sessions: Iterable[int] = ()) -> set[psutil.Process]:
+    """Every living process of the stack in `folder`, or of one service of it, and all their descendants.
+
+    A process is known by the marker in its environment, or by its session or process group being one of `sessions`:
+    Ray's agents write their title over their environment. Never this process or one that it descends from.
+    """
+    mark = f"{folder}:{service}"
+    groups = set(sessions)
+    mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    found: set[psutil.Process] = set()
+    for process in psutil.process_iter():
+        if process.pid not in mine and (_is_marked(process, mark, bool(service)) or _is_in(process, groups)):
+            found.add(process)
+    for process in list(found):
+        found.update(child for child in _children(process) if child.pid not in mine)
+    return {process for process in found if _lives(process)}
+
+
+def end(processes: set[psutil.Process], patience: float = 10.0) -> None:
+    """SIGTERM, and SIGKILL for what is still there after `patience` seconds."""
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.terminate()
+    _, alive = psutil.wait_procs(list(processes), timeout=patience)
+    for process in alive:
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
+    psutil.wait_procs(alive, timeout=patience)
+
+
+def _is_marked(process: psutil.Process, mark: str, whole: bool) -> bool:
+    try:
+        value = process.environ().get(MARKER, "")
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone meanwhile, or another user's
+        return False
+    return value == mark if whole else value.startswith(mark)
+
+
+def _is_in(process: psutil.Process, groups: set[int]) -> bool:
+    if not groups:
+        return False
+    try:
+        return os.getsid(process.pid) in groups or os.getpgid(process.pid) in groups
+    except ProcessLookupError:
+        return False
+
+
+def _children(process: psutil.Process) -> list[psutil.Process]:
+    try:
+        return list(process.children(recursive=True))
+    except psutil.NoSuchProcess:
+        return []
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return bool(process.status() != psutil.STATUS_ZOMBIE)
+    except psutil.NoSuchProcess:
+        return False

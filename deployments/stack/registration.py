@@ -1,0 +1,58 @@
+"""Register the deployments of deployments/prefect.yaml with the Prefect server."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from deployments.stack.environment import REPOSITORY
+from rlhf_core.errors import StackError
+
+DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
+_SOURCES = ("flows", "tasks", "rlhf_core/config")  # what the deployments' typed parameters are made from
+
+
+def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
+    """`prefect deploy --all`; False when the server has these deployments already.
+
+    Raises StackError when the file is missing or Prefect refuses it.
+    """
+    if not DEPLOYMENTS.is_file():
+        raise StackError(f"{DEPLOYMENTS}: there is no such file, so no deployment can be registered")
+    stamp = folder / "registered"
+    state = _digest(environment["PREFECT_API_URL"])
+    if stamp.is_file() and stamp.read_text() == state:
+        return False
+    command = [str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all"]
+    command += ["--prefect-file", str(DEPLOYMENTS.relative_to(REPOSITORY))]
+    paths = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
+    done = subprocess.run(
+        command,
+        cwd=REPOSITORY,
+        env={**environment, "PYTHONPATH": ":".join(paths)},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    log = folder / "logs" / "deploy.log"
+    log.write_text(done.stdout, encoding="utf-8")
+    if done.returncode:
+        last = [line for line in done.stdout.splitlines() if line.strip()][-5:]
+        raise StackError("\n  ".join(["`prefect deploy --all` failed:", *last, f"the whole log: {log}"]))
+    stamp.write_text(state)
+    return True
+
+
+def _digest(server: str) -> str:
+    """Changes when the server or anything that shapes the deployments does."""
+    files = [DEPLOYMENTS, *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py")))]
+    digest = hashlib.sha256(server.encode())
+    for file in files:
+        digest.update(file.read_bytes())
+    return digest.hexdigest()

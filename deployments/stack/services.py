@@ -1,0 +1,171 @@
+"""The services of the stack: the command of each, where it answers, how it proves that it works."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import httpx
+import psutil
+
+from deployments.stack.environment import BUCKET, REPOSITORY
+from deployments.stack.settings import LOOPBACK, Stack
+
+WORK_POOL = "alignment"
+MIB = 1024**2
+
+
+@dataclass(frozen=True, slots=True)
+class Service:
+    """`check` returns nothing when the service works and raises (OSError, httpx.HTTPError …) while it does not."""
+
+    name: str
+    command: tuple[str, ...]
+    url: str
+    check: Callable[[], None]
+    environment: Mapping[str, str] = field(default_factory=dict)
+    ends_leftovers: bool = True  # before a start, end what a killed predecessor left; flow runs may outlive a worker
+
+
+def services(stack: Stack) -> list[Service]:
+    """What this stack runs, in the order of starting."""
+    found = []
+    if "s3" in stack.owned:
+        found.append(_s3(stack))
+    if "ray" in stack.owned:
+        found.append(_ray(stack))
+    if "prefect" in stack.owned:
+        found.append(_prefect_server(stack))
+    found.append(_prefect_worker(stack))
+    return found
+
+
+def _program(name: str) -> str:
+    """A program of this environment, wherever it was started from."""
+    return str(Path(sys.executable).parent / name)
+
+
+def _s3(stack: Stack) -> Service:
+    flags = {f"{name}.port": f"s3_{name}" for name in ("master", "volume", "filer", "admin")} | {"s3.port": "s3"}
+    ports = [f"-{flag}={stack.ports[port]}" for flag, port in flags.items()]
+    ports += [f"-{flag}.grpc={stack.ports[f'{port}_grpc']}" for flag, port in flags.items()]
+    command = (
+        _program("weed"),
+        f"-logdir={stack.folder / 'logs'}",
+        "mini",
+        f"-dir={stack.folder / 's3'}",
+        f"-ip={LOOPBACK}",  # else it listens on every address
+        f"-ip.bind={LOOPBACK}",
+        *ports,
+        "-s3.port.iceberg=0",
+        "-s3.port.lance=0",
+        f"-s3.localSocket={stack.link / 's3.sock'}",
+        f"-filer.localSocket={stack.link / 'filer.sock'}",
+        "-webdav=false",
+        "-admin.ui=false",
+        "-master.telemetry=false",
+    )
+    return Service("s3", command, stack.url("s3"), lambda: _check_s3(stack))
+
+
+def _check_s3(stack: Stack) -> None:
+    """Signed requests, so that the credentials are proven too; makes the bucket."""
+    import s3fs  # takes a second: only `up` and `status` need it
+
+    filesystem = s3fs.S3FileSystem(
+        endpoint_url=stack.url("s3"),
+        key=stack.access_key,
+        secret=stack.secret_key,
+        skip_instance_cache=True,
+        config_kwargs={"retries": {"max_attempts": 1}, "connect_timeout": 5, "read_timeout": 10},
+    )
+    if BUCKET not in [name.rstrip("/") for name in filesystem.ls("", detail=False, refresh=True)]:
+        filesystem.mkdir(BUCKET)
+
+
+def _ray(stack: Stack) -> Service:
+    ports = stack.ports
+    command = (
+        _program("ray"),
+        "start",
+        "--head",
+        "--block",
+        "--disable-usage-stats",
+        f"--node-ip-address={LOOPBACK}",
+        f"--port={ports['ray']}",
+        f"--dashboard-host={LOOPBACK}",
+        f"--dashboard-port={ports['ray_dashboard']}",
+        f"--dashboard-agent-listen-port={ports['ray_agent']}",
+        f"--ray-client-server-port={ports['ray_client']}",
+        f"--num-cpus={os.environ.get('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0))}",
+        f"--object-store-memory={_object_store_memory()}",
+        f"--temp-dir={stack.link / 'ray'}",
+        "--log-style=record",
+        "--log-color=false",
+    )
+    # Ray turns a loopback address into the machine's own and then listens everywhere, except where it believes that
+    # there can be no other node; this switch of its says so, whatever its name.
+    environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
+    return Service("ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment)
+
+
+def _object_store_memory() -> int:
+    """Bytes: a sixteenth of the memory, never more than most of what shared memory has free."""
+    wanted = max(psutil.virtual_memory().total // 16, 512 * MIB)
+    shared = Path("/dev/shm")
+    if shared.is_dir():
+        wanted = min(wanted, int(shutil.disk_usage(shared).free * 0.8))
+    return max(wanted, 80 * MIB) // MIB * MIB
+
+
+def _check_ray(stack: Stack) -> None:
+    """The Jobs API answers, and so does the node's agent, which starts the jobs."""
+    for url in (f"{stack.url('ray_dashboard')}/api/jobs/", f"{stack.url('ray_agent')}/api/local_raylet_healthz"):
+        _get(url)
+
+
+def _prefect_server(stack: Stack) -> Service:
+    command = (_program("prefect"), "server", "start", "--host", LOOPBACK, "--port", str(stack.ports["prefect"]))
+    return Service("prefect", command, stack.url("prefect"), lambda: _get(stack.url("prefect") + "/api/health"))
+
+
+def _prefect_worker(stack: Stack) -> Service:
+    name = f"local-{stack.link.name.removeprefix('alignment-')}"
+    command = (
+        *(_program("prefect"), "worker", "start", "--type", "process", "--install-policy", "never"),
+        *("--pool", WORK_POOL, "--name", name),
+    )
+    environment = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+    return Service("worker", command, "", lambda: _check_worker(stack, name), environment, ends_leftovers=False)
+
+
+def _check_worker(stack: Stack, name: str) -> None:
+    api = stack.environment().get("PREFECT_API_URL") or os.environ["PREFECT_API_URL"]
+    answer = httpx.post(f"{api}/work_pools/{WORK_POOL}/workers/filter", json={}, timeout=10, headers=api_headers())
+    answer.raise_for_status()
+    if not any(worker["name"] == name and worker["status"] == "ONLINE" for worker in answer.json()):
+        raise OSError(f"no worker polls the work pool `{WORK_POOL}`")
+
+
+def api_headers() -> dict[str, str]:
+    key = os.environ.get("PREFECT_API_KEY")
+    return {"Authorization": f"Bearer {key}"} if key else {}
+
+
+def _get(url: str) -> None:
+    httpx.get(url, timeout=10).raise_for_status()
+
+
+def service_environment(stack: Stack, service: Service) -> dict[str, str]:
+    """On top of what supervisord was started with."""
+    return {
+        "ALIGNMENT_STACK_SERVICE": f"{stack.folder}:{service.name}",  # how `down` knows the processes of this stack
+        "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # a job's `python` is ours
+        "PYTHONPATH": ":".join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
+        "PYTHONUNBUFFERED": "1",
+        **service.environment,
+    }

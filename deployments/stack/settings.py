@@ -1,0 +1,156 @@
+"""What one stack is: its folder, the ports it keeps, its generated credentials."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import secrets
+import socket
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from deployments.stack.environment import BUCKET, QUIET
+from rlhf_core.errors import StackError
+
+LOOPBACK = "127.0.0.1"
+PORTS: Mapping[str, tuple[str, ...]] = {
+    "s3": (
+        "s3",
+        "s3_grpc",
+        "s3_master",
+        "s3_master_grpc",
+        "s3_volume",
+        "s3_volume_grpc",
+        "s3_filer",
+        "s3_filer_grpc",
+        "s3_admin",
+        "s3_admin_grpc",
+    ),
+    "ray": ("ray", "ray_dashboard", "ray_agent", "ray_client"),
+    "prefect": ("prefect",),
+}
+# Below the ports that the kernel hands out to clients, above those that Ray gives its workers (10002-19999): a service
+# that is restarted finds its port free.
+_CHOICE = range(20000, 32000)
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """A stack on this machine. `owned` names the services that it starts: of s3, ray, prefect."""
+
+    folder: Path
+    owned: frozenset[str]
+    ports: Mapping[str, int]
+    access_key: str
+    secret_key: str
+
+    @property
+    def link(self) -> Path:
+        """A short name of the folder: a Unix socket's path may have 107 characters, and Ray adds 70 to its folder's."""
+        return Path("/tmp") / f"alignment-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
+
+    def url(self, port: str) -> str:
+        return f"http://{LOOPBACK}:{self.ports[port]}"
+
+    def log(self, service: str) -> Path:
+        return self.folder / "logs" / f"{service}.log"
+
+    def environment(self) -> dict[str, str]:
+        """What a command, flow or job must know to use the services that this stack starts."""
+        environment = dict(QUIET)
+        if "s3" in self.owned:
+            environment |= {
+                "ALIGNMENT_STORE": f"s3://{BUCKET}",
+                "AWS_ENDPOINT_URL": self.url("s3"),
+                "AWS_ACCESS_KEY_ID": self.access_key,
+                "AWS_SECRET_ACCESS_KEY": self.secret_key,
+                "AWS_REGION": "us-east-1",
+                "AWS_DEFAULT_REGION": "us-east-1",
+            }
+        if "ray" in self.owned:
+            environment["RAY_API_SERVER_ADDRESS"] = self.url("ray_dashboard")
+        if "prefect" in self.owned:
+            environment |= {
+                "PREFECT_API_URL": self.url("prefect") + "/api",
+                "PREFECT_HOME": str(self.folder / "prefect"),
+            }
+        return environment
+
+
+def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, str], *, running: bool) -> Stack:
+    """The stack of `folder`, made if it is new. Ports that are kept but taken are chosen anew, unless it is `running`.
+
+    Raises StackError for a port that `ALIGNMENT_PORT_<NAME>` asks for and that is taken or no port number.
+    """
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    names = [name for service in PORTS if service in owned for name in PORTS[service]]
+    ports = _ports(folder, names, environment, running=running)
+    access_key, secret_key = _credentials(folder)
+    return Stack(folder, owned, ports, access_key, secret_key)
+
+
+def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, running: bool) -> dict[str, int]:
+    file = folder / "ports.json"
+    kept: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    ports = dict(kept)
+    for name in names:
+        variable = f"ALIGNMENT_PORT_{name.upper()}"
+        wanted = environment.get(variable)
+        if wanted:
+            ports[name] = _asked_for(variable, wanted, ours=running and kept.get(name) == int_or_none(wanted))
+        elif name not in ports or not (running or _is_free(ports[name])):
+            ports[name] = _free_port(folder, taken=set(ports.values()))
+    write_private(file, json.dumps(ports, indent=1) + "\n")
+    return ports
+
+
+def int_or_none(text: str) -> int | None:
+    return int(text) if text.isdecimal() else None
+
+
+def _asked_for(variable: str, wanted: str, *, ours: bool) -> int:
+    port = int_or_none(wanted)
+    if port is None or not 1024 <= port <= 65535:
+        raise StackError(f"{variable} is {wanted!r}: give a port number from 1024 to 65535")
+    if not ours and not _is_free(port):
+        raise StackError(f"{variable} asks for port {port}, which another process uses: free it or choose another")
+    return port
+
+
+def _free_port(folder: Path, taken: set[int]) -> int:
+    # Start at a place of the folder's own, so that stacks side by side seldom meet.
+    start = int(hashlib.sha256(str(folder).encode()).hexdigest(), 16) % len(_CHOICE)
+    for step in range(len(_CHOICE)):
+        port = _CHOICE[(start + step) % len(_CHOICE)]
+        if port not in taken and _is_free(port):
+            return port
+    raise StackError(f"no free port between {_CHOICE.start} and {_CHOICE.stop}")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((LOOPBACK, port))
+        except OSError:
+            return False
+    return True
+
+
+def _credentials(folder: Path) -> tuple[str, str]:
+    file = folder / "credentials.json"
+    if not file.is_file():
+        write_private(file, json.dumps({"access_key": secrets.token_hex(10), "secret_key": secrets.token_hex(20)}))
+    found = json.loads(file.read_text(encoding="utf-8"))
+    return found["access_key"], found["secret_key"]
+
+
+def write_private(file: Path, text: str) -> None:
+    """Replace `file` by one that only the user can read; never readable in between."""
+    new = file.with_name(file.name + ".new")
+    with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
+        out.write(text)
+    new.replace(file)
