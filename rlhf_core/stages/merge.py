@@ -1,0 +1,19 @@
+"""Merge: a model and an adapter trained on it in; one policy with full weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.stages import MergeConfig
+from rlhf_core.models.loading import merge_adapter
+from rlhf_core.stages.contract import Input, Output, StageContext
+
+
+def run(config: MergeConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Runs in the job's own process: it needs no optimizer and no second rank."""
+    folder = context.workdir / "policy"
+    context.progress(0, 1, "merge")
+    merge_adapter(inputs["model"].folder, inputs["adapter"].folder, folder)
+    context.progress(1, 1, "merge")
+    return Output(kind=Kind.POLICY, folder=folder)

@@ -1,0 +1,37 @@
+"""Continued pre-training: a model and documents in, the same model with full weights out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.stages import PretrainConfig
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.reading import read_rows
+from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.trainers.sft import LanguageModelWorker, document_examples, pack_sequences
+from rlhf_core.trainers.supervised import GroupFactory, count_steps, require_fit, reserved_devices, running, train
+
+
+def run(
+    config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = RayWorkerGroup
+) -> Output:
+    model = inputs["model"]
+    rows = read_rows(inputs["dataset"].folder)
+    examples = document_examples(load_tokenizer(model.folder), rows, config.max_length)
+    require_fit(examples, model.folder, config.max_length)
+
+    folder = context.workdir / "model"
+    steps = count_steps(len(examples), config)
+    context.progress(0, steps, "start workers")
+    with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
+        metrics = train(config, examples, pack_sequences, workers, context)
+        workers.call("save", folder)
+
+    return Output(
+        kind=Kind.BASE_MODEL,
+        folder=folder,
+        metrics={**metrics, "steps": steps},
+        devices=reserved_devices(config.placement),
+    )

@@ -1,0 +1,52 @@
+"""Reward model: a model and preference pairs in; a model with one score out, and how large its rewards are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.reading import read_rows
+from rlhf_core.models.loading import merge_adapter
+from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.trainers.reward_model import (
+    RewardModelWorker,
+    finish_folder,
+    judge,
+    pack_pairs,
+    pair_examples,
+    split_by_prompt,
+)
+from rlhf_core.trainers.supervised import GroupFactory, count_steps, require_fit, reserved_devices, running, train
+
+
+def run(
+    config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = RayWorkerGroup
+) -> Output:
+    model = inputs["model"]
+    tokenizer = load_tokenizer(model.folder)
+    trained_rows, held_out_rows = split_by_prompt(read_rows(inputs["dataset"].folder), context.seed)
+    examples, held_out = pair_examples(tokenizer, trained_rows), pair_examples(tokenizer, held_out_rows)
+    require_fit([*examples, *held_out], model.folder, config.max_length)
+
+    folder = context.workdir / "reward_model"
+    steps = count_steps(len(examples), config)
+    context.progress(0, steps, "start workers")
+    with running(group(config.placement, RewardModelWorker, config, context, model.manifest.ref, steps)) as workers:
+        metrics = train(config, examples, pack_pairs, workers, context)
+        metrics |= judge(config, held_out, workers)
+        trained = folder if config.lora is None else context.workdir / "adapter"
+        workers.call("save", trained)
+    if config.lora is not None:
+        merge_adapter(model.folder, trained, folder)
+    context.log(steps, {name: metrics[name] for name in ("held_out_accuracy", "reward_mean", "reward_std")})
+    finish_folder(folder, tokenizer, reward_mean=metrics["reward_mean"], reward_std=metrics["reward_std"])
+
+    return Output(
+        kind=Kind.REWARD_MODEL,
+        folder=folder,
+        metrics={**metrics, "steps": steps},
+        devices=reserved_devices(config.placement),
+    )

@@ -1,0 +1,234 @@
+"""A reward model from preference pairs: the last token of a completion is where its reward is read."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from peft import PeftModel
+from torch import Tensor, nn
+
+from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.data.chat import encode_completion, stop_token_ids
+from rlhf_core.errors import StageError
+from rlhf_core.losses.ranking import pairwise_loss
+from rlhf_core.losses.supervised import next_token_loss
+from rlhf_core.models.loading import load_scalar_model, torch_dtype
+from rlhf_core.models.logprobs import chunked_logprobs
+from rlhf_core.models.packed import hidden_states
+from rlhf_core.trainers.supervised import Example, Share, SupervisedWorker, divide, shuffled
+from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.packing import pack
+from rlhf_core.types import PackedBatch, PreferenceBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Row = Mapping[str, Any]
+
+_HELD_OUT_SHARE = 0.05
+_MOST_HELD_OUT = 2000  # pairs; enough to know the accuracy to a percent
+
+
+def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
+    """Pairs to train on, and 5 % held out (at least one pair, at most 2000), whose prompts occur in no trained pair.
+
+    Raises StageError if all pairs have the same prompt, so that none could be held out.
+    """
+    by_prompt: defaultdict[str, list[Row]] = defaultdict(list)
+    for row in rows:
+        by_prompt[json.dumps(row["prompt"], sort_keys=True)].append(row)
+    if len(by_prompt) < 2:
+        raise StageError(
+            "the pairs have fewer than two different prompts, so none can be held out to judge the model by"
+        )
+    groups = list(by_prompt.values())
+    wanted = max(1.0, min(_HELD_OUT_SHARE * len(rows), _MOST_HELD_OUT))
+    held_out: list[Row] = []
+    trained: list[Row] = []
+    order = shuffled(len(groups), seed=seed, name="held out")
+    for index in order[:-1]:
+        (held_out if len(held_out) < wanted else trained).extend(groups[index])
+    return trained + groups[order[-1]], held_out
+
+
+def pair_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
+    """One example for each pair. Trained, in the sense of the mask, is the chosen completion: it is what the language
+    modelling term reads; the rewards of both are read at their last tokens."""
+    return [_pair(tokenizer, row) for row in rows]
+
+
+def _pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+    sequences, masks = [], []
+    for completion in (row["chosen"], row["rejected"]):
+        ids, mask = encode_completion(tokenizer, row["prompt"], completion)
+        # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
+        length = max((index + 1 for index, said in enumerate(mask) if said), default=len(ids))
+        sequences.append(ids[:length])
+        masks.append(mask[:length])
+    return Example(
+        row["id"], tuple(sequences), (masks[0], [False] * len(masks[1])), margin=float(row.get("margin") or 0.0)
+    )
+
+
+def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
+    packed = pack(
+        [ids for example in examples for ids in example.sequences],
+        [mask for example in examples for mask in example.masks],
+    )
+    return PreferenceBatch(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        sequence_lengths=packed.sequence_lengths,
+        loss_mask=packed.loss_mask,
+        margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
+    )
+
+
+class RewardModel(nn.Module):
+    """A scalar model that can also say the log-probs of the tokens, where it shares its embeddings with a language head.
+
+    A classifier has no language head; with tied embeddings the head is the embedding matrix, so it is still there.
+    """
+
+    def __init__(self, model: nn.Module, *, language: bool) -> None:
+        """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one.
+
+        Raises StageError if `language` is wanted and the embeddings are not tied.
+        """
+        super().__init__()
+        self.model = model
+        self.language_head: nn.Linear | None = None
+        if language:
+            embeddings = self._classifier.get_input_embeddings()
+            if not self._classifier.config.tie_word_embeddings:
+                raise StageError(
+                    "reward_model.language_model_coefficient needs a model with tied embeddings, which this is not: "
+                    "its language head is lost when the reward model is made; set the coefficient to 0"
+                )
+            self.language_head = nn.Linear(
+                embeddings.embedding_dim, embeddings.num_embeddings, bias=False, device="meta"
+            )
+            self.language_head.weight = embeddings.weight
+
+    @property
+    def _classifier(self) -> Any:
+        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
+        """Scores (N,) float32 at each token, and (N,) float32 log-probs of the trained tokens (0 elsewhere) or None."""
+        hidden = hidden_states(self._classifier, batch)
+        scores: Tensor = self._classifier.score(hidden).squeeze(-1).float()
+        if self.language_head is None:
+            return scores, None
+        places = (batch.loss_mask & (batch.position_ids != 0)).nonzero().squeeze(-1)
+        logprobs, _ = chunked_logprobs(
+            self.language_head, hidden[places - 1], batch.input_ids[places],
+            vocabulary=self.language_head.out_features,
+        )  # fmt: skip
+        return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs)
+
+
+class RewardModelWorker(SupervisedWorker):
+    """Trains the pairwise loss, and beside it the language modelling of chosen completions if the config asks for it."""
+
+    def build_model(self) -> nn.Module:
+        config: RewardModelConfig = self.config
+        model = load_scalar_model(
+            self.folder,
+            dtype=torch_dtype(config.engine.dtype),
+            attention=config.engine.attention,
+            lora=config.lora,
+            gradient_checkpointing=config.engine.gradient_checkpointing,
+            seed=self.seed,
+        )
+        return RewardModel(model, language=config.language_model_coefficient > 0)
+
+    def loss(self, model: nn.Module, batch: PreferenceBatch, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+        config: RewardModelConfig = self.config
+        scores, logprobs = model(batch)
+        chosen, rejected, real = _rewards(scores, batch)
+        assert batch.margins is not None
+        loss, sums = pairwise_loss(
+            chosen[real], rejected[real], batch.margins[real], kind=config.loss, num_pairs=share.num_examples
+        )
+        metrics = {
+            "accuracy": sums["correct_pairs"] / share.num_examples,
+            "reward_gap": sums["reward_gap_sum"] / share.num_examples,
+        }
+        if logprobs is not None:
+            language = next_token_loss(logprobs, batch.loss_mask, num_tokens=share.num_tokens)
+            loss = loss + config.language_model_coefficient * language
+            metrics["language_model_loss"] = language.detach()
+        return loss, {"loss": loss.detach(), **metrics}
+
+    def score(self, share: Share) -> Tensor:
+        """(P, 2) float32 on CPU: the rewards of the chosen and the rejected completion of each pair of this rank."""
+
+        def rewards(model: nn.Module, batch: PreferenceBatch) -> Tensor:
+            chosen, rejected, real = _rewards(model(batch)[0], batch)
+            return torch.stack([chosen[real], rejected[real]], dim=1)
+
+        return torch.cat([part.cpu() for part in self.engine.forward(share.micro_batches, rewards)])
+
+
+def _rewards(scores: Tensor, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+    """Rewards of the chosen and of the rejected completions, (P,) each, and which of the pairs are real (P,) bool.
+
+    A pair of which nothing is trained only fills a rank's share.
+    """
+    last = batch.last_token_indices
+    return scores[last][0::2], scores[last][1::2], batch.loss_mask[last][0::2]
+
+
+def judge(config: RewardModelConfig, held_out: Sequence[Example], workers: WorkerGroup) -> dict[str, float]:
+    """On held-out pairs: `held_out_accuracy`, and the mean and the standard deviation of the rewards of all completions.
+
+    Raises StageError if the rewards are not finite or all equal: such a model can judge nothing.
+    """
+    tokens = config.engine.tokens_per_micro_batch
+    shares = divide(held_out, pack_pairs, ranks=workers.size, tokens_per_micro_batch=tokens)
+    rewards = torch.cat(workers.scatter("score", shares)).double()
+    std = rewards.std(correction=0).item()
+    if not torch.isfinite(rewards).all() or std == 0:
+        raise StageError(f"the reward model's rewards of held-out completions are not usable: {rewards.flatten()[:8]}")
+    return {
+        "held_out_pairs": len(held_out),
+        "held_out_accuracy": (rewards[:, 0] > rewards[:, 1]).double().mean().item(),
+        "reward_mean": rewards.mean().item(),
+        "reward_std": std,
+    }
+
+
+def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *, reward_mean: float, reward_std: float) -> None:
+    """What `AutoModelForSequenceClassification` and the RL stage need beside the weights, written into the folder.
+
+    transformers reads the reward at the last token that is not padding, so the padding token may be none that can end
+    a completion. The tokenizer's own is taken if it is not (often it is EOS), else another special one.
+    """
+    pad = _padding_token(tokenizer)
+    _update_json(
+        folder / "config.json",
+        reward_mean=reward_mean,
+        reward_std=reward_std,
+        pad_token_id=tokenizer.convert_tokens_to_ids(pad) if pad else None,
+    )
+    for name in ("tokenizer_config.json", "special_tokens_map.json"):
+        if (folder / name).is_file():
+            _update_json(folder / name, pad_token=pad)
+
+
+def _padding_token(tokenizer: PreTrainedTokenizerFast) -> str | None:
+    """None: score one sequence at a time; transformers refuses a batch then."""
+    ending = stop_token_ids(tokenizer)
+    candidates = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token)
+    return next((t for t in candidates if t and tokenizer.convert_tokens_to_ids(t) not in ending), None)
+
+
+def _update_json(path: Path, **values: object) -> None:
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **values}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,75 @@
+"""Language modelling: conversations whose assistant turns are trained, and documents of which every token is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor, nn
+
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.data.chat import encode_conversation, encode_text
+from rlhf_core.losses.supervised import next_token_loss
+from rlhf_core.models.loading import load_causal_model, torch_dtype
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.trainers.supervised import Example, Share, SupervisedWorker
+from rlhf_core.training.packing import pack
+from rlhf_core.types import PackedBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+Row = Mapping[str, Any]
+
+
+def conversation_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
+    """One example for each conversation; every assistant turn is trained, with the token that ends it."""
+    examples = []
+    for row in rows:
+        ids, mask = encode_conversation(tokenizer, row["messages"])
+        examples.append(Example(row["id"], (ids,), (_after_first(mask),)))
+    return examples
+
+
+def document_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row], max_length: int) -> list[Example]:
+    """Documents of BOS (if the tokenizer has one), text, EOS, each cut into pieces of at most `max_length` tokens.
+
+    A piece begins with the last token of the one before it, as context only: so every token is trained exactly once,
+    and no EOS is taught where a document goes on.
+    """
+    examples = []
+    for row in rows:
+        ids = encode_text(tokenizer, row["text"])
+        for start in range(0, len(ids) - 1, max(max_length - 1, 1)):
+            piece = ids[start : start + max_length]
+            examples.append(Example(row["id"], (piece,), (_after_first([True] * len(piece)),)))
+    return examples
+
+
+def _after_first(mask: Sequence[bool]) -> list[bool]:
+    """The mask without its first token, of which nothing predicts anything."""
+    return [False, *mask[1:]]
+
+
+def pack_sequences(examples: Sequence[Example]) -> PackedBatch:
+    return pack([e.sequences[0] for e in examples], [e.masks[0] for e in examples])
+
+
+class LanguageModelWorker(SupervisedWorker):
+    """SFT (full weights or LoRA) and pre-training."""
+
+    def build_model(self) -> nn.Module:
+        engine = self.config.engine
+        model = load_causal_model(
+            self.folder,
+            dtype=torch_dtype(engine.dtype),
+            attention=engine.attention,
+            lora=self.config.lora if isinstance(self.config, SFTConfig) else None,
+            gradient_checkpointing=engine.gradient_checkpointing,
+        )
+        return PolicyModel(model)
+
+    def loss(self, model: nn.Module, batch: PackedBatch, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, _ = model(batch, only=batch.loss_mask)
+        loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=share.num_tokens)
+        return loss, {"loss": loss.detach()}

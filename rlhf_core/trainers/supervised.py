@@ -1,0 +1,207 @@
+"""Epochs over a dataset, on any number of ranks: the loop and the worker that SFT, pre-training and reward models share.
+
+The driver owns the data. It decides, as a pure function of (seed, epoch), which examples make a step; divides them
+over the ranks; and hands the ranks `log_every` steps at a time. The workers own the model and know nothing of the data.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.training import Placement, SupervisedConfig
+from rlhf_core.errors import StageError
+from rlhf_core.models.loading import save_model
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.packing import plan_micro_batches
+from rlhf_core.training.randomness import seed_everything
+from rlhf_core.types import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a batch size counts: one sequence, or the two sequences of a pair, chosen first."""
+
+    row_id: str
+    sequences: tuple[list[int], ...]  # token ids
+    masks: tuple[list[bool], ...]  # true where the token is trained; as long as the sequence
+    margin: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(map(sum, self.masks))
+
+
+Packer = Callable[[Sequence[Example]], PackedBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """One rank's part of one optimizer step, with the totals over all ranks that its sums are divided by."""
+
+    micro_batches: list[PackedBatch]
+    num_tokens: int  # trained tokens
+    num_examples: int
+
+
+def require_fit(examples: Sequence[Example], folder: Path, max_length: int) -> None:
+    """Raises StageError if there is nothing to train, a sequence is longer than `max_length`, or that than the context.
+
+    folder: of the model whose context bounds `max_length`.
+    """
+    context_length = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    if context_length is not None and max_length > context_length:
+        raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
+    if not examples:
+        raise StageError("the dataset has no row to train on")
+    for example in examples:
+        longest = max(map(len, example.sequences))
+        if longest > max_length:
+            raise StageError(
+                f"row {example.row_id} is {longest} tokens long and max_length is {max_length}: "
+                "raise max_length, or drop the row from the dataset"
+            )
+        if not example.num_trained_tokens:
+            raise StageError(f"row {example.row_id} has no token to train on; drop it from the dataset")
+
+
+def count_steps(num_examples: int, config: SupervisedConfig) -> int:
+    """Optimizer steps of the run: its epochs, or `max_steps` if those are more."""
+    steps = config.epochs * -(-num_examples // config.batch_size)
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def shuffled(count: int, *, seed: int, name: str) -> list[int]:
+    """0 .. count - 1 in an order that depends on the arguments alone."""
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    order: list[int] = torch.randperm(count, generator=generator).tolist()
+    return order
+
+
+def step_indices(num_examples: int, config: SupervisedConfig, seed: int) -> Iterator[list[int]]:
+    """The examples of each optimizer step. An epoch's last step takes what is left of it."""
+    for epoch in range(config.epochs):
+        order = shuffled(num_examples, seed=seed, name=f"epoch {epoch}")
+        for start in range(0, num_examples, config.batch_size):
+            yield order[start : start + config.batch_size]
+
+
+def divide(examples: Sequence[Example], pack: Packer, *, ranks: int, tokens_per_micro_batch: int) -> list[Share]:
+    """The examples of one optimizer step as one share a rank; every rank runs as many forwards."""
+    lengths = [example.num_tokens for example in examples]
+    plan = plan_micro_batches(lengths, ranks=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
+    num_tokens = sum(example.num_trained_tokens for example in examples)
+    blank = [_blank(min(examples, key=lambda example: example.num_tokens))]
+    return [
+        Share([pack([examples[i] for i in part] or blank) for part in rank_plan], num_tokens, len(examples))
+        for rank_plan in plan
+    ]
+
+
+def _blank(example: Example) -> Example:
+    """Something to run a forward on that trains nothing."""
+    masks = tuple([False] * len(mask) for mask in example.masks)
+    return Example(example.row_id, example.sequences, masks, example.margin)
+
+
+class SupervisedWorker(ABC):
+    """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
+
+    def __init__(self, config: Any, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
+        seed_everything(context.seed)
+        self.config = config
+        self.seed = context.seed
+        self.folder = context.fetch(model).folder
+        self.engine = DeepSpeedEngine(
+            self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps
+        )
+
+    @abstractmethod
+    def build_model(self) -> nn.Module:
+        """The module to train, from `self.folder`; its attribute `model` is the transformers or peft model in it."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `share`."""
+
+    def train(self, steps: Sequence[Share]) -> list[dict[str, float]]:
+        """One optimizer step for each share; the metrics of each step, over all ranks."""
+        return [self.engine.step(share.micro_batches, partial(self.loss, share=share)) for share in steps]
+
+    def save(self, folder: Path) -> None:
+        """Write the model's folder (with LoRA: the adapter's), on rank 0's node. Every rank must call it."""
+        state = self.engine.full_state_dict()
+        if state is not None:
+            model = self.engine.module.model
+            assert isinstance(model, nn.Module)
+            save_model(model, state, folder, self.folder)
+
+
+def train(
+    config: SupervisedConfig, examples: Sequence[Example], pack: Packer, workers: WorkerGroup, context: StageContext
+) -> dict[str, float]:
+    """The whole run. Logs and reports progress every `log_every` steps; returns the last metrics logged.
+
+    Metrics are means over the steps since the last log; `tokens` counts those seen so far, trained or not.
+    """
+    total = count_steps(len(examples), config)
+    schedule = islice(step_indices(len(examples), config, context.seed), total)
+    context.progress(0, total, "train")
+    done = tokens = 0
+    metrics: dict[str, float] = {}
+    while chunk := list(islice(schedule, config.log_every)):
+        started = time.monotonic()
+        steps = [
+            divide([examples[i] for i in indices], pack, ranks=workers.size,
+                   tokens_per_micro_batch=config.engine.tokens_per_micro_batch)
+            for indices in chunk
+        ]  # fmt: skip
+        by_step: list[dict[str, float]] = workers.scatter("train", [list(rank) for rank in zip(*steps, strict=True)])[0]
+        done += len(chunk)
+        seen = sum(examples[i].num_tokens for indices in chunk for i in indices)
+        tokens += seen
+        metrics = {name: sum(step[name] for step in by_step) / len(by_step) for name in by_step[0]}
+        metrics |= {"tokens": tokens, "tokens_per_second": seen / (time.monotonic() - started)}
+        context.log(done, metrics)
+        context.progress(done, total, "train", loss=metrics["loss"])
+    return metrics
+
+
+class GroupFactory(Protocol):
+    """How a stage gets its workers: RayWorkerGroup; in a test, an InlineGroup."""
+
+    def __call__(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> WorkerGroup: ...
+
+
+@contextmanager
+def running(group: WorkerGroup) -> Iterator[WorkerGroup]:
+    """Shuts the group down whatever happens."""
+    try:
+        yield group
+    finally:
+        group.shutdown()
+
+
+def reserved_devices(placement: Placement) -> float:
+    """GPUs that the placement reserves; where it reserves none, CPUs."""
+    return placement.workers * (placement.gpus_per_worker or placement.cpus_per_worker)
