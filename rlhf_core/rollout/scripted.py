@@ -1,0 +1,63 @@
+"""An engine without a model, for tests and dry runs: a function says what it samples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Completion
+
+# (prompt, seed of the request, or None when greedy) -> completion tokens
+Script = Callable[[Sequence[int], int | None], Sequence[int]]
+
+
+class ScriptedEngine:
+    """Keeps the contract of rollout.engine.RolloutEngine: cuts at the first stop token, at max_tokens, at max_length.
+
+    Every token has the log-prob `logprob`. `loaded` keeps (folder, version) of each load.
+    """
+
+    def __init__(self, script: Script, *, max_length: int = 1024, logprob: float = -1.0) -> None:
+        self._script = script
+        self._max_length = max_length
+        self._logprob = logprob
+        self._version = 0
+        self.loaded: list[tuple[Path, int]] = []
+
+    @property
+    def weight_version(self) -> int:
+        return self._version
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        for index, prompt in enumerate(prompts):
+            if not 0 < len(prompt) < self._max_length:
+                raise ValueError(
+                    f"prompt {index} has {len(prompt)} tokens: the engine takes 1 to {self._max_length - 1} (max_length)"
+                )
+        return [self._completion(prompt, index, parameters) for index, prompt in enumerate(prompts)]
+
+    def _completion(self, prompt: Sequence[int], index: int, parameters: SamplingParameters) -> Completion:
+        seed = None if parameters.temperature == 0 else parameters.seed + index
+        room = min(parameters.max_tokens, self._max_length - len(prompt))
+        tokens: list[int] = []
+        for token in self._script(prompt, seed):
+            if len(tokens) == room:
+                break
+            tokens.append(token)
+            if token in parameters.stop_token_ids:
+                return Completion(tuple(tokens), (self._logprob,) * len(tokens), "stop", self._version)
+        return Completion(tuple(tokens), (self._logprob,) * len(tokens), "length", self._version)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self.loaded.append((folder, version))
+        self._version = version
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [[0.0, *[self._logprob] * (len(sequence) - 1)] for sequence in sequences]
+
+    def differing_tensors(self, folder: Path) -> list[str]:
+        return []
+
+    def shutdown(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,279 @@
+"""vLLM in this process: tokens in, tokens out, with the log-probs of what was sampled."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.publishing import tensor_shapes
+from rlhf_core.types import Completion, FinishReason
+
+Dtype = Literal["float32", "bfloat16"]
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default an engine takes all cores but one; here it shares them
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
+_WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
+_GIB = 2**30
+
+
+class VllmEngine:
+    """One vLLM engine over the GPUs of this process, or its CPU cores. Implements rollout.engine.RolloutEngine.
+
+    With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
+    One engine per process: vLLM keeps process-wide state, and replaces torch.set_num_threads on CPU.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        config: RolloutEngineConfig,
+        *,
+        dtype: Dtype,
+        seed: int,
+        lora: LoraConfig | None = None,
+        repack_tied_head: bool = True,
+    ) -> None:
+        """Starts the engine with the weights in `folder` as version 0.
+
+        repack_tied_head: False leaves out the cure of vllm_worker, to see that the proof of a publish catches it.
+        Raises ValueError where the model cannot be served with these settings.
+        """
+        os.environ.update(_ENVIRONMENT)
+        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+        self._folder = folder
+        self._config = config
+        self._lora = lora
+        self._repack_tied_head = repack_tied_head
+        self._version = 0
+        self._adapter: Any = None  # the LoRARequest being served
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._tied = bool(model.get("tie_word_embeddings", False))
+        _check_length(config.max_length, model)
+        # vLLM reads its environment when imported, and importing it takes seconds that the driver should not wait.
+        from vllm import LLM
+
+        self._llm: Any = LLM(str(folder), **self._engine_arguments(model, dtype, seed))
+
+    def _engine_arguments(self, model: dict[str, Any], dtype: Dtype, seed: int) -> dict[str, Any]:
+        from vllm.platforms import current_platform
+
+        config = self._config
+        ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+        arguments: dict[str, Any] = {
+            "dtype": dtype,
+            "seed": seed,
+            "skip_tokenizer_init": True,
+            "generation_config": "vllm",  # the folder's generation_config.json must not change the sampling
+            # One more than the trajectories' bound: scoring a sequence of full length samples a token after it.
+            "max_model_len": config.max_length + 1,
+            "max_num_seqs": config.max_sequences,
+            "tensor_parallel_size": config.tensor_parallel_size,
+            "pipeline_parallel_size": config.pipeline_parallel_size,
+            "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+            "enable_prefix_caching": config.prefix_caching,
+            "enforce_eager": not config.compiled,
+            "logprobs_mode": "processed_logprobs",
+            "disable_log_stats": True,
+            "worker_extension_cls": _WORKER,
+        }
+        if current_platform.is_cpu():
+            _check_head_size(model)
+            # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
+            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+            arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
+        else:
+            arguments["gpu_memory_utilization"] = config.memory_share
+        if self._lora is not None:
+            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(self._lora.rank)}
+        return arguments
+
+    @property
+    def weight_version(self) -> int:
+        return self._version
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        """One completion of each prompt, in their order; prompt and completion fit in `max_length` together.
+
+        The log-probs are those of the distribution sampled from: after temperature and top-p. A greedy token has
+        its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
+        """
+        from vllm import SamplingParams
+
+        requests = [
+            SamplingParams(
+                temperature=parameters.temperature,
+                top_p=parameters.top_p,
+                max_tokens=min(parameters.max_tokens, self._room(index, prompt)),
+                stop_token_ids=list(parameters.stop_token_ids),
+                seed=(parameters.seed + index) % 2**63,
+                logprobs=0,
+                detokenize=False,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        return [self._completion(output.outputs[0]) for output in self._run(prompts, requests)]
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
+
+        Raises ValueError for an empty sequence and for one longer than `max_length`.
+        """
+        from vllm import SamplingParams
+
+        for index, sequence in enumerate(sequences):
+            if not 0 < len(sequence) <= self._config.max_length:
+                raise ValueError(
+                    f"sequence {index} has {len(sequence)} tokens; the engine scores 1 to {self._config.max_length}"
+                )
+        request = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._run(sequences, [request] * len(sequences))
+        return [
+            [0.0] + [position[token].logprob for token, position in zip(sequence[1:], o.prompt_logprobs[1:], strict=True)]
+            for sequence, o in zip(sequences, outputs, strict=True)
+        ]
+
+    def _room(self, index: int, prompt: Sequence[int]) -> int:
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty")
+        room = self._config.max_length - len(prompt)
+        if room <= 0:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens and leaves no room for a completion: "
+                f"prompt and completion together have at most {self._config.max_length} (max_length)"
+            )
+        return room
+
+    def _run(self, prompts: Sequence[Sequence[int]], requests: list[Any]) -> list[Any]:
+        from vllm.inputs import TokensPrompt
+
+        if not prompts:
+            return []
+        # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
+        # same call gives the same completions. Within this call, completions of one prompt still share their prefix.
+        self._llm.reset_prefix_cache()
+        with self._eager():
+            outputs: list[Any] = self._llm.generate(
+                [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
+                requests,
+                use_tqdm=False,
+                lora_request=self._adapter,
+            )
+        return outputs
+
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        """vLLM compiles a one-line rank count even under enforce_eager: 2-16 s of the first call, for nothing."""
+        with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+            yield
+
+    def _completion(self, output: Any) -> Completion:
+        reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+        if output.finish_reason not in reasons:
+            raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r} after {len(output.token_ids)} tokens")
+        tokens = tuple(output.token_ids)
+        logprobs = tuple(position[token].logprob for token, position in zip(tokens, output.logprobs, strict=True))
+        if not all(map(math.isfinite, logprobs)):
+            raise WeightSyncError(
+                f"the engine serves weights of version {self._version} that give log-probs which are not finite"
+            )
+        return Completion(tokens, logprobs, reasons[output.finish_reason], self._version)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Serve the weights in `folder` as `version`; the folder may go afterwards.
+
+        Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
+        """
+        if self._lora is not None:
+            self._load_adapter(folder, version)
+        else:
+            self._check_tensors(folder, version)
+            self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
+        self._llm.reset_prefix_cache()
+        self._version = version
+
+    def _load_adapter(self, folder: Path, version: int) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if not (folder / "adapter_config.json").is_file():
+            raise WeightSyncError(f"version {version} is no adapter, but this engine serves LoRA adapters")
+        # A new id for each version: vLLM keeps what it loaded under an id and never looks at the folder again.
+        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
+        adapter = LoRARequest(f"version-{version}", number, str(folder))
+        if self._adapter is not None:
+            self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
+        if not self._llm.llm_engine.add_lora(adapter):
+            raise WeightSyncError(f"vLLM did not take the adapter of version {version}")
+        self._adapter = adapter
+
+    def _check_tensors(self, folder: Path, version: int) -> None:
+        # vLLM only logs tensors that a publish lacks, and goes on with the old ones.
+        wanted, given = tensor_shapes(self._folder), tensor_shapes(folder)
+        if self._tied:
+            wanted.pop("lm_head.weight", None)
+            given.pop("lm_head.weight", None)
+        wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+        if wrong:
+            few = ", ".join(f"{n} (engine {wanted.get(n)}, published {given.get(n)})" for n in wrong[:5])
+            raise WeightSyncError(f"version {version} does not fit the engine's model in {len(wrong)} tensors: {few}")
+
+    def differing_tensors(self, folder: Path) -> list[str]:
+        """Names of the tensors in `folder` that the engine does not serve as they are there; for a failed proof.
+
+        Empty where it cannot be told: adapters, and layers split over several GPUs.
+        """
+        if self._lora is not None:
+            return []
+        answers: list[list[str]] = self._llm.collective_rpc("differing_tensors", args=(str(folder),))
+        return sorted(set().union(*answers))
+
+    def shutdown(self) -> None:
+        """Frees memory and vLLM's process group; the engine is of no use afterwards."""
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        cleanup_dist_env_and_memory()
+
+
+def _check_length(max_length: int, model: dict[str, Any]) -> None:
+    context: int | None = model.get("max_position_embeddings")
+    if context is None:
+        return
+    if max_length > context:
+        raise ValueError(f"max_length is {max_length}, but the model was made for {context} tokens")
+    if max_length == context:
+        # Only the token sampled after a scored sequence lies beyond the context, and it is never fed to the model.
+        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+
+
+def _check_head_size(model: dict[str, Any]) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    heads: int | None = model.get("num_attention_heads")
+    size = model.get("head_dim") or (model["hidden_size"] // heads if heads else None)
+    known: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    if size is not None and size not in known:
+        raise ValueError(f"the model's attention heads have size {size}; on CPU vLLM serves {known}")
+
+
+def _lora_rank(rank: int) -> int:
+    for known in _LORA_RANKS:
+        if rank <= known:
+            return known
+    raise ValueError(f"LoRA rank {rank} is above {_LORA_RANKS[-1]}, the highest that vLLM serves")

@@ -1,0 +1,44 @@
+"""Small random models for the engine tests. Import it as tests.rlhf_core.rollout.models."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+EOS = 2
+VOCABULARY = 96
+
+
+def make_model(folder: Path, *, tied: bool, seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+    """A Llama of 70 thousand weights, saved in `folder`. Heads of size 32: the smallest that vLLM serves on CPU."""
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.15,
+        bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
+    )  # fmt: skip
+    model = LlamaForCausalLM(config).to(dtype).eval()
+    model.save_pretrained(folder)
+    return model
+
+
+def disturb(model: LlamaForCausalLM, seed: int) -> None:
+    """Changes every weight a little, as an optimizer step would."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+
+
+@torch.no_grad()
+def expected_logprobs(model: torch.nn.Module, sequences: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+    """transformers' own log-probs, one sequence at a time; the first of each is 0."""
+    answers = []
+    for sequence in sequences:
+        ids = torch.tensor([sequence])
+        logits = model(input_ids=ids).logits[0, :-1].float() / temperature
+        logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        answers.append([0.0, *logprobs.tolist()])
+    return answers

@@ -1,0 +1,184 @@
+"""The vLLM engine against transformers, on real engines with small random models."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaForCausalLM
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.publishing import serialize_weights, verify_weights, weights_folder
+from rlhf_core.rollout.vllm_engine import VllmEngine
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model
+
+CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7]]
+PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
+SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=11)
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=0)
+
+Served = tuple[LlamaForCausalLM, VllmEngine]
+
+
+@pytest.fixture(scope="module", params=["tied", "untied"])
+def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A model and an engine that serves it; each test leaves the engine with the model's weights."""
+    folder = tmp_path_factory.mktemp(request.param)
+    model = make_model(folder, tied=request.param == "tied")
+    engine = VllmEngine(folder, CONFIG, dtype="float32", seed=0)
+    yield model, engine
+    engine.shutdown()
+
+
+@pytest.fixture(scope="module")
+def unmended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tied model, and an engine without the cure for its head."""
+    folder = tmp_path_factory.mktemp("unmended")
+    model = make_model(folder, tied=True)
+    engine = VllmEngine(folder, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
+    yield model, engine
+    engine.shutdown()
+
+
+def worst_difference(a: list[list[float]], b: list[list[float]]) -> float:
+    return max(abs(x - y) for s, t in zip(a, b, strict=True) for x, y in zip(s, t, strict=True))
+
+
+def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(served: Served) -> None:
+    model, engine = served
+    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, SAMPLED), strict=True):
+        whole = [*prompt, *completion.token_ids]
+        expected = expected_logprobs(model, [whole], temperature=0.7)[0][len(prompt) :]
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+        assert completion.weight_version == engine.weight_version
+
+
+def test_the_same_call_gives_the_same_completions_and_another_seed_others(served: Served) -> None:
+    _, engine = served
+    first = engine.generate(PROMPTS, SAMPLED)
+    assert engine.generate(PROMPTS, SAMPLED) == first
+    other = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=12)
+    assert engine.generate(PROMPTS, other) != first
+    # Request i is sampled with seed + i, so the same prompt twice in a call is sampled twice.
+    assert first[0].token_ids != first[3].token_ids
+
+
+def test_greedy_is_transformers_greedy(served: Served) -> None:
+    model, engine = served
+    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, GREEDY), strict=True):
+        ids = torch.tensor([prompt])
+        expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
+        assert list(completion.token_ids) == expected[0, len(prompt) :].tolist()
+
+
+def test_a_stop_token_ends_the_completion_and_is_part_of_it(served: Served) -> None:
+    _, engine = served
+    free = engine.generate(PROMPTS[:1], GREEDY)[0].token_ids
+    parameters = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(free[2],), seed=0)
+    stopped = engine.generate(PROMPTS[:1], parameters)[0]
+    assert stopped.token_ids == free[: free.index(free[2]) + 1]
+    assert stopped.finish_reason == "stop"
+    assert len(stopped.logprobs) == len(stopped.token_ids)
+
+
+def test_logprobs_of_given_sequences(served: Served) -> None:
+    model, engine = served
+    full = [1, *range(3, 66)]  # 64 tokens: as long as the model's context
+    sequences = [*PROBE, full, [1]]
+    assert worst_difference(engine.logprobs(sequences), expected_logprobs(model, sequences)) < 1e-4
+
+
+def test_prompt_and_completion_fit_in_max_length_together(served: Served) -> None:
+    _, engine = served
+    parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=(), seed=0)
+    completion = engine.generate([[1] * 60], parameters)[0]
+    assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
+    with pytest.raises(ValueError, match=r"prompt 1 has 64 tokens .* at most 64"):
+        engine.generate([[1], [1] * 64], parameters)
+    with pytest.raises(ValueError, match="prompt 0 is empty"):
+        engine.generate([[]], parameters)
+    with pytest.raises(ValueError, match="sequence 0 has 65 tokens"):
+        engine.logprobs([[1] * 65])
+
+
+def test_published_weights_are_served_and_proven(served: Served) -> None:
+    model, engine = served
+    engines = InlineEngines(engine)
+    for version in (7, 8):
+        disturb(model, seed=version)
+        engines.publish(serialize_weights(model.state_dict()), version)
+        assert verify_weights(engines, PROBE, expected_logprobs(model, PROBE), version, 1e-4) < 1e-4
+        assert engine.weight_version == version
+        assert engines.differing_tensors("engine 0") == []
+
+
+def test_a_stale_version_is_caught(served: Served) -> None:
+    model, engine = served
+    engines = InlineEngines(engine)
+    engines.publish(serialize_weights(model.state_dict()), 20)
+    with pytest.raises(WeightSyncError, match="serves version 20, but version 21 was published"):
+        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 21, 1e-4)
+
+
+class SwappingEngine(VllmEngine):
+    """Loads what was published with two tensors in each other's place."""
+
+    def __init__(self, engine: VllmEngine) -> None:
+        vars(self).update(vars(engine))
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        state = load_file(folder / "model.safetensors")
+        state[SWAPPED[0]], state[SWAPPED[1]] = state[SWAPPED[1]], state[SWAPPED[0]]
+        with weights_folder(serialize_weights(state)) as wrong:
+            super().load_weights(wrong, version)
+
+
+SWAPPED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
+
+
+def test_swapped_tensors_are_caught_and_named(served: Served) -> None:
+    model, engine = served
+    engines = InlineEngines(SwappingEngine(engine))
+    engines.publish(serialize_weights(model.state_dict()), 30)
+    with pytest.raises(WeightSyncError, match=r"engine 0 does not serve version 30 .* differs in model.layers.0.mlp.down"):
+        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 30, 1e-4)
+    assert tuple(engines.differing_tensors("engine 0")) == SWAPPED
+    InlineEngines(engine).publish(serialize_weights(model.state_dict()), 31)
+
+
+def test_a_publish_that_lacks_a_tensor_is_refused(served: Served) -> None:
+    model, engine = served
+    state = dict(model.state_dict())
+    del state["model.norm.weight"]
+    with (
+        weights_folder(serialize_weights(state)) as folder,
+        pytest.raises(WeightSyncError, match=r"version 40 does not fit .* model.norm.weight"),
+    ):
+        engine.load_weights(folder, 40)
+    assert engine.weight_version != 40
+
+
+def test_without_its_cure_the_tied_head_is_stale_and_the_proof_says_so(unmended: Served) -> None:
+    """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
+    model, engine = unmended
+    engines = InlineEngines(engine)
+    assert verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 0, 1e-4) < 1e-4
+    disturb(model, seed=3)
+    engines.publish(serialize_weights(model.state_dict()), 1)
+    with pytest.raises(WeightSyncError, match=r"version 1 .* differs in lm_head.weight \(tied to model.embed_tokens"):
+        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 1, 1e-4)
+
+
+def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(tmp_path: Path) -> None:
+    make_model(tmp_path, tied=True)
+    with pytest.raises(ValueError, match="max_length is 65, but the model was made for 64 tokens"):
+        VllmEngine(tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)
+    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
