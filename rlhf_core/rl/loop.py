@@ -12,7 +12,7 @@ import torch
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards.base import Reward
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
@@ -61,6 +61,7 @@ class Loop:
         with phase("rollout"):
             prompts = self.prompts.draw(self.config.prompts_per_step)
             trajectories = self.rollouts.sample(prompts, step)
+            self.publisher.require_fresh(trajectories)
 
         with phase("score"):
             experience, raw = self.trainer.score(pack_trajectories(trajectories))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards.base import Reward
 from rlhf_core.types import Trajectory
 
 

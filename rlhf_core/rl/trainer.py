@@ -13,7 +13,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.rl.experience import Layout
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.packing import select
-from rlhf_core.types import Experience
+from rlhf_core.types import Experience, PackedBatch
 
 
 class PolicyTrainer:
@@ -90,7 +90,7 @@ class PolicyTrainer:
         weights: bytes = self._workers.call("policy_weights")[0]
         return weights
 
-    def probe(self, batch: Experience) -> Sequence[float]:
+    def probe(self, batch: PackedBatch) -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""
         logprobs: Tensor = self._workers.call("probe", batch)[0]
         return logprobs.tolist()

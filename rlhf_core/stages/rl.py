@@ -17,7 +17,8 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rewards.base import Reward
+from rlhf_core.rewards.build import build_reward
 from rlhf_core.rl.loop import Loop, RewardModelScale
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher

@@ -1,0 +1,149 @@
+"""One training rank: what it scores, and that an update moves the policy the way the advantages say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load as from_safetensors
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.stages.contract import Input
+from rlhf_core.training.group import InlineGroup
+from rlhf_core.types import Experience, Prompt, Trajectory
+from tests.rlhf_core.stages.context import LocalContext, local_input
+
+OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
+    folder = tmp_path_factory.mktemp("model")
+    LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **shape)).save_pretrained(folder)
+    return local_input(folder, Kind.POLICY)
+
+
+def rl_config(algorithm: str, **settings: Any) -> RLConfig:
+    block = {"reward": {"type": "verifier"}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
+    extra = {key: block.pop(key) for key in ("lora",) if key in block}
+    if algorithm == "ppo":
+        block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}
+    return RLConfig.model_validate({
+        "algorithm": algorithm, algorithm: block, "dataset": "p", "steps": 5, "prompts_per_step": 2,
+        "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
+        "engine": {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}, **extra,
+    })  # fmt: skip
+
+
+def trainer(config: RLConfig, model: Input, folder: Path) -> tuple[PolicyTrainer, InlineGroup]:
+    context = LocalContext(folder, artifacts={model.manifest.ref.path: model})
+    group = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+    return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
+
+
+def trajectories() -> Experience:
+    made = []
+    for i, completion in enumerate([(5, 6, 7), (8, 9), (10, 11, 12, 13), (14,)]):
+        prompt = Prompt(id=str(i // 2), text="", token_ids=(2, 3, 4 + i // 2), row={})
+        ids = torch.tensor([*prompt.token_ids, *completion])
+        mask = torch.arange(ids.numel()) >= 3
+        made.append(Trajectory(prompt, ids, mask, torch.zeros(ids.numel()), 0, "stop"))
+    return pack_trajectories(made)
+
+
+REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "grpo"])
+def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input, tmp_path: Path) -> None:
+    config = rl_config(algorithm)
+    ours, _ = trainer(config, model, tmp_path)
+    e = trajectories()
+    before = torch.tensor(ours.probe(e))
+    for step in range(5):
+        scored, _ = ours.score(e)
+        metrics = ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), step)
+    after = torch.tensor(ours.probe(e))
+    change = torch.zeros(4).index_add_(0, e.sequence_ids, (after - before) * e.loss_mask)
+    assert (change[0] > 0, change[1] < 0, change[2] < 0, change[3] > 0) == (True,) * 4
+    assert {"policy_loss", "gradient_norm", "learning_rate", "clip_fraction", "approx_kl"} <= metrics.keys()
+
+
+def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> None:
+    """Several micro-batches, put together again: the same as the trainer's plain log-probs of the whole batch."""
+    ours, _ = trainer(rl_config("ppo", kl_coefficient=0.1), model, tmp_path)
+    e = trajectories()
+    scored, raw = ours.score(e)
+    expected = torch.tensor(ours.probe(e)) * e.loss_mask
+    assert raw is None
+    assert scored.old_logprobs is not None and scored.ref_logprobs is not None and scored.values is not None
+    torch.testing.assert_close(scored.old_logprobs, expected, atol=1e-5, rtol=0)
+    torch.testing.assert_close(scored.ref_logprobs, scored.old_logprobs, atol=1e-6, rtol=0)
+    assert bool((scored.values[~e.loss_mask] == 0).all()) and bool((scored.values[e.loss_mask] != 0).all())
+
+
+def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
+    ours, group = trainer(rl_config("grpo"), model, tmp_path)
+    scored, _ = ours.score(trajectories())
+    assert (scored.old_logprobs, scored.ref_logprobs, scored.values) == (None, None, None)
+    assert group._worker._reference is None and group._worker._critic is None  # KL off, no critic: nothing is loaded
+
+
+def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
+    config = rl_config("grpo", kl_coefficient=0.1, lora={"rank": 4})
+    ours, group = trainer(config, model, tmp_path)
+    e = trajectories()
+    before = torch.tensor(ours.probe(e))
+    scored, _ = ours.score(e)
+    ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), 0)
+    again, _ = ours.score(e)
+    assert again.ref_logprobs is not None
+    torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
+    assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
+    names = from_safetensors(ours.weights()).keys()
+    assert names and all("lora_" in name for name in names)
+
+
+def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> None:
+    ours, group = trainer(rl_config("grpo"), model, tmp_path / "work")
+    group.call("save_policy", tmp_path / "out")
+    saved = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
+    published = from_safetensors(ours.weights())
+    assert published.keys() == saved.keys()
+    assert all(torch.equal(published[name], saved[name]) for name in saved)
+
+
+def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, tmp_path: Path) -> None:
+    config = rl_config("ppo", critic_warmup_steps=1)
+    ours, _ = trainer(config, model, tmp_path)
+    scored, _ = ours.score(trajectories())
+    e = build_algorithm(config).advantages(scored, REWARDS, GROUPS)
+    before = ours.weights()
+    metrics = ours.update(e, step=0)
+    assert ours.weights() == before and "value_loss" in metrics and "policy_loss" not in metrics
+    ours.update(e, step=1)
+    assert ours.weights() != before
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_same_update_whatever_the_micro_batches(minibatches: int, model: Input, tmp_path: Path) -> None:
+    results = []
+    for tokens in (8, 1000):
+        config = rl_config("grpo", minibatches=minibatches)
+        config = config.model_copy(update={"engine": config.engine.model_copy(update={"tokens_per_micro_batch": tokens})})
+        ours, _ = trainer(config, model, tmp_path / str(tokens))
+        scored, _ = ours.score(trajectories())
+        ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), 0)
+        results.append(from_safetensors(ours.weights()))
+    for name, tensor in results[0].items():
+        torch.testing.assert_close(tensor, results[1][name], atol=1e-5, rtol=1e-5)
