@@ -1,0 +1,135 @@
+"""Models from a folder and back to one. Weights are safetensors; nothing is unpickled and nothing is downloaded."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from peft import PeftModel
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.errors import StageError
+from rlhf_core.models.adapters import add_lora, merge_adapter
+
+__all__ = ["load_causal_model", "load_scalar_model", "merge_adapter", "save_model", "torch_dtype"]
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+TOKENIZER_FILES = (
+    "tokenizer*",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template*",
+    "vocab.*",
+    "merges.txt",
+    "*.model",
+)
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """The torch dtype of EngineConfig.dtype."""
+    return {"float32": torch.float32, "bfloat16": torch.bfloat16}[name]
+
+
+def load_causal_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+) -> PreTrainedModel | PeftModel:
+    """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
+
+    Raises StageError if the folder holds no safetensors weights.
+    """
+    _require_safetensors(folder)
+    model = AutoModelForCausalLM.from_pretrained(
+        folder, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
+    )
+    return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
+
+
+def load_scalar_model(
+    folder: Path,
+    *,
+    dtype: torch.dtype,
+    attention: str,
+    lora: LoraConfig | None = None,
+    gradient_checkpointing: bool = False,
+    seed: int = 0,
+) -> PreTrainedModel | PeftModel:
+    """A model with one scalar output a token, AutoModelForSequenceClassification with one label.
+
+    A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
+    Raises StageError if the architecture has no `score` head, or the folder's head has several labels.
+    """
+    _require_safetensors(folder)
+    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    if trained_head and len(config.get("id2label", ("two", "by default"))) != 1:
+        raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
+    model = AutoModelForSequenceClassification.from_pretrained(
+        folder, num_labels=1, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
+    )
+    head = getattr(model, "score", None)
+    if not isinstance(head, nn.Linear):
+        raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
+    if not trained_head:
+        _initialise_head(head, seed)
+    return _prepare(model, "SEQ_CLS", lora, gradient_checkpointing)
+
+
+def _require_safetensors(folder: Path) -> None:
+    if not any(folder.glob("*.safetensors")):
+        raise StageError(f"{folder}: no *.safetensors file there; convert the weights to safetensors first")
+
+
+@torch.no_grad()
+def _initialise_head(head: nn.Linear, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    std = (head.in_features + 1) ** -0.5
+    head.weight.copy_(torch.randn(head.weight.shape, generator=generator) * std)
+    if head.bias is not None:
+        head.bias.zero_()
+
+
+def _prepare(
+    model: PreTrainedModel, task: str, lora: LoraConfig | None, gradient_checkpointing: bool
+) -> PreTrainedModel | PeftModel:
+    if gradient_checkpointing:
+        # Re-entrant checkpointing would reduce a shared gradient twice under ZeRO.
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    return model if lora is None else add_lora(model, lora, task)
+
+
+def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path, tokenizer_folder: Path | None) -> None:
+    """Write `state_dict` (as DeepSpeedEngine.full_state_dict returns it) with the config of `model` to `folder`.
+
+    A PeftModel gives an adapter folder, any other a transformers folder. The tokenizer's files are copied beside it.
+    `model` itself may be sharded: only its config is read.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
+    if isinstance(model, PeftModel):
+        model.peft_config["default"].save_pretrained(str(folder))
+        save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
+    else:
+        assert isinstance(model, PreTrainedModel)
+        model.save_pretrained(folder, state_dict=tensors)
+    if tokenizer_folder is not None:
+        copy_tokenizer(tokenizer_folder, folder)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer's files of a model folder."""
+    for pattern in TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            if path.is_file():
+                # Contents only: a source fetched from the store is read-only, the copy must not be.
+                shutil.copyfile(path, folder / path.name)

@@ -1,0 +1,75 @@
+"""Log-probs and entropy of next tokens without a (rows, vocabulary) tensor alive for all rows at once."""
+
+from __future__ import annotations
+
+import math
+from typing import cast
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+CHUNK_ELEMENTS = 1 << 24  # logits of one chunk: 64 MiB in float32
+
+
+def chunked_logprobs(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    *,
+    vocabulary: int,
+    temperature: float = 1.0,
+    soft_cap: float | None = None,
+    with_entropy: bool = False,
+    chunk_elements: int = CHUNK_ELEMENTS,
+) -> tuple[Tensor, Tensor | None]:
+    """log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
+
+    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and
+    again in backward. Every rank makes the same number of `head` calls, since each may be a collective under ZeRO-3.
+    """
+    rows = hidden.shape[0]
+    chunks = _same_on_all_ranks(math.ceil(rows * vocabulary / chunk_elements), head, hidden.device)
+    parts: list[tuple[Tensor, Tensor]] = []
+    for part_hidden, part_targets in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
+        arguments = (head, part_hidden, part_targets, temperature, soft_cap, with_entropy)
+        if not torch.is_grad_enabled() or chunks == 1 and part_hidden.shape[0] * vocabulary <= chunk_elements // 4:
+            parts.append(_chunk(*arguments))  # too little to be worth a second forward
+            continue
+        # Under ZeRO-3 the head's weight is gathered in recomputation but already released when shapes are compared.
+        result = checkpoint(_chunk, *arguments, use_reentrant=False, determinism_check="none")
+        parts.append(cast(tuple[Tensor, Tensor], result))
+    logprobs = torch.cat([logprob for logprob, _ in parts])
+    return logprobs, torch.cat([entropy for _, entropy in parts]) if with_entropy else None
+
+
+def _chunk(
+    head: nn.Module,
+    hidden: Tensor,
+    targets: Tensor,
+    temperature: float,
+    soft_cap: float | None,
+    with_entropy: bool,
+) -> tuple[Tensor, Tensor]:
+    logits = head(hidden).float()
+    if soft_cap is not None:
+        logits = torch.tanh(logits / soft_cap) * soft_cap
+    logits = logits / temperature
+    normalizer = torch.logsumexp(logits, dim=-1)
+    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+    if not with_entropy:
+        return logprobs, logprobs.detach()
+    probabilities = torch.softmax(logits, dim=-1)
+    return logprobs, normalizer - (probabilities * logits).sum(-1)
+
+
+def _same_on_all_ranks(chunks: int, head: nn.Module, device: torch.device) -> int:
+    """The largest number of chunks of any rank, where the head's weight is sharded; at least one."""
+    chunks = max(chunks, 1)
+    sharded = any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+    if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:
+        return chunks
+    count = torch.tensor(chunks, device=device)
+    dist.all_reduce(count, op=dist.ReduceOp.MAX)
+    return int(count)

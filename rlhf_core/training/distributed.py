@@ -1,0 +1,39 @@
+"""The process group of the training ranks, and the environment that DeepSpeed reads."""
+
+from __future__ import annotations
+
+import os
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+
+TIMEOUT = timedelta(minutes=30)
+
+
+def join_group(*, rank: int, size: int, local_rank: int = 0, local_size: int = 1, address: str = "") -> None:
+    """Join the group of `size` ranks that meets at `address` (host:port of rank 0; a group of one needs none).
+
+    gloo on CPUs, nccl on GPUs. Joining again as the same rank does nothing; as another one it raises RuntimeError.
+    """
+    if dist.is_initialized():
+        if (dist.get_rank(), dist.get_world_size()) != (rank, size):
+            raise RuntimeError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already")
+        return
+    _set_environment(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(local_rank)
+        backend = "nccl"
+    if size == 1:
+        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+    else:
+        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def _set_environment(*, rank: int, size: int, local_rank: int, local_size: int) -> None:
+    """DeepSpeed looks here before it looks for MPI; LOCAL_SIZE is its CPU device count."""
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+    os.environ.update({name: str(value) for name, value in values.items()})
+    if not torch.cuda.is_available():
+        os.environ["DS_ACCELERATOR"] = "cpu"
