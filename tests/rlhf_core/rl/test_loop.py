@@ -1,0 +1,146 @@
+"""The loop with a real trainer and a scripted engine: what a step measures, and what stops it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.errors import RewardError, StageError, WeightSyncError
+from rlhf_core.rewards.base import RewardResult, checked_result
+from rlhf_core.rl.loop import Loop
+from rlhf_core.rl.prompts import PromptSampler
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.training.group import InlineGroup
+from rlhf_core.training.packing import pack
+from tests.rlhf_core.stages.context import LocalContext, local_input
+
+TOKENIZER = word_level_tokenizer([], context_length=64)
+ROWS = [{"id": str(i), "prompt": [{"role": "user", "content": f"{i}?"}]} for i in range(4)]
+CONFIG = RLConfig.model_validate({
+    "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
+    "rollout": {"max_length": 16}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
+    "grpo": {"reward": {"type": "verifier"}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}},
+})  # fmt: skip
+
+
+class FunctionOf:
+    """A reward made of a function of one completion."""
+
+    def __init__(self, function: Callable[[str], Any]) -> None:
+        self._function = function
+
+    def __call__(
+        self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    ) -> RewardResult:
+        return checked_result([self._function(c) for c in completions], len(completions), "test")
+
+    def close(self) -> None: ...
+
+
+def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+    """Odd requests answer "a", even ones "bb"; both end."""
+    assert seed is not None
+    return [*TOKENIZER("a" if seed % 2 else "bb", add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+
+def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: ScriptedEngine | None = None) -> Loop:
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 1}
+    LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **shape)).save_pretrained(folder / "model")
+    model = local_input(folder / "model", Kind.POLICY)
+    context = LocalContext(folder / "work", artifacts={model.manifest.ref.path: model})
+    workers = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+    algorithm = build_algorithm(config)
+    prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
+    engines = InlineEngines(engine or ScriptedEngine(script, max_length=16))
+    trainer = PolicyTrainer(config, algorithm, workers, seed=0)
+    return Loop(
+        config, algorithm, PromptSampler(prompts, 0), RolloutSampler(config, engines, TOKENIZER, 0), reward,
+        {"long": FunctionOf(lambda c: float(len(c) > 1))}, trainer, Publisher(config, trainer, engines, prompts[:2]), context,
+    )  # fmt: skip
+
+
+def test_a_step_measures_what_happened(tmp_path: Path) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: {"reward": float(c == "a"), "score": 0.25}))
+    last = ours.run()
+    assert isinstance(ours.context, LocalContext)
+    assert [step for step, _ in ours.context.logs] == [0, 1, 2]
+    assert (last["reward"], last["reward_std"], last["score"], last["monitor/long"]) == (0.5, 0.5, 0.25, 0.5)
+    assert last["completion_length"] == 2.5  # "a" and "bb", each with its EOS
+    assert last["entropy"] == 1.0  # the scripted log-prob of every token is -1
+    assert (last["distinct"], last["truncated_share"]) == (1.0, 0.0)
+    phases = {name for name in last if name.startswith("seconds/")}
+    assert phases == {f"seconds/{p}" for p in ("rollout", "score", "reward", "advantage", "update", "publish")}
+    assert ours.context.progresses[-1][:3] == (3, 3, "rl")
+
+
+def test_the_rewarded_completion_becomes_likelier(tmp_path: Path) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: float(c == "a")))
+    prompt = to_prompts(ROWS, TOKENIZER, max_tokens=13)[0].token_ids
+    probe = pack([[*prompt, *script(prompt, 1)]], [[True] * (len(prompt) + 2)])
+    before = sum(ours.trainer.probe(probe)[len(prompt) :])
+    ours.run()
+    assert sum(ours.trainer.probe(probe)[len(prompt) :]) > before
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "good"])
+def test_a_bad_reward_stops_the_run_before_an_update(tmp_path: Path, value: object) -> None:
+    engine = ScriptedEngine(script, max_length=16)
+    ours = loop(tmp_path, FunctionOf(lambda c: value), engine=engine)
+    before = ours.trainer.weights()
+    with pytest.raises(RewardError, match="completion 0"):
+        ours.run()
+    assert engine.loaded == [] and ours.trainer.weights() == before
+
+
+def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
+    engine = ScriptedEngine(script, max_length=16)
+    loop(tmp_path, FunctionOf(lambda c: 1.0), engine=engine).run()
+    assert [version for _, version in engine.loaded] == [1, 2, 3]
+
+
+def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
+    class Forgetful(ScriptedEngine):
+        def generate(self, prompts: Any, parameters: Any) -> Any:
+            self._version = 7
+            return super().generate(prompts, parameters)
+
+    ours = loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Forgetful(script, max_length=16))
+    with pytest.raises(WeightSyncError, match=r"weights \[7\], published is 0"):
+        ours.run()
+
+
+def test_an_engine_that_does_not_serve_the_weights_stops_the_run(tmp_path: Path) -> None:
+    strict = CONFIG.model_copy(update={"probe_tolerance": 1e-3})
+    ours = loop(tmp_path, FunctionOf(lambda c: 1.0), config=strict)
+    with pytest.raises(WeightSyncError, match="version 0"):
+        ours.publisher.check_start()
+
+
+def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
+    runs = []
+    for name in ("one", "two"):
+        ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")))
+        ours.run()
+        runs.append(ours.trainer.weights())
+    assert runs[0] == runs[1]
+
+
+def test_a_prompt_too_long_for_the_context_is_refused() -> None:
+    with pytest.raises(StageError, match="prompt 0 has"):
+        to_prompts(ROWS, TOKENIZER, max_tokens=2)
