@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 from rlhf_core.errors import StageError
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast as Tokenizer
+    from transformers import PreTrainedTokenizerFast
+
+    Tokenizer = PreTrainedTokenizerFast
 else:
     Tokenizer = Any  # importing transformers takes a second; the name is for annotations
 
@@ -27,7 +29,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     if not (folder / "tokenizer.json").is_file():
         raise StageError(f"{folder}: there is no tokenizer.json in this model folder")
-    tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    tokenizer: Tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
     if tokenizer.eos_token_id is None:
         raise StageError(f"{folder}: the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
     return tokenizer
@@ -47,9 +49,7 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int
     return [token for ids, _ in _segments(tokenizer, messages, generation_prompt=True) for token in ids]
 
 
-def encode_conversation(
-    tokenizer: Tokenizer, messages: Sequence[Message]
-) -> tuple[list[int], list[bool]]:
+def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
     """Token ids and mask, equally long; the mask is true on what an assistant says, and on the token that ends it."""
     ids: list[int] = []
     mask: list[bool] = []
@@ -64,9 +64,7 @@ def encode_conversation(
     return ids, mask
 
 
-def encode_completion(
-    tokenizer: Tokenizer, prompt: Sequence[Message], completion: str
-) -> tuple[list[int], list[bool]]:
+def encode_completion(tokenizer: Tokenizer, prompt: Sequence[Message], completion: str) -> tuple[list[int], list[bool]]:
     """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
     ids, mask = encode_conversation(tokenizer, [*prompt, {"role": "assistant", "content": completion}])
     start = len(encode_prompt(tokenizer, prompt))
@@ -80,7 +78,7 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 @lru_cache(maxsize=32)
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end a completion: EOS, and the special token that the chat template writes after an assistant turn."""
+    """Tokens that end a completion: EOS, and the special token that the template writes after an assistant turn."""
     stop = [_eos(tokenizer)]
     if tokenizer.chat_template is not None:
         question = [{"role": "user", "content": "question"}]

@@ -24,10 +24,7 @@ def iterate_file(path: str, shown: str) -> Iterator[tuple[str, Row]]:
     Raises RowError that says what is wrong in which line; an empty file is an error too.
     """
     suffix = file_type(shown)
-    if suffix == ".parquet":
-        rows = _parquet(path, shown)
-    else:
-        rows = _text_file(path, shown, suffix)
+    rows = _parquet(path, shown) if suffix == ".parquet" else _text_file(path, shown, suffix)
     try:
         first = next(rows, None)
     except FileNotFoundError as error:
@@ -47,7 +44,9 @@ def file_type(shown: str) -> str:
     if suffixes and suffixes[-1] in _COMPRESSIONS:
         suffixes.pop()
     if not suffixes or suffixes[-1] not in SUFFIXES:
-        raise RowError(f"{shown}: files must end in {', '.join(SUFFIXES)}, or one of these and {', '.join(_COMPRESSIONS)}")
+        raise RowError(
+            f"{shown}: files must end in {', '.join(SUFFIXES)}, or one of these and {', '.join(_COMPRESSIONS)}"
+        )
     return suffixes[-1]
 
 

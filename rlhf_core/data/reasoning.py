@@ -17,9 +17,7 @@ _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 _SET_BY_US = frozenset({"seed", "size"})
 
 
-def generate(
-    task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: DataFormat
-) -> Iterator[Row]:
+def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: DataFormat) -> Iterator[Row]:
     """`size` rows of `task` in the columns that `data_format` reads; row i is made from seed + i.
 
     Raises RecipeError for an unknown task or option, RowError where the format needs an answer and there is no

@@ -1,4 +1,4 @@
-"""Everything a user can have got wrong that can be seen before a job starts; every problem found is reported at once."""
+"""All that a user can have got wrong and that can be seen before a job starts, reported at once."""
 
 from __future__ import annotations
 

@@ -22,14 +22,14 @@ def check_context(recipe: Recipe, context: int | None) -> Iterator[str]:
     for section in ("pretrain", "sft", "reward_model"):
         settings = getattr(recipe, section)
         if settings is not None and context is not None and settings.max_length > context:
-            yield f"{section}.max_length={settings.max_length} is more than the base model's context of {context} tokens"
+            yield f"{section}.max_length={settings.max_length} is more than the model's context of {context} tokens"
     for section in ("rl", "evaluation"):
         settings = getattr(recipe, section)
         if settings is None:
             continue
         longest = settings.rollout.max_length
         if context is not None and longest > context:
-            yield f"{section}.rollout.max_length={longest} is more than the base model's context of {context} tokens"
+            yield f"{section}.rollout.max_length={longest} is more than the model's context of {context} tokens"
         if settings.sampling.max_tokens >= longest:
             yield (
                 f"{section}.sampling.max_tokens={settings.sampling.max_tokens} leaves no room for a prompt "
@@ -37,9 +37,7 @@ def check_context(recipe: Recipe, context: int | None) -> Iterator[str]:
             )
 
 
-def check_lengths(
-    recipe: Recipe, uses: list[Use], samples: dict[str, list[Located]], root: Path
-) -> list[str]:
+def check_lengths(recipe: Recipe, uses: list[Use], samples: dict[str, list[Located]], root: Path) -> list[str]:
     """Rows that are too long for the stage that reads them, as far as the tokenizer is at hand without a download."""
     uses = [use for use in uses if samples.get(use.dataset) and use.format != "text"]  # long text is cut, not refused
     uses = [use for use in uses if recipe.data[use.dataset].format == use.format]
@@ -48,7 +46,7 @@ def check_lengths(
     tokenizer = _tokenizer(recipe, root)
     if tokenizer is None:
         return []
-    problems = []
+    problems: list[str] = []
     for use in uses:
         try:
             problems += _check_use(recipe, use, samples[use.dataset], tokenizer)
@@ -89,9 +87,7 @@ def _check_use(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokeniz
         )
 
 
-def _longest(
-    rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]
-) -> tuple[str, int]:
+def _longest(rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]) -> tuple[str, int]:
     """The place and the number of tokens of the longest row."""
     candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
     return max(((where, measure(tokenizer, row)) for where, row in candidates), key=lambda found: found[1])

@@ -31,8 +31,8 @@ def context_length(base: BaseModelConfig, root: Path) -> int | None:
         case ScratchModel(context_length=length):
             return length
         case FolderModel(path=path) if "://" not in path:
-            length = _json(root / path / "config.json").get("max_position_embeddings")
-            return length if isinstance(length, int) else None
+            stored = _json(root / path / "config.json").get("max_position_embeddings")
+            return stored if isinstance(stored, int) else None
         case _:
             return None
 

@@ -33,7 +33,7 @@ class Reward(Protocol):
 
 
 def checked_result(values: object, count: int, name: str) -> RewardResult:
-    """What a reward returned, as RewardResult: a list of `count` numbers, or of mappings {reward, score, other figures}.
+    """What a reward returned, a list of `count` numbers or of mappings {reward, score, other figures}, as RewardResult.
 
     Raises RewardError where it is not that, or a number is not finite, or a score is outside 0-1.
     """

