@@ -61,6 +61,11 @@ class JobWatcher(Protocol):
 class _Client(JobSubmissionClient):
     """Requests of a frozen head would otherwise wait for ever."""
 
+    def __init__(self, address: str):
+        super().__init__(address)
+        if self._ssl_context is None:
+            self._ssl_context = True  # the same to aiohttp, which warns of None
+
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
         return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})
 
@@ -208,7 +213,9 @@ class RayJobs:
         where = self.where_is_the_log(job_id)
         if details.status == JobStatus.STOPPED:
             raise JobEnded(f"the job {job_id} was stopped from outside; {where}")
-        reason = log.error or f"{_one_line(details.message or 'no reason given')}; last line: {log.last_line or '(none)'}"
+        # Ray's message repeats the end of the log after a comma.
+        ended = _one_line((details.message or "no reason given").partition(", last available logs")[0])
+        reason = log.error or f"{ended}; last line: {log.last_line or '(none)'}"
         raise JobEnded(f"{reason}; {where}")
 
     def _call(self, function: Callable[[], Result]) -> Result:

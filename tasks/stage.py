@@ -18,7 +18,7 @@ from rlhf_core.stages.contract import StageSpec
 from tasks.ray_jobs import JobEnded, JobRequest, JobWatcher, RayJobs
 
 # What a job needs of its submitter's environment: how to reach the store, the trackers and the hub.
-_FORWARDED = ("AWS_", "WANDB_", "HF_", "ALIGNMENT_")
+_FORWARDED = ("AWS_", "WANDB_", "HF_")
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def _request(node: Node, settings: RunSettings) -> JobRequest:
     return JobRequest(
         stage=node.stage.name,
         key=node.ref.key,
-        entrypoint=shlex.join(command),
+        entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage
         environment={name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)},
         metadata={"node": node.name, "run_id": settings.run_id},
         cpus=0.0 if _reserves_workers(node) else 1.0,

@@ -1,0 +1,48 @@
+"""The report of a run, where a person finds it from the Prefect UI."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from prefect.artifacts import create_markdown_artifact
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
+from rlhf_core.pipeline.prepare import Prepared
+from rlhf_core.pipeline.record import RunRecord, compared_metrics, main_figures, report_path, with_interval
+
+REPORT_FILE = "report.html"
+
+
+def link_report(prepared: Prepared, record: RunRecord) -> None:
+    """Puts the run's HTML report beside its record in the store, and a summary that links it into Prefect."""
+    reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
+    lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
+    for ref in reports:
+        _copy_report(prepared, ref, record.run_id)
+        where = f"{prepared.store_url.rstrip('/')}/{report_path(record.run_id)}"
+        lines += [f"Report: [{where}]({_link(prepared, record.run_id)})", "", f"or `alignment pull {ref}`"]
+    create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
+
+
+def _copy_report(prepared: Prepared, ref: ArtifactRef, run_id: str) -> None:
+    with tempfile.TemporaryDirectory() as cache:
+        folder = prepared.repository.fetch(ref, Path(cache))
+        prepared.store.put(report_path(run_id), (folder / REPORT_FILE).read_bytes())
+
+
+def _stages(record: RunRecord) -> list[str]:
+    rows = ["| stage | | time | figures |", "|---|---|---:|---|"]
+    for node in record.nodes:
+        rows.append(f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_figures(node.ref.stage, node.metrics)} |")
+    return rows
+
+
+def _comparison(record: RunRecord) -> list[str]:
+    models = {n.name.partition(".")[2]: n.metrics for n in record.nodes if n.ref.stage == Kind.EVALUATION}
+    if not models:
+        return []
+    rows = [f"| held-out | {' | '.join(models)} |", "|---|" + "---|" * len(models)]
+    for name in compared_metrics(models):
+        rows.append(f"| {name} | {' | '.join(with_interval(metrics, name) for metrics in models.values())} |")
+    return rows

@@ -1,0 +1,145 @@
+"""What the flows share: the nodes of a recipe as Prefect tasks, side by side where nothing keeps them apart."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+from prefect import get_run_logger, runtime
+from prefect.artifacts import create_table_artifact
+from prefect.client.schemas.objects import FlowRun
+from prefect.flows import Flow
+from prefect.futures import PrefectFuture
+from prefect.states import State
+
+from flows.report_link import link_report
+from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.prepare import Prepared, prepare
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, main_figures, write_record
+from tasks.ray_jobs import connect
+from tasks.stage import RunSettings, StageResult
+from tasks.tasks import STAGE_TASKS, StageRunner
+
+Row = dict[str, str]
+
+
+def run_recipe(recipe: str, overrides: Sequence[str], only: str | None = None) -> list[Row]:
+    """Computes what the store does not have of a recipe's nodes, or of the node `only`; one table row per node.
+
+    Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed.
+    """
+    started_at = datetime.now(UTC)
+    prepared = prepare(recipe, overrides)
+    nodes = dict(prepared.graph) if only is None else {only: _alone(only, prepared)}
+    runner = StageRunner(_settings(prepared), nodes, prepared.repository, connect())
+    futures = _submit(nodes, runner)
+    try:
+        for future in futures.values():
+            future.wait()
+    except BaseException:
+        # A cancelled or interrupted run: its tasks see this, stop their jobs, and the task runner waits for them.
+        runner.cancel.set()
+        raise
+    record = _record(prepared, overrides, started_at, nodes, futures)
+    write_record(prepared.store, record)
+    rows = [_row(node) for node in record.nodes]
+    create_table_artifact(rows, key="stages", description=f"Run {record.run_id} of the recipe {prepared.loaded.recipe.name}")
+    _raise_failures(futures)
+    link_report(prepared, record)
+    return rows
+
+
+def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
+    """Cancellation hook: stops the jobs of a run whose process could not do it itself. Harmless if it could."""
+    jobs = connect()
+    for job_id in jobs.running(str(flow_run.id)):
+        jobs.stop(job_id)
+
+
+def _alone(name: str, prepared: Prepared) -> Node:
+    graph = prepared.graph
+    if name not in graph:
+        raise RecipeError(f"the recipe {prepared.loaded.recipe.name} has no node `{name}`; it has {', '.join(graph)}")
+    node = graph[name]
+    missing = [node.inputs[i] for i, ref in node.input_refs.items() if prepared.repository.manifest(ref) is None]
+    if missing:
+        raise RecipeError(f"{name} reads {', '.join(missing)}, which the store does not have: run `alignment/full`, or those first")
+    return node
+
+
+def _settings(prepared: Prepared) -> RunSettings:
+    recipe = prepared.loaded.recipe
+    return RunSettings(
+        run_id=str(runtime.flow_run.id),
+        store_url=prepared.store_url,
+        root=prepared.loaded.root,
+        seed=recipe.seed,
+        libraries=prepared.libraries,
+        tracking=recipe.tracking.model_dump(mode="json"),
+    )
+
+
+def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[StageResult]]:
+    futures: dict[str, PrefectFuture[StageResult]] = {}
+    for name, node in nodes.items():
+        before = [futures[other] for other in node.inputs.values() if other in futures]
+        futures[name] = STAGE_TASKS[node.stage.name].submit(name, runner, wait_for=before)
+    return futures
+
+
+def _record(
+    prepared: Prepared,
+    overrides: Sequence[str],
+    started_at: datetime,
+    nodes: Mapping[str, Node],
+    futures: Mapping[str, PrefectFuture[StageResult]],
+) -> RunRecord:
+    return RunRecord(
+        run_id=str(runtime.flow_run.id),
+        recipe=prepared.loaded.recipe.model_dump(mode="json"),
+        overrides=tuple(overrides),
+        started_at=started_at,
+        finished_at=datetime.now(UTC),
+        nodes=tuple(_node_record(node, futures[name].state) for name, node in nodes.items()),
+    )
+
+
+def _node_record(node: Node, state: State[StageResult]) -> NodeRecord:
+    if not state.is_completed():
+        error = _failure(state)
+        return NodeRecord(name=node.name, ref=node.ref, outcome="failed" if error else "not run", error=error)
+    result = state.result()
+    return NodeRecord(
+        name=node.name,
+        ref=node.ref,
+        outcome="reused" if result.reused else "computed",
+        seconds=result.seconds,
+        metrics=result.manifest.metrics,
+    )
+
+
+def _failure(state: State[StageResult]) -> str:
+    """The last error line of a stage that failed; empty for one that only waited for it."""
+    if state.is_completed() or state.is_pending():
+        return ""
+    return str(state.result(raise_on_failure=False)) if state.is_failed() else state.message or state.name
+
+
+def _raise_failures(futures: Mapping[str, PrefectFuture[StageResult]]) -> None:
+    failures = [error for future in futures.values() if (error := _failure(future.state))]
+    for error in failures:
+        get_run_logger().error("%s", error)
+    if failures:
+        raise StageError("; ".join(failures))
+
+
+def _row(node: NodeRecord) -> Row:
+    return {
+        "stage": node.name,
+        "outcome": node.outcome,
+        "time": f"{node.seconds:.1f} s",
+        "figures": node.error or main_figures(node.ref.stage, node.metrics),
+        "artifact": str(node.ref),
+    }

@@ -1,0 +1,102 @@
+"""What a run of a recipe would do, and why, found out without touching anything."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pydantic import ValidationError
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.base import result_settings
+from rlhf_core.config.loading import LoadedRecipe
+from rlhf_core.pipeline.graph import Node, build_graph
+from rlhf_core.pipeline.key import computing_libraries
+
+
+@dataclass(frozen=True, slots=True)
+class PlannedNode:
+    name: str
+    ref: ArtifactRef
+    action: Literal["reuse", "compute"]
+    why: str  # for compute: what differs from the newest artifact of the same node
+    manifest: Manifest | None  # of what is reused
+
+
+def plan(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
+    """Every node of the recipe in an order in which they can run. Reads the store only; None: nothing is known of it.
+
+    Raises RecipeError as `build_graph` does, StoreError if the store cannot be read.
+    """
+    libraries = computing_libraries()
+    graph = build_graph(loaded, libraries)
+    if repository is None:
+        return [PlannedNode(node.name, node.ref, "compute", "no store is set", None) for node in graph.values()]
+    manifests = {name: repository.manifest(node.ref) for name, node in graph.items()}
+    newest: dict[str, Manifest] = {}
+    if None in manifests.values():
+        newest = _newest_by_name(repository.list_artifacts())
+    return [
+        _planned(node, manifests[node.name], newest.get(node.name), libraries, loaded.recipe.seed)
+        for node in graph.values()
+    ]
+
+
+def _planned(
+    node: Node, manifest: Manifest | None, before: Manifest | None, libraries: Mapping[str, str], seed: int
+) -> PlannedNode:
+    if manifest is not None:
+        return PlannedNode(node.name, node.ref, "reuse", f"made {manifest.finished_at:%Y-%m-%d %H:%M}", manifest)
+    if before is None or before.stage != node.stage.name:
+        return PlannedNode(node.name, node.ref, "compute", "never computed", None)
+    differences = list(_differences(node, before, libraries, seed))
+    if not differences:
+        gone = before.ref == node.ref
+        differences = ["its files are gone from the store" if gone else "the stage's code has a new version"]
+    return PlannedNode(node.name, node.ref, "compute", "; ".join(differences), None)
+
+
+def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], seed: int) -> Iterator[str]:
+    """What changed since the manifest `before` of the same node, the nearest causes first."""
+    try:
+        old = result_settings(node.stage.config.model_validate_json(json.dumps(before.config)))
+    except ValidationError:
+        yield "its settings have a new form"
+    else:
+        yield from _changed_settings(old, result_settings(node.config))
+    for path in sorted(node.user_files.keys() | before.user_files.keys()):
+        if node.user_files.get(path) != before.user_files.get(path):
+            yield f"the file {path} changed"
+    for name, ref in node.input_refs.items():
+        if before.parents.get(name) != ref:
+            yield f"after {node.inputs[name]}"
+    if seed != before.seed:
+        yield f"seed: {before.seed} → {seed}"
+    for name in sorted(libraries.keys() | before.libraries.keys()):
+        if libraries.get(name) != before.libraries.get(name):
+            yield f"{name}: {before.libraries.get(name, 'none')} → {libraries.get(name, 'none')}"
+
+
+def _changed_settings(old: Any, new: Any, at: str = "") -> Iterator[str]:
+    if isinstance(old, dict) and isinstance(new, dict):
+        for key in [*new, *(key for key in old if key not in new)]:
+            yield from _changed_settings(old.get(key), new.get(key), f"{at}.{key}" if at else str(key))
+    elif old != new:
+        yield f"{at}: {_short(old)} → {_short(new)}"
+
+
+def _short(value: Any) -> str:
+    text = "none" if value is None else str(value)
+    return text if len(text) <= 40 else f"{text[:40]}…"
+
+
+def _newest_by_name(manifests: Iterable[Manifest]) -> dict[str, Manifest]:
+    newest: dict[str, Manifest] = {}
+    for manifest in manifests:
+        known = newest.get(manifest.name)
+        if known is None or manifest.finished_at > known.finished_at:
+            newest[manifest.name] = manifest
+    return newest

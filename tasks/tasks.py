@@ -1,0 +1,115 @@
+"""One thin Prefect task per stage: it shows what tasks/stage.py does, and adds nothing to it.
+
+Prefect's own result cache stays off. The store is the truth: asking it takes milliseconds, works with a wiped Prefect
+database, and an artifact that somebody deleted is computed again. So a Retry in the UI runs the flow's body again, and
+every finished stage returns at once.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable, Mapping
+from uuid import UUID
+
+from prefect import get_run_logger, task
+from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.cache_policies import NO_CACHE
+from prefect.states import Cancelled, Completed, State
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.stages.table import STAGES
+from tasks.job_log import Progress
+from tasks.ray_jobs import JobCancelled, RayJobs
+from tasks.stage import RunSettings, StageResult, run_stage
+
+PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
+
+
+class StageRunner:
+    """What the tasks of one flow run share. Not a dataclass: Prefect walks into those to look for futures."""
+
+    def __init__(
+        self, settings: RunSettings, nodes: Mapping[str, Node], repository: ArtifactRepository, jobs: RayJobs
+    ):
+        self.settings = settings
+        self.nodes = nodes
+        self.repository = repository
+        self.jobs = jobs
+        self.cancel = threading.Event()  # set it, and every task stops its job and returns
+
+
+class _PrefectWatcher:
+    """Shows a job's lines in the task's log and its progress as an artifact of the task."""
+
+    def __init__(self, node: str, jobs: RayJobs, cancel: threading.Event, clock: Callable[[], float] = time.monotonic):
+        self._node = node
+        self._jobs = jobs
+        self._cancel = cancel
+        self._clock = clock
+        self._logger = get_run_logger()
+        self._artifact: UUID | None = None
+        self._shown_at = -PROGRESS_SECONDS
+        self._waiting: Progress | None = None  # the newest, not shown yet
+
+    def submitted(self, job_id: str, attached: bool) -> None:
+        what = "attached to the running job" if attached else "submitted the job"
+        self._logger.info("%s %s; %s", what, job_id, self._jobs.where_is_the_log(job_id))
+
+    def line(self, line: str) -> None:
+        self._logger.info("%s", line)
+
+    def progress(self, progress: Progress) -> None:
+        self._waiting = progress
+        if self._clock() - self._shown_at >= PROGRESS_SECONDS:
+            self._show()
+
+    def cancelled(self) -> bool:
+        if self._waiting is not None and self._clock() - self._shown_at >= PROGRESS_SECONDS:
+            self._show()
+        return self._cancel.is_set()
+
+    def finish(self) -> None:
+        if self._waiting is not None:
+            self._show()
+
+    def _show(self) -> None:
+        progress, self._waiting = self._waiting, None
+        if progress is None:
+            return
+        self._shown_at = self._clock()
+        text = f"**{self._node}** {progress}"
+        if self._artifact is None:
+            self._artifact = create_progress_artifact(
+                progress.percent, key=progress_artifact_key(self._node), description=text
+            )
+        else:
+            update_progress_artifact(self._artifact, progress.percent, description=text)
+
+
+def progress_artifact_key(node: str) -> str:
+    """Artifact keys may have lower-case letters, digits and dashes only."""
+    return "progress-" + re.sub(r"[^a-z0-9]+", "-", node.lower())
+
+
+def _compute_node(node_name: str, runner: StageRunner) -> State[StageResult]:
+    node = runner.nodes[node_name]
+    watcher = _PrefectWatcher(node_name, runner.jobs, runner.cancel)
+    try:
+        result = run_stage(node, runner.settings, runner.repository, runner.jobs, watcher)
+    except JobCancelled as cancelled:
+        return Cancelled(message=str(cancelled))
+    finally:
+        watcher.finish()
+    if result.reused:
+        return Completed(name="Reused", message=f"{node.ref} was in the store", data=result)
+    return Completed(name="Computed", message=f"{node.ref} in {result.seconds:.0f} s", data=result)
+
+
+# A failed stage is not repeated on its own: what made it fail would do so again, after the same GPU hours.
+STAGE_TASKS = {
+    name: task(_compute_node, name=name, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)
+    for name in STAGES
+}

@@ -1,0 +1,139 @@
+"""The Jobs API of a real Ray head."""
+
+import shlex
+import signal
+import tempfile
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.errors import StackError, StageError
+from tasks.job_log import Progress
+from tasks.ray_jobs import JobCancelled, JobEnded, JobRequest, RayJobs, _Client, connect
+from tests.cluster import start_ray
+
+SLEEP = "import time; print('started', flush=True); time.sleep(300)"
+
+
+class Watcher:
+    def __init__(self) -> None:
+        self.lines: list[str] = []
+        self.seen: list[Progress] = []
+        self.cancel = threading.Event()
+
+    def progress(self, progress: Progress) -> None:
+        self.seen.append(progress)
+
+    def line(self, line: str) -> None:
+        if "Running entrypoint for job" not in line and "job_manager.py" not in line:  # Ray's own first lines
+            self.lines.append(line)
+
+    def cancelled(self) -> bool:
+        return self.cancel.is_set()
+
+
+def python(code: str, key: str, **metadata: str) -> JobRequest:
+    """A job that runs `code`; `key` tells it from the other tests' jobs on the same cluster."""
+    return JobRequest("sft", f"{key:0<64}", f"exec python -c {shlex.quote(code)}", {"GREETING": "hello"}, metadata, cpus=1.0)
+
+
+@pytest.fixture
+def jobs(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> RayJobs:
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray_address)
+    return connect()
+
+
+def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
+    code = """
+import os
+print(os.environ["GREETING"])
+print('@progress {"step": 1, "total": 4, "phase": "rollout", "figures": {"reward": 0.5}, "seconds_left": 90}')
+print('@progress not json')
+print("bar 10%\\rbar 20%")
+print("the end", end="")
+"""
+    watcher = Watcher()
+    job_id, attached = jobs.submit_or_attach(python(code, "a0"))
+    assert (job_id, attached) == ("sft-a000000000000000-a1", False)
+    jobs.follow(job_id, watcher)
+    # Before them Ray prints the command, whose code has several lines here.
+    assert watcher.lines[watcher.lines.index("hello") :] == ["hello", "@progress not json", "bar 20%", "the end"]
+    assert watcher.seen == [Progress(1, 4, "rollout", {"reward": 0.5}, 90.0)]
+    assert str(watcher.seen[0]) == "step 1 of 4 · rollout · reward 0.5 · 1:30 left"
+
+
+def test_a_failed_job_gives_its_last_error_line_and_where_its_log_is(jobs: RayJobs) -> None:
+    code = """print('@error {"type": "ValueError", "message": "the batch is empty"}'); raise SystemExit(1)"""
+    job_id, _ = jobs.submit_or_attach(python(code, "b0"))
+    with pytest.raises(JobEnded, match=rf"^ValueError: the batch is empty; full log: `ray job logs {job_id}` or http"):
+        jobs.follow(job_id, Watcher())
+    again, attached = jobs.submit_or_attach(python("print('fine now')", "b0"))
+    assert (again, attached) == ("sft-b000000000000000-a2", False)
+    jobs.follow(again, Watcher())
+
+
+def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
+    code = "import os; print('loading weights', flush=True); os.kill(os.getpid(), 9)"
+    job_id, _ = jobs.submit_or_attach(python(code, "b1"))
+    with pytest.raises(JobEnded, match="exit code -9; last line: loading weights; full log"):
+        jobs.follow(job_id, Watcher())
+
+
+def test_a_second_submitter_attaches_and_reads_the_log_from_its_start(jobs: RayJobs) -> None:
+    code = "import time; print('one', flush=True); time.sleep(4); print('two')"
+    first, _ = jobs.submit_or_attach(python(code, "c0"))
+    time.sleep(2)
+    second, attached = jobs.submit_or_attach(python(code, "c0"))
+    assert (second, attached) == (first, True)
+    watcher = Watcher()
+    jobs.follow(second, watcher)
+    assert watcher.lines == ["one", "two"]
+
+
+def test_cancelled_then_stopped(jobs: RayJobs) -> None:
+    watcher = Watcher()
+    job_id, _ = jobs.submit_or_attach(python(SLEEP, "d0", run_id="run-d"))
+    threading.Timer(3.0, watcher.cancel.set).start()
+    with pytest.raises(JobCancelled):
+        jobs.follow(job_id, watcher)
+    assert jobs.running("run-d") == [job_id]
+    assert jobs.stop(job_id) == "STOPPED"
+    assert jobs.running("run-d") == []
+    with pytest.raises(JobEnded, match="was stopped from outside"):
+        jobs.follow(job_id, Watcher())
+
+
+def test_a_job_without_room_is_given_up(jobs: RayJobs) -> None:
+    impatient = RayJobs(jobs._client, pending_timeout=2.0)
+    huge = JobRequest("sft", f"{'e0':0<64}", "true", {}, {}, cpus=1000.0)
+    job_id, _ = impatient.submit_or_attach(huge)
+    with pytest.raises(StageError, match="did not start within 2 s"):
+        impatient.follow(job_id, Watcher())
+    # Ray takes the stop of a pending job and does nothing: that must not look like a success.
+    with pytest.raises(StageError, match=f"still PENDING 2 s after its stop: stop it with `ray job stop {job_id}`"):
+        impatient.stop(job_id, timeout=2.0)
+
+
+def test_a_lost_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    head, address = start_ray(tmp_path / "ray.log", folder)
+    try:
+        jobs = RayJobs(_Client(address), patience=3.0)
+        job_id, _ = jobs.submit_or_attach(python(SLEEP, "f0"))
+        threading.Timer(2.0, lambda: head.end(signal.SIGKILL)).start()
+        with pytest.raises(JobEnded, match="^lost the Ray cluster: nothing answers at http://127.0.0.1:.*run again"):
+            jobs.follow(job_id, Watcher())
+    finally:
+        head.end()
+
+
+def test_no_cluster_is_known_or_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
+    with pytest.raises(StackError, match="no Ray cluster is known: run `alignment up`"):
+        connect()
+    monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
+    with pytest.raises(StackError, match="no Ray dashboard answers at http://127.0.0.1:9"):
+        connect()
