@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running
 from rlhf_core.trainers.sft import LanguageModelWorker, document_examples, pack_sequences
-from rlhf_core.trainers.supervised import GroupFactory, count_steps, require_fit, reserved_devices, running, train
+from rlhf_core.trainers.supervised import count_steps, require_fit, train
 
 
 def run(
-    config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = RayWorkerGroup
+    config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
 ) -> Output:
     model = inputs["model"]
     rows = read_rows(inputs["dataset"].folder)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.models.loading import merge_adapter
 from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running
 from rlhf_core.trainers.reward_model import (
     RewardModelWorker,
     finish_folder,
@@ -19,11 +19,11 @@ from rlhf_core.trainers.reward_model import (
     pair_examples,
     split_by_prompt,
 )
-from rlhf_core.trainers.supervised import GroupFactory, count_steps, require_fit, reserved_devices, running, train
+from rlhf_core.trainers.supervised import count_steps, require_fit, train
 
 
 def run(
-    config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = RayWorkerGroup
+    config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
 ) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)

@@ -90,9 +90,9 @@ def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
 
 
 class RewardModel(nn.Module):
-    """A scalar model that can also say the log-probs of the tokens, where it shares its embeddings with a language head.
+    """A scalar model that can also say the log-probs of tokens, where its embeddings are tied to a language head.
 
-    A classifier has no language head; with tied embeddings the head is the embedding matrix, so it is still there.
+    A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
     """
 
     def __init__(self, model: nn.Module, *, language: bool) -> None:
@@ -134,7 +134,7 @@ class RewardModel(nn.Module):
 
 
 class RewardModelWorker(SupervisedWorker):
-    """Trains the pairwise loss, and beside it the language modelling of chosen completions if the config asks for it."""
+    """Trains the pairwise loss, and beside it, if the config asks for it, language modelling of chosen completions."""
 
     def build_model(self) -> nn.Module:
         config: RewardModelConfig = self.config
@@ -169,14 +169,14 @@ class RewardModelWorker(SupervisedWorker):
     def score(self, share: Share) -> Tensor:
         """(P, 2) float32 on CPU: the rewards of the chosen and the rejected completion of each pair of this rank."""
 
-        def rewards(model: nn.Module, batch: PreferenceBatch) -> Tensor:
+        def rewards(model: nn.Module, batch: PackedBatch) -> Tensor:
             chosen, rejected, real = _rewards(model(batch)[0], batch)
             return torch.stack([chosen[real], rejected[real]], dim=1)
 
         return torch.cat([part.cpu() for part in self.engine.forward(share.micro_batches, rewards)])
 
 
-def _rewards(scores: Tensor, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Tensor]:
+def _rewards(scores: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards of the chosen and of the rejected completions, (P,) each, and which of the pairs are real (P,) bool.
 
     A pair of which nothing is trained only fills a rank's share.
@@ -186,7 +186,7 @@ def _rewards(scores: Tensor, batch: PreferenceBatch) -> tuple[Tensor, Tensor, Te
 
 
 def judge(config: RewardModelConfig, held_out: Sequence[Example], workers: WorkerGroup) -> dict[str, float]:
-    """On held-out pairs: `held_out_accuracy`, and the mean and the standard deviation of the rewards of all completions.
+    """On held-out pairs: `held_out_accuracy`; mean and standard deviation of the rewards of all completions.
 
     Raises StageError if the rewards are not finite or all equal: such a model can judge nothing.
     """

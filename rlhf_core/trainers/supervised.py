@@ -1,4 +1,4 @@
-"""Epochs over a dataset, on any number of ranks: the loop and the worker that SFT, pre-training and reward models share.
+"""Epochs over a dataset, on any number of ranks: the loop and the worker of SFT, pre-training and reward models.
 
 The driver owns the data. It decides, as a pure function of (seed, epoch), which examples make a step; divides them
 over the ranks; and hands the ranks `log_every` steps at a time. The workers own the model and know nothing of the data.
@@ -10,19 +10,18 @@ import hashlib
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.training import Placement, SupervisedConfig
+from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import save_model
 from rlhf_core.stages.contract import StageContext
@@ -162,7 +161,8 @@ def train(
 ) -> dict[str, float]:
     """The whole run. Logs and reports progress every `log_every` steps; returns the last metrics logged.
 
-    Metrics are means over the steps since the last log; `tokens` counts those seen so far, trained or not.
+    Metrics are means over the steps since the last log, the learning rate is the last step's; `tokens` counts those
+    seen so far, trained or not.
     """
     total = count_steps(len(examples), config)
     schedule = islice(step_indices(len(examples), config, context.seed), total)
@@ -181,27 +181,11 @@ def train(
         seen = sum(examples[i].num_tokens for indices in chunk for i in indices)
         tokens += seen
         metrics = {name: sum(step[name] for step in by_step) / len(by_step) for name in by_step[0]}
-        metrics |= {"tokens": tokens, "tokens_per_second": seen / (time.monotonic() - started)}
+        metrics |= {
+            "learning_rate": by_step[-1]["learning_rate"],
+            "tokens": tokens,
+            "tokens_per_second": seen / (time.monotonic() - started),
+        }
         context.log(done, metrics)
         context.progress(done, total, "train", loss=metrics["loss"])
     return metrics
-
-
-class GroupFactory(Protocol):
-    """How a stage gets its workers: RayWorkerGroup; in a test, an InlineGroup."""
-
-    def __call__(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> WorkerGroup: ...
-
-
-@contextmanager
-def running(group: WorkerGroup) -> Iterator[WorkerGroup]:
-    """Shuts the group down whatever happens."""
-    try:
-        yield group
-    finally:
-        group.shutdown()
-
-
-def reserved_devices(placement: Placement) -> float:
-    """GPUs that the placement reserves; where it reserves none, CPUs."""
-    return placement.workers * (placement.gpus_per_worker or placement.cpus_per_worker)

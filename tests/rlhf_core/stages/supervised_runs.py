@@ -1,0 +1,75 @@
+"""What the tests of supervised stages share: a small base model, datasets, and one rank in this process."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.training import EngineConfig, OptimizerConfig, Placement
+from rlhf_core.data.reading import write_dataset
+from rlhf_core.stages import base
+from rlhf_core.stages.contract import Input
+from rlhf_core.training.group import InlineGroup
+from tests.rlhf_core.stages.context import LocalContext, local_input
+
+ENGINE = EngineConfig(dtype="float32", zero_stage=0, tokens_per_micro_batch=64)
+OPTIMIZER = OptimizerConfig(learning_rate=5e-3)
+
+
+def inline(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> InlineGroup:
+    return InlineGroup(factory, *args)
+
+
+def base_model(folder: Path, *, tied: bool = True) -> Input:
+    """A Llama of 2 layers, 32 wide, with the word-level tokenizer."""
+    source = ScratchModel(
+        type="scratch", hidden_size=32, intermediate_size=64, layers=2, heads=2, context_length=64,
+        tie_word_embeddings=tied,
+    )  # fmt: skip
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder))
+    return local_input(output.folder, Kind.BASE_MODEL)
+
+
+def dataset(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Input:
+    write_dataset(folder, [{"id": f"row{index}", **row} for index, row in enumerate(rows)], {})
+    return local_input(folder, Kind.DATASET)
+
+
+def context_of(workdir: Path, inputs: Mapping[str, Input], seed: int = 0) -> LocalContext:
+    return LocalContext(workdir, seed=seed, artifacts={i.manifest.ref.path: i for i in inputs.values()})
+
+
+def conversations(count: int) -> list[dict[str, Any]]:
+    """`ab` is answered `ba`; every third conversation has a second round."""
+    rows = []
+    for index in range(count):
+        letters = chr(97 + index % 20) + chr(97 + (index * 7 + 3) % 20)
+        messages = _round(letters) if index % 3 else _round(letters) + _round(letters + "x")
+        rows.append({"messages": messages})
+    return rows
+
+
+def _round(letters: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": letters}, {"role": "assistant", "content": letters[::-1]}]
+
+
+def pairs(count: int) -> list[dict[str, Any]]:
+    """A completion without `z` is preferred to the same with one."""
+    return [
+        {
+            "prompt": [{"role": "user", "content": f"say {index}"}],
+            "chosen": "ok " + "abc"[index % 3],
+            "rejected": "zz " + "abc"[index % 3],
+            "margin": 0.5 if index % 2 else None,
+        }
+        for index in range(count)
+    ]
+
+
+def stored_config(folder: Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads((folder / "config.json").read_text())
+    return content

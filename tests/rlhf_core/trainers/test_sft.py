@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.trainers.sft import conversation_examples, document_examples
+
+TOKENIZER = word_level_tokenizer((), 64)
+
+
+def _tokens(ids: list[int]) -> list[str]:
+    return list(TOKENIZER.convert_ids_to_tokens(ids))
+
+
+def test_every_assistant_turn_is_trained_and_nothing_else() -> None:
+    turns = [("user", "ab"), ("assistant", "c"), ("user", "d"), ("assistant", "ef")]
+    row = {"id": "r", "messages": [{"role": role, "content": content} for role, content in turns]}
+    (example,) = conversation_examples(TOKENIZER, [row])
+    (ids,), (mask,) = example.sequences, example.masks
+    assert "".join(_tokens(ids)) == "<bos><user>ab<assistant>c<eos><user>d<assistant>ef<eos>"
+    assert _tokens([token for token, trained in zip(ids, mask, strict=True) if trained]) == [
+        "c", "<eos>", "e", "f", "<eos>",
+    ]  # fmt: skip
+    assert example.num_trained_tokens == 5
+
+
+@pytest.mark.parametrize(
+    ("max_length", "pieces"),
+    [
+        (12, ["<bos>abcdefg<eos>"]),
+        (9, ["<bos>abcdefg<eos>"]),
+        (8, ["<bos>abcdefg", "g<eos>"]),
+        (5, ["<bos>abcd", "defg<eos>"]),
+        (4, ["<bos>abc", "cdef", "fg<eos>"]),
+    ],
+)
+def test_a_long_document_is_cut_without_an_eos_and_each_token_trained_once(max_length: int, pieces: list[str]) -> None:
+    examples = document_examples(TOKENIZER, [{"id": "r", "text": "abcdefg"}], max_length)
+    assert ["".join(_tokens(example.sequences[0])) for example in examples] == pieces
+    trained = [
+        token
+        for example in examples
+        for token, said in zip(example.sequences[0], example.masks[0], strict=True)
+        if said
+    ]
+    assert "".join(_tokens(trained)) == "abcdefg<eos>"

@@ -1,0 +1,69 @@
+from __future__ import annotations
+
+from itertools import chain
+from pathlib import Path
+
+import pytest
+import torch
+
+from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
+from rlhf_core.errors import StageError
+from rlhf_core.trainers.sft import pack_sequences
+from rlhf_core.trainers.supervised import Example, count_steps, divide, require_fit, shuffled, step_indices
+from tests.rlhf_core.stages.supervised_runs import base_model
+
+
+def _config(**settings: int | None) -> SupervisedConfig:
+    defaults = {"dataset": "d", "batch_size": 4, "max_length": 8}
+    return SupervisedConfig(optimizer=OptimizerConfig(learning_rate=1e-3), **{**defaults, **settings})  # type: ignore[arg-type]
+
+
+def _example(length: int, name: str = "row") -> Example:
+    return Example(name, (list(range(1, length + 1)),), ([False, *[True] * (length - 1)],))
+
+
+def test_the_order_is_a_function_of_seed_and_epoch() -> None:
+    config = _config(epochs=2)
+    steps = list(step_indices(10, config, 5))
+    assert steps == list(step_indices(10, config, 5))
+    assert steps != list(step_indices(10, config, 6))
+    assert [len(step) for step in steps] == [4, 4, 2] * 2
+    first, second = list(chain(*steps[:3])), list(chain(*steps[3:]))
+    assert sorted(first) == sorted(second) == list(range(10))
+    assert first != second
+    # Pinned: with another order the same stage key would name other weights.
+    assert shuffled(6, seed=0, name="epoch 0") == [2, 1, 0, 5, 3, 4]
+
+
+@pytest.mark.parametrize(("epochs", "max_steps", "expected"), [(2, None, 6), (2, 5, 5), (1, 100, 3)])
+def test_steps_are_the_epochs_or_max_steps(epochs: int, max_steps: int | None, expected: int) -> None:
+    assert count_steps(10, _config(epochs=epochs, max_steps=max_steps)) == expected
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 8])
+def test_shares_hold_every_example_once_and_equally_many_micro_batches(ranks: int) -> None:
+    examples = [_example(length) for length in (2, 5, 3, 7, 4)]
+    shares = divide(examples, pack_sequences, ranks=ranks, tokens_per_micro_batch=8)
+    assert len(shares) == ranks
+    assert len({len(share.micro_batches) for share in shares}) == 1
+    assert {(share.num_tokens, share.num_examples) for share in shares} == {(16, 5)}
+    batches = [batch for share in shares for batch in share.micro_batches]
+    assert sum(batch.num_trained_tokens for batch in batches) == 16
+    trained = sorted(batch.num_tokens for batch in batches if batch.num_trained_tokens)
+    assert sum(trained) == 21
+    for batch in batches:
+        if not batch.num_trained_tokens:
+            assert torch.equal(batch.input_ids, torch.tensor([1, 2]))  # the shortest, as a filler
+
+
+def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
+    folder = base_model(tmp_path).folder
+    require_fit([_example(8)], folder, 8)
+    with pytest.raises(StageError, match="row abc is 9 tokens long and max_length is 8"):
+        require_fit([_example(8), _example(9, "abc")], folder, 8)
+    with pytest.raises(StageError, match="row abc has no token to train on"):
+        require_fit([_example(1, "abc")], folder, 8)
+    with pytest.raises(StageError, match="no row"):
+        require_fit([], folder, 8)
+    with pytest.raises(StageError, match="max_length is 65, but the model's context is 64"):
+        require_fit([_example(8)], folder, 65)
