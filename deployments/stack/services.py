@@ -29,6 +29,7 @@ class Service:
     check: Callable[[], None]
     environment: Mapping[str, str] = field(default_factory=dict)
     ends_leftovers: bool = True  # before a start, end what a killed predecessor left; flow runs may outlive a worker
+    stops_group: bool = True  # SIGTERM for the whole process group; Ray's head waits in vain when its children get it
 
 
 def services(stack: Stack) -> list[Service]:
@@ -110,7 +111,7 @@ def _ray(stack: Stack) -> Service:
     # Ray turns a loopback address into the machine's own and then listens everywhere, except where it believes that
     # there can be no other node; this switch of its says so, whatever its name.
     environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
-    return Service("ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment)
+    return Service("ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False)
 
 
 def _object_store_memory() -> int:

@@ -45,9 +45,9 @@ autostart=false
 autorestart=true
 startsecs=3
 startretries=5
-stopasgroup=true
+stopasgroup={stops_group}
 killasgroup=true
-stopwaitsecs=20
+stopwaitsecs=15
 redirect_stderr=true
 stdout_logfile={log}
 stdout_logfile_maxbytes=10MB
@@ -138,6 +138,7 @@ def configuration(stack: Stack, services: list[Service]) -> str:
             environment=",".join(f"{k}={_quote(v)}" for k, v in service_environment(stack, service).items()),
             repository=_escape(REPOSITORY),
             priority=priority,
+            stops_group=str(service.stops_group).lower(),
             log=_escape(stack.log(service.name)),
         )
     return text

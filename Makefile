@@ -1,0 +1,47 @@
+# Everything a newcomer needs: `make demo` and `make test`.
+PYTHON ?= python3
+BIN := .venv/bin
+# No look-ups on the hub (each hangs for half a minute without a network), and no threads beyond the cores.
+QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
+LINTED := rlhf_core flows tasks deployments tests benchmarks
+# The tests of a commit: pure functions and configuration, well under a minute.
+FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
+	tests/rlhf_core/algorithms tests/deployments/test_setup.py
+
+.PHONY: help setup demo test check format lint types up status down
+
+help:  ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+
+setup:  ## make .venv with the tested versions; nothing to do when it is there
+	@$(PYTHON) deployments/setup.py
+
+demo: setup  ## start the local stack and run the recipe `tiny` to its report
+	@$(BIN)/alignment up
+	@$(BIN)/alignment run tiny
+
+test: setup  ## all tests
+	@$(QUICK) $(BIN)/python -m pytest
+
+check: lint types  ## what the pre-commit hook runs: format, lint, types, fast tests
+	@$(QUICK) $(BIN)/python -m pytest -q --durations=0 $(wildcard $(FAST_TESTS))
+
+format: setup  ## format the code
+	@$(BIN)/ruff format $(wildcard $(LINTED))
+	@$(BIN)/ruff check --fix $(wildcard $(LINTED))
+
+lint: setup
+	@$(BIN)/ruff format --check $(wildcard $(LINTED))
+	@$(BIN)/ruff check $(wildcard $(LINTED))
+
+types: setup
+	@$(BIN)/mypy
+
+up: setup  ## start the local stack
+	@$(BIN)/alignment up
+
+status: setup  ## show the local stack
+	@$(BIN)/alignment status
+
+down: setup  ## stop the local stack
+	@$(BIN)/alignment down
