@@ -126,5 +126,5 @@ class RewardFunction:
     def _died(self) -> RewardError:
         assert self._child is not None
         code = self._child.wait()
-        self._child = None
+        self.close()
         return RewardError(f"{self._name}: its process ended with exit code {code} before it returned; see the log")

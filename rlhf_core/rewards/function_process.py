@@ -66,7 +66,7 @@ def _plain(value: Any) -> Any:
     """Numbers of numpy and torch as Python's; what is no number stays to be refused by name on the other side."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
-    if value is None or isinstance(value, bool | int | float):
+    if value is None or isinstance(value, bool | int | float | str):
         return value
     if hasattr(value, "item"):
         return value.item()

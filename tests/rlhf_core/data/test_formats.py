@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rlhf_core.config.data import DataFormat
+from rlhf_core.data.formats import RowError, canonical_row, duplicate_key, row_id
+
+USER = {"role": "user", "content": "2+2?"}
+FOUR = {"role": "assistant", "content": "4"}
+
+
+def canonical(row: dict[str, Any], data_format: DataFormat, **columns: str) -> dict[str, Any]:
+    made = canonical_row(row, data_format, columns)
+    assert made.pop("id") == row_id(made)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("data_format", "source", "expected"),
+    [
+        ("text", {"text": "a b", "other": 1}, {"text": "a b"}),
+        ("conversations", {"messages": [USER, FOUR]}, {"messages": [USER, FOUR]}),
+        ("conversations", {"prompt": "2+2?", "completion": "4"}, {"messages": [USER, FOUR]}),
+        ("conversations", {"question": "2+2?", "answer": 4}, {"messages": [USER, FOUR]}),
+        (
+            "conversations",
+            {"messages": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]},
+            {"messages": [USER, FOUR]},
+        ),
+        (
+            "preferences",
+            {"prompt": "2+2?", "chosen": "4", "rejected": "5", "margin": "0.5"},
+            {"prompt": [USER], "chosen": "4", "rejected": "5", "margin": 0.5},
+        ),
+        (
+            "preferences",
+            {"chosen": [USER, FOUR], "rejected": [USER, {"role": "assistant", "content": "5"}]},
+            {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        ),
+        (
+            "preferences",
+            {"prompt": [USER], "chosen": {"from": "gpt", "value": "4"}, "rejected": {"from": "gpt", "value": "5"}},
+            {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        ),
+        (
+            "prompts",
+            {"question": "2+2?", "answer": 4, "task": "sums", "metadata": {"a": [1]}, "level": 3},
+            {"prompt": [USER], "answer": "4", "task": "sums", "metadata": {"a": [1]}, "level": 3},
+        ),
+        ("prompts", {"prompt": [USER], "answer": None}, {"prompt": [USER]}),
+    ],
+)
+def test_every_accepted_shape_becomes_the_canonical_one(
+    data_format: DataFormat, source: dict[str, Any], expected: dict[str, Any]
+) -> None:
+    assert canonical(source, data_format) == expected
+
+
+def test_columns_rename_the_source() -> None:
+    row = canonical({"instruction": "2+2?", "output": "4"}, "conversations", prompt="instruction", completion="output")
+    assert row == {"messages": [USER, FOUR]}
+
+
+@pytest.mark.parametrize(
+    ("data_format", "source", "columns", "message"),
+    [
+        (
+            "prompts",
+            {"promt": "a", "answer": "b"},
+            {},
+            "no column `prompt`, did you mean `promt`?; it has answer, promt (see `columns` in the recipe)",
+        ),
+        ("text", {"txt": "a"}, {}, "no column `text`, did you mean `txt`?"),
+        ("text", {"text": " \n"}, {}, "`text` is empty"),
+        ("text", {"text": ["a"]}, {}, "`text` must be text, this is list"),
+        ("prompts", {"a": "b"}, {"prompt": "q"}, "no column `q`; it has a"),
+        ("conversations", {"messages": [USER]}, {}, "`messages` has no assistant turn"),
+        ("conversations", {"messages": "hello"}, {}, "`messages` must be a list of messages"),
+        ("conversations", {"messages": [{"role": "bot", "content": "x"}]}, {}, "`messages[0]` has the role 'bot'"),
+        ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
+        ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
+        ("preferences", {"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "`chosen` and `rejected` are the same"),
+        ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, {}, "`margin` must be a number"),
+        ("prompts", {"prompt": [USER, FOUR]}, {}, "`prompt` ends with an assistant turn"),
+        ("prompts", {"prompt": "a", "answer": True}, {}, "`answer` must be text, this is bool"),
+        ("prompts", {"prompt": "a", "when": object()}, {}, "a value cannot be written as JSON"),
+        ("prompts", {"prompt": "a", "level": float("nan")}, {}, "a value cannot be written as JSON"),
+    ],
+)
+def test_a_wrong_row_says_what_is_wrong(
+    data_format: DataFormat, source: dict[str, Any], columns: dict[str, str], message: str
+) -> None:
+    with pytest.raises(RowError) as raised:
+        canonical_row(source, data_format, columns)
+    assert message in str(raised.value)
+
+
+def test_ids_depend_on_content_alone() -> None:
+    first = canonical_row({"prompt": "a", "answer": "b"}, "prompts", {})
+    assert first["id"] == canonical_row({"answer": "b", "question": "a", "id": 7}, "prompts", {})["id"]
+    assert first["id"] != canonical_row({"prompt": "a", "answer": "c"}, "prompts", {})["id"]
+    assert len(first["id"]) == 16
+
+
+def test_prompts_are_duplicates_by_prompt_other_rows_by_content() -> None:
+    a = canonical_row({"prompt": "x  y", "metadata": {"index": 1}}, "prompts", {})
+    b = canonical_row({"prompt": "x y", "metadata": {"index": 2}}, "prompts", {})
+    assert duplicate_key(a, "prompts") == duplicate_key(b, "prompts")
+    a = canonical_row({"prompt": "x", "chosen": "1", "rejected": "2"}, "preferences", {})
+    b = canonical_row({"prompt": "x", "chosen": "1", "rejected": "3"}, "preferences", {})
+    assert duplicate_key(a, "preferences") != duplicate_key(b, "preferences")

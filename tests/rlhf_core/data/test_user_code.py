@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.data.user_code import check_function, load_function
+from rlhf_core.errors import RecipeError, StageError
+
+GOOD = '''
+from __future__ import annotations
+from dataclasses import dataclass
+
+@dataclass
+class Options:
+    scale: float = 2.0
+
+if True:
+    def reward(completions, prompts, rows):
+        return [Options().scale for _ in completions]
+'''
+
+
+def write(folder: Path, text: str) -> Path:
+    path = folder / "rewards.py"
+    path.write_text(text)
+    return path
+
+
+def test_a_function_is_loaded(tmp_path: Path) -> None:
+    path = write(tmp_path, GOOD)
+    check_function(path, "reward", "rewards.py")
+    assert load_function(path, "reward", "rewards.py")(["a", "b"], [], []) == [2.0, 2.0]
+
+
+def test_checking_runs_nothing(tmp_path: Path) -> None:
+    check_function(write(tmp_path, "raise SystemExit(3)\nreward = lambda *a: []"), "reward", "rewards.py")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ndef reward(:\n", "my/rewards.py: syntax error in line 2: invalid syntax: def reward(:"),
+        ("def rewards(c, p, r): ...", "my/rewards.py: there is no function `reward` in this file, did you mean `rewards`?"),
+        ("", "my/rewards.py: there is no function `reward` in this file; it defines nothing"),
+        ("reward = 3", "my/rewards.py: `reward` is not a function"),
+    ],
+)
+def test_what_is_wrong_with_the_file(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        load_function(write(tmp_path, text), "reward", "my/rewards.py")
+    assert message in str(raised.value)
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(RecipeError, match=r"my/rewards\.py: cannot be read \(No such file"):
+        check_function(tmp_path / "rewards.py", "reward", "my/rewards.py")
+
+
+def test_a_file_that_raises_shows_its_traceback(tmp_path: Path) -> None:
+    path = write(tmp_path, "def reward(): ...\nimport no_such_module\n")
+    with pytest.raises(StageError, match=r"(?s)rewards\.py.*line 2.*No module named 'no_such_module'"):
+        load_function(path, "reward", "rewards.py")

@@ -1,0 +1,162 @@
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.config.rewards import FunctionReward, RewardModelReward
+from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.rewards import build_reward
+from rlhf_core.rewards.function import RewardFunction
+from tests.rlhf_core.stages.context import LocalContext
+
+SOURCE = '''
+import os, sys, time
+import numpy as np
+
+calls = []
+
+def lengths(completions, prompts, rows, factor=1.0):
+    print("to the log, not to the pipe")
+    return [factor * len(c) + len(p) + row["bonus"] for c, p, row in zip(completions, prompts, rows)]
+
+def figures(completions, prompts, rows):
+    calls.append(len(completions))
+    return [{"reward": 1, "score": 0.5, "calls": len(calls)} for _ in completions]
+
+def array(completions, prompts, rows): return np.arange(len(completions), dtype=np.float32)
+def numpy_items(completions, prompts, rows): return [np.float32(0.5) for _ in completions]
+def raises(completions, prompts, rows): return [1 / len(c) for c in completions]
+def not_finite(completions, prompts, rows): return [0.0, float("nan")]
+def infinite(completions, prompts, rows): return [float("-inf"), 0.0]
+def short(completions, prompts, rows): return [1.0]
+def nothing(completions, prompts, rows): return None
+def none_inside(completions, prompts, rows): return [1.0, None]
+def text_inside(completions, prompts, rows): return [1.0, "good"]
+def no_reward(completions, prompts, rows): return [{"reward": 1.0}, {"rewrad": 1.0}]
+def big_score(completions, prompts, rows): return [{"reward": 1.0, "score": 2}] * 2
+def ragged(completions, prompts, rows): return [{"reward": 1.0, "a": 1.0}, {"reward": 1.0}]
+def dies(completions, prompts, rows): os._exit(3)
+def hangs(completions, prompts, rows):
+    while True:
+        sum(range(10_000_000))
+def hangs_on_empty(completions, prompts, rows):
+    if not completions[0]:
+        time.sleep(60)
+    return [float(os.getpid()) for _ in completions]
+def takes_two(completions, prompts): return [1.0, 1.0]
+'''
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> LocalContext:
+    (tmp_path / "rewards.py").write_text(SOURCE)
+    return LocalContext(tmp_path / "work", user_files_root=tmp_path)
+
+
+def config(function: str, **settings: Any) -> FunctionReward:
+    return FunctionReward(type="function", path="rewards.py", function=function, **settings)
+
+
+@pytest.fixture
+def judge(context: LocalContext) -> Iterator[Any]:
+    made = []
+
+    def call(function: str, completions: tuple[str, ...] = ("a", ""), **settings: Any) -> Any:
+        made.append(build_reward(config(function, **settings), context))
+        return made[-1](completions, ["p"] * len(completions), [{"bonus": 10.0}] * len(completions))
+
+    yield call
+    for reward in made:
+        reward.close()
+
+
+def test_it_gets_completions_prompts_rows_and_options(judge: Any) -> None:
+    result = judge("lengths", ("abc", ""), options={"factor": 2.0})
+    assert (result.rewards, result.scores, result.extra) == ([17.0, 11.0], [None, None], {})
+
+
+def test_mappings_give_scores_and_extra_figures_in_batches_of_one_process(judge: Any) -> None:
+    result = judge("figures", ("a", "b", "c"), batch_size=2)
+    assert result.rewards == [1.0, 1.0, 1.0]
+    assert result.scores == [0.5, 0.5, 0.5]
+    assert result.extra == {"calls": [1.0, 1.0, 2.0]}
+
+
+@pytest.mark.parametrize(("function", "rewards"), [("array", [0.0, 1.0]), ("numpy_items", [0.5, 0.5])])
+def test_numpy_is_taken(judge: Any, function: str, rewards: list[float]) -> None:
+    assert judge(function).rewards == rewards
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        ("raises", "rewards.py:raises raised:"),
+        ("not_finite", "completion 1: the reward is nan, expected a finite number"),
+        ("infinite", "completion 0: the reward is -inf"),
+        ("short", "returned 1 values for 2 completions"),
+        ("nothing", "returned NoneType, expected a list of 2 numbers"),
+        ("none_inside", "completion 1: the reward is None, expected a number"),
+        ("text_inside", "completion 1: the reward is 'good', expected a number"),
+        ("no_reward", "completion 1: there is no `reward` in ['rewrad']"),
+        ("big_score", "completion 0: the score is 2.0, expected 0 to 1"),
+        ("ragged", "completion 1: gives [] beside the reward, the others give ['a']"),
+        ("dies", "its process ended with exit code 3"),
+    ],
+)
+def test_everything_wrong_is_an_error(judge: Any, function: str, message: str) -> None:
+    with pytest.raises(RewardError) as raised:
+        judge(function)
+    assert message in str(raised.value)
+
+
+def test_the_users_traceback_is_carried(judge: Any) -> None:
+    with pytest.raises(RewardError, match=r"(?s)rewards\.py\", line \d+, in raises.*ZeroDivisionError"):
+        judge("raises")
+
+
+def test_a_hang_is_ended(judge: Any) -> None:
+    began = time.monotonic()
+    with pytest.raises(RewardError, match="did not return within 0.5 s and was stopped"):
+        judge("hangs", timeout_seconds=0.5)
+    assert time.monotonic() - began < 10
+
+
+def test_after_a_hang_a_new_process_serves_and_the_old_one_is_gone(context: LocalContext) -> None:
+    reward = RewardFunction(config("hangs_on_empty", timeout_seconds=0.5), context.user_file("rewards.py"))
+    first = int(reward(["x"], ["p"], [{}]).rewards[0])
+    with pytest.raises(RewardError):
+        reward([""], ["p"], [{}])
+    assert not os.path.exists(f"/proc/{first}")
+    second = int(reward(["x"], ["p"], [{}]).rewards[0])
+    assert second != first
+    reward.close()
+    assert not os.path.exists(f"/proc/{second}")
+
+
+def test_it_can_be_sent_to_another_process(context: LocalContext) -> None:
+    reward = RewardFunction(config("array"), context.user_file("rewards.py"))
+    reward(["x"], ["p"], [{}])
+    copy = pickle.loads(pickle.dumps(reward))
+    assert copy(["x", "y"], ["p", "p"], [{}, {}]).rewards == [0.0, 1.0]
+    copy.close()
+    reward.close()
+
+
+@pytest.mark.parametrize(
+    ("function", "message"), [("length", "did you mean `lengths`?"), ("takes_two", "must take (completions, prompts, rows)")]
+)
+def test_wrong_functions(judge: Any, function: str, message: str) -> None:
+    with pytest.raises(RecipeError) as raised:
+        judge(function)
+    assert message in str(raised.value)
+
+
+def test_a_reward_model_is_not_built_here(context: LocalContext) -> None:
+    with pytest.raises(RewardError, match="RL stage's workers"):
+        build_reward(RewardModelReward(type="reward_model"), context)

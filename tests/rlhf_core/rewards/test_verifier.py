@@ -1,0 +1,58 @@
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.data.formats import canonical_row
+from rlhf_core.data.reasoning import generate
+from rlhf_core.errors import RewardError
+from rlhf_core.rewards.verifier import Verifier
+
+ROW = {"id": "r", "answer": "big  cat"}
+
+
+def judge(completion: str, pattern: str | None = None) -> float:
+    result = Verifier(VerifierReward(type="verifier", pattern=pattern))([completion], ["?"], [ROW])
+    assert result.scores == result.rewards
+    return result.rewards[0]
+
+
+@pytest.mark.parametrize(
+    ("completion", "pattern", "expected"),
+    [
+        ("big cat", None, 1.0),
+        ("\n big\tcat ", None, 1.0),
+        ("big cat.", None, 0.0),
+        ("Big cat", None, 0.0),
+        ("", None, 0.0),
+        ("so: <a>big cat</a>", "<a>(.*?)</a>", 1.0),
+        ("<a>dog</a> no, <a>big cat</a>", "<a>(.*?)</a>", 1.0),
+        ("<a>big cat</a> no, <a>dog</a>", "<a>(.*?)</a>", 0.0),
+        ("big cat", "<a>(.*?)</a>", 0.0),
+        ("x", "(y)?x", 0.0),  # a group that took no part is no answer
+    ],
+)
+def test_exact(completion: str, pattern: str | None, expected: float) -> None:
+    assert judge(completion, pattern) == expected
+
+
+def test_reasoning_gym_uses_the_tasks_scorer() -> None:
+    (raw,) = generate("spell_backward", {"min_word_len": 4, "max_word_len": 4}, size=1, seed=1, data_format="prompts")
+    row = canonical_row(raw, "prompts", {})
+    verifier = Verifier(VerifierReward(type="verifier", kind="reasoning_gym", pattern="is (.*)"))
+    half = row["answer"][:2] + "##"
+    rewards = verifier([f"it is {row['answer']}", f"it is {half}", "no"], ["", "", ""], [row, row, row]).rewards
+    assert rewards[0] == 1.0
+    assert 0 < rewards[1] < 1
+    assert rewards[2] == 0.0
+
+
+def test_a_row_without_answer_is_an_error_that_names_it() -> None:
+    with pytest.raises(RewardError, match="completion 1: the dataset row r2 has no column 'answer'"):
+        Verifier(VerifierReward(type="verifier"))(["a", "b"], ["", ""], [ROW, {"id": "r2"}])
+
+
+@pytest.mark.parametrize(("pattern", "message"), [("(", "not a regular expression"), ("abc", "has no group")])
+def test_wrong_patterns(pattern: str, message: str) -> None:
+    with pytest.raises(RewardError, match=message):
+        Verifier(VerifierReward(type="verifier", pattern=pattern))
