@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from datetime import timedelta
 
 import torch
@@ -21,6 +22,9 @@ def join_group(*, rank: int, size: int, local_rank: int = 0, local_size: int = 1
             raise RuntimeError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already")
         return
     _set_environment(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    if address.startswith("127."):
+        # Otherwise gloo binds to whatever the host's name resolves to.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(local_rank)
