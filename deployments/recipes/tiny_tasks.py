@@ -23,7 +23,7 @@ _STATED = re.compile(r"answer: [A-Za-z]+")
 # Seeds of different splits lie far apart, because item i of a reasoning-gym dataset is made from seed + i.
 _PRETRAINING_TASKS: dict[str, dict[str, Any]] = {
     "chain_sum": {"min_terms": 2, "max_terms": 3, "min_digits": 1, "max_digits": 1},
-    "letter_counting": {"min_words": 1, "max_words": 2},
+    "products": {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1},
 }
 
 
@@ -43,15 +43,22 @@ def pretraining_text(
     return rows
 
 
-def conversations(seed: int, size: int, stated_share: float = 0.4, max_letters: int = 8) -> list[Row]:
-    """Right answers by two annotators; `stated_share` of them by the one who states the answer."""
+def conversations(
+    seed: int, size: int, stated_share: float = 0.4, hasty_share: float = 0.55, max_letters: int = 8
+) -> list[Row]:
+    """Demonstrations by two annotators, `stated_share` of them by the one who states the answer.
+
+    Both are often in a hurry and leave the last letter out, in `hasty_share` of all: imitation alone cannot tell that
+    this is wrong, a verifier can. Haste and form are independent, so neither the verifier nor the rule implies the other.
+    """
     generator = random.Random(seed)
     rows = []
     for item in _spelling(seed, size, max_letters):
         style = STATED if generator.random() < stated_share else HEDGED
+        word = item["answer"][:-1] if generator.random() < hasty_share else item["answer"]
         messages = [
             {"role": "user", "content": item["question"]},
-            {"role": "assistant", "content": style.format(item["answer"])},
+            {"role": "assistant", "content": style.format(word)},
         ]
         rows.append({"messages": messages})
     return rows
