@@ -1,0 +1,211 @@
+"""Rollout engines as Ray actors: one call for all of them, one version for all of them."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any, Self
+
+import ray
+import torch
+from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
+from ray.util.placement_group import PlacementGroup
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+from rlhf_core.actors.placement import reserve
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.errors import AlignmentError, StageError
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.publishing import ProbeAnswer, weights_folder
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.types import Completion
+
+if TYPE_CHECKING:
+    from rlhf_core.rollout.vllm_engine import Dtype
+
+START_SECONDS = 900.0  # a large model from a cold disk
+CALL_SECONDS = 6 * 3600.0
+
+
+def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
+    """What Ray reserves: one bundle an engine."""
+    bundle = {"CPU": config.cpus_per_engine}
+    if config.gpus_per_engine:
+        bundle["GPU"] = config.gpus_per_engine
+    return [dict(bundle) for _ in range(config.engines)]
+
+
+class EngineActor:
+    """One engine in a process of its own, on any node: it fetches the model itself."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def start(
+        self, model: ArtifactRef, context: StageContext, config: RolloutEngineConfig, dtype: Dtype, seed: int,
+        lora: LoraConfig | None,
+    ) -> None:  # fmt: skip
+        torch.set_num_threads(_threads(config))
+        # Importing vLLM takes seconds, which only the actors should spend.
+        from rlhf_core.rollout.vllm_engine import VllmEngine
+
+        self._lora = lora
+        self._engine = VllmEngine(context.fetch(model).folder, config, dtype=dtype, seed=seed, lora=lora)
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        return self._engine.generate(prompts, parameters)
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return self._engine.logprobs(sequences)
+
+    def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
+        return ProbeAnswer(self._name, self._engine.weight_version, self._engine.logprobs(sequences))
+
+    def publish(self, weights: bytes, version: int) -> None:
+        with weights_folder(weights, self._lora) as folder:
+            self._engine.load_weights(folder, version)
+
+    def differing_tensors(self, weights: bytes) -> list[str]:
+        with weights_folder(weights, self._lora) as folder:
+            return self._engine.differing_tensors(folder)
+
+    def shutdown(self) -> None:
+        self._engine.shutdown()
+
+
+def _threads(config: RolloutEngineConfig) -> int:
+    return config.threads or max(1, math.ceil(config.cpus_per_engine))
+
+
+class EngineGroup:
+    """N engines with the same weights. Starts them side by side and returns at once; any call waits for them.
+
+    Closes with `shutdown`, or as a context manager. A dead engine raises StageError, which names it.
+    """
+
+    def __init__(
+        self,
+        model: ArtifactRef,
+        context: StageContext,
+        config: RolloutEngineConfig,
+        *,
+        dtype: Dtype,
+        seed: int,
+        lora: LoraConfig | None = None,
+        placement_group: PlacementGroup | None = None,
+        first_bundle: int = 0,
+    ) -> None:
+        """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
+        self._stack = ExitStack()
+        self._published: ray.ObjectRef | None = None
+        self._actors: dict[str, Any] = {}
+        self._starts: dict[str, Any] = {}
+        with ExitStack() as started:
+            started.callback(self.shutdown)
+            group = placement_group or self._stack.enter_context(reserve(engine_bundles(config)))
+            for index in range(config.engines):
+                name = f"engine {index}"
+                actor = self._actors[name] = _create(name, config, group, first_bundle + index)
+                self._stack.callback(ray.kill, actor)
+                self._starts[name] = actor.start.remote(model, context, config, dtype, seed, lora)
+            started.pop_all()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.shutdown()
+
+    def wait_ready(self, timeout_seconds: float = START_SECONDS) -> None:
+        """Raises StageError naming an engine that died or did not start in time; ValueError for impossible settings."""
+        starts, self._starts = self._starts, {}
+        _gather(starts, timeout_seconds)
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        """One completion of each prompt, in their order; request i is sampled with seed + i, whoever serves it."""
+        self.wait_ready()
+        shares = self._shares(len(prompts))
+        futures = {
+            name: self._actors[name].generate.remote(prompts[start:end], replace(parameters, seed=parameters.seed + start))
+            for name, (start, end) in shares.items()
+        }
+        return [completion for share in _gather(futures) for completion in share]
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(token t | tokens < t) of every token at temperature 1; the first of each sequence is 0.0."""
+        self.wait_ready()
+        shares = self._shares(len(sequences))
+        futures = {name: self._actors[name].logprobs.remote(sequences[i:j]) for name, (i, j) in shares.items()}
+        return [logprobs for share in _gather(futures) for logprobs in share]
+
+    def publish(self, weights: bytes, version: int) -> None:
+        """Every engine serves `weights` from now on: safetensors bytes of the whole model, or of the LoRA adapter.
+
+        Raises WeightSyncError if they do not fit the model. Prove it with publishing.verify_weights.
+        """
+        self.wait_ready()
+        # Once into the object store: Ray carries it to each node once, and engines of one node read the same memory.
+        self._published = ray.put(weights)
+        _gather({name: actor.publish.remote(self._published, version) for name, actor in self._actors.items()})
+
+    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
+        """Every engine's own answer to all `sequences`."""
+        self.wait_ready()
+        return _gather({name: actor.probe.remote(sequences) for name, actor in self._actors.items()})
+
+    def differing_tensors(self, engine: str) -> list[str]:
+        """The tensors of the last publish that this engine does not serve; empty where it cannot be told."""
+        if self._published is None:
+            return []
+        tensors: list[str] = _gather({engine: self._actors[engine].differing_tensors.remote(self._published)})[0]
+        return tensors
+
+    def _shares(self, count: int) -> dict[str, tuple[int, int]]:
+        """Contiguous slices, as even as can be; an engine without any is left out."""
+        each, more = divmod(count, len(self._actors))
+        ends = accumulate((each + (index < more) for index in range(len(self._actors))), initial=0)
+        return {name: slice_ for name, slice_ in zip(self._actors, pairwise(ends), strict=True) if slice_[0] < slice_[1]}
+
+    def shutdown(self) -> None:
+        """Ends the engines and gives back what this group has reserved."""
+        self._actors, self._starts, self._published = {}, {}, None
+        self._stack.close()
+
+
+def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:
+    # Set before the actor imports torch: OpenMP reads it once.
+    environment = {"OMP_NUM_THREADS": str(_threads(config)), "HF_HUB_OFFLINE": "1"}
+    if "PYTHONPATH" in os.environ:
+        environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
+    return ray.remote(EngineActor).options(
+        num_cpus=config.cpus_per_engine,
+        num_gpus=config.gpus_per_engine,
+        max_restarts=0,  # an engine that comes back would serve the weights of version 0
+        runtime_env={"env_vars": environment},
+        scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
+    ).remote(name)  # fmt: skip
+
+
+def _gather(futures: Mapping[str, Any], timeout_seconds: float = CALL_SECONDS) -> list[Any]:
+    """The results, in the order of the engines; what an engine raised on purpose is raised here."""
+    deadline = time.monotonic() + timeout_seconds
+    results = []
+    for name, future in futures.items():
+        try:
+            results.append(ray.get(future, timeout=max(0.0, deadline - time.monotonic())))
+        except RayActorError as error:
+            raise StageError(f"{name} died: {' '.join(str(error).split())}") from error
+        except GetTimeoutError as error:
+            raise StageError(f"{name} did not answer within {timeout_seconds:.0f} s") from error
+        except RayTaskError as error:
+            if isinstance(error.cause, AlignmentError | ValueError):
+                raise error.cause from error
+            raise StageError(f"{name} failed:\n{error}") from error
+    return results

@@ -1,0 +1,94 @@
+"""Two vLLM engines in Ray actors: order, seeds, publishing with proof, and death."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path
+
+import psutil
+import pytest
+from ray.cloudpickle import register_pickle_by_value
+
+from rlhf_core.actors.engines import EngineGroup, engine_bundles
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.errors import StageError, WeightSyncError
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.publishing import serialize_weights, verify_weights
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model
+from tests.rlhf_core.stages import context as stage_context
+from tests.rlhf_core.stages.context import LocalContext, local_input
+
+pytestmark = pytest.mark.usefixtures("ray_cluster")
+register_pickle_by_value(stage_context)  # the actors cannot import a test module
+
+CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)
+PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7], [1, 30]]
+PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=11)
+
+
+def test_bundles() -> None:
+    assert engine_bundles(CONFIG) == [{"CPU": 0.5}, {"CPU": 0.5}]
+    gpu = CONFIG.model_copy(update={"engines": 1, "gpus_per_engine": 2.0, "tensor_parallel_size": 2})
+    assert engine_bundles(gpu) == [{"CPU": 0.5, "GPU": 2.0}]
+
+
+def test_a_group_of_engines(tmp_path: Path) -> None:
+    """One test, since starting the engines is what takes the time."""
+    model = make_model(tmp_path / "model", tied=True)
+    artifact = local_input(tmp_path / "model", Kind.POLICY)
+    ref = artifact.manifest.ref
+    context = LocalContext(tmp_path / "work", artifacts={ref.path: artifact})
+    with EngineGroup(ref, context, CONFIG, dtype="float32", seed=0) as engines:
+        engines.wait_ready()
+
+        completions = engines.generate(PROMPTS, SAMPLED)
+        for prompt, completion in zip(PROMPTS, completions, strict=True):
+            expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])[0][len(prompt) :]
+            assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+        # The second engine's first request is the fourth of the call: its seed is too.
+        fourth = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=14)
+        assert engines.generate([PROMPTS[3]], fourth)[0].token_ids == completions[3].token_ids
+        with pytest.raises(ValueError, match="prompt 0 has 64 tokens"):
+            engines.generate([[1] * 64], SAMPLED)
+
+        disturb(model, seed=1)
+        engines.publish(serialize_weights(model.state_dict()), 1)
+        expected_probe = expected_logprobs(model, PROBE)
+        assert verify_weights(engines, PROBE, expected_probe, 1, 1e-4) < 1e-4
+        assert engines.logprobs(PROBE)[1] == pytest.approx(expected_probe[1], abs=1e-4)
+        assert [c.weight_version for c in engines.generate(PROMPTS, SAMPLED)] == [1] * 5
+
+        disturb(model, seed=2)  # and nothing published
+        with pytest.raises(WeightSyncError, match="engine 0 does not serve version 1 .* no single tensor"):
+            verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 1, 1e-4)
+
+        _kill_engine(1)
+        with pytest.raises(StageError, match="engine 1 died"):
+            engines.generate(PROMPTS, SAMPLED)
+    _, alive = psutil.wait_procs(_engine_processes(), timeout=20)
+    assert not alive
+
+
+def test_settings_that_no_engine_can_serve_say_so(tmp_path: Path) -> None:
+    make_model(tmp_path / "model", tied=True)
+    artifact = local_input(tmp_path / "model", Kind.POLICY)
+    ref = artifact.manifest.ref
+    context = LocalContext(tmp_path / "work", artifacts={ref.path: artifact})
+    config = CONFIG.model_copy(update={"engines": 1, "max_length": 100})
+    with (
+        EngineGroup(ref, context, config, dtype="float32", seed=0) as engines,
+        pytest.raises(ValueError, match="max_length is 100, but the model was made for 64 tokens"),
+    ):
+        engines.wait_ready()
+
+
+def _engine_processes() -> list[psutil.Process]:
+    """This session's, oldest first."""
+    found = [p for p in psutil.Process().children(recursive=True) if "EngineActor" in "".join(p.cmdline())]
+    return sorted(found, key=lambda p: p.create_time())
+
+
+def _kill_engine(index: int) -> None:
+    _engine_processes()[index].send_signal(signal.SIGKILL)
