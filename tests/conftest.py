@@ -1,0 +1,48 @@
+"""Fixtures for all tests: the two kinds of store, and no hub."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.services import S3Server
+
+os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
+
+
+@pytest.fixture(scope="session")
+def s3_server() -> Iterator[S3Server]:
+    """One SeaweedFS for all tests, with the bucket `tests`."""
+    server = S3Server()
+    try:
+        server.start()
+        server.create_bucket("tests")
+        yield server
+    finally:
+        server.close()
+
+
+@pytest.fixture
+def s3_store_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A prefix of the real S3 server that no other test uses; the AWS variables are set."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in s3_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return f"s3://tests/{uuid.uuid4().hex}"
+
+
+@pytest.fixture
+def local_store_url(tmp_path: Path) -> str:
+    return str(tmp_path / "store")
+
+
+@pytest.fixture(params=["local", "s3"])
+def store_url(request: pytest.FixtureRequest) -> str:
+    """Each test that takes this runs on both kinds of store."""
+    url: str = request.getfixturevalue(f"{request.param}_store_url")
+    return url

@@ -1,0 +1,107 @@
+"""Real services for tests, each a process of its own on loopback, ended by whoever started it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import s3fs
+
+LOOPBACK = "127.0.0.1"
+_START_SECONDS = 60
+
+
+def free_ports(count: int) -> list[int]:
+    sockets = [socket.socket() for _ in range(count)]
+    try:
+        for opened in sockets:
+            opened.bind((LOOPBACK, 0))
+        return [opened.getsockname()[1] for opened in sockets]
+    finally:
+        for opened in sockets:
+            opened.close()
+
+
+class S3Server:
+    """SeaweedFS with credentials, its data in a folder of its own."""
+
+    def __init__(self) -> None:
+        # A short path: it has sockets in it, whose paths may have no more than 107 bytes.
+        self._folder = Path(tempfile.mkdtemp(prefix="weed-"))
+        self.access_key, self.secret_key = secrets.token_hex(10), secrets.token_hex(20)
+        self._process: subprocess.Popen[bytes] | None = None
+        self._ports = free_ports(10)
+        self.endpoint = f"http://{LOOPBACK}:{self._ports[0]}"
+
+    def start(self) -> None:
+        """Start, also again after `stop` with the data as it was; returns when requests are answered."""
+        names = ("s3", "master", "volume", "filer", "admin")
+        ports = [f"-{n}.port={self._ports[i]}" for i, n in enumerate(names)]
+        ports += [f"-{n}.port.grpc={self._ports[i + len(names)]}" for i, n in enumerate(names)]
+        command = [
+            Path(sys.executable).parent / "weed", f"-logdir={self._folder}", "mini", f"-dir={self._folder}",
+            f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", *ports, "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-s3.localSocket={self._folder / 's3.sock'}", f"-filer.localSocket={self._folder / 'filer.sock'}",
+            "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
+        ]  # fmt: skip
+        environment = {**os.environ, "AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
+        with (self._folder / "output.log").open("ab") as log:
+            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self._folder)
+        deadline = time.monotonic() + _START_SECONDS
+        while not self._answers():
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                output = (self._folder / "output.log").read_text(errors="replace")[-3000:]
+                self.close()
+                raise RuntimeError(f"SeaweedFS does not start:\n{output}")
+            time.sleep(0.2)
+
+    def stop(self) -> None:
+        if self._process is not None:
+            self._process.terminate()
+            try:
+                self._process.wait(timeout=10)
+            except subprocess.TimeoutExpired:
+                self._process.kill()
+                self._process.wait()
+            self._process = None
+
+    def close(self) -> None:
+        self.stop()
+        shutil.rmtree(self._folder, ignore_errors=True)
+
+    def environment(self) -> dict[str, str]:
+        """What a client needs."""
+        return {
+            "AWS_ENDPOINT_URL": self.endpoint,
+            "AWS_ACCESS_KEY_ID": self.access_key,
+            "AWS_SECRET_ACCESS_KEY": self.secret_key,
+            "AWS_REGION": "us-east-1",
+            "AWS_EC2_METADATA_DISABLED": "true",
+        }
+
+    def create_bucket(self, name: str) -> None:
+        self._client().mkdir(name)
+
+    def _answers(self) -> bool:
+        try:
+            self._client().ls("", refresh=True)
+        except OSError:
+            return False
+        except Exception as error:  # botocore's connection errors share no base with OSError
+            if "botocore" not in type(error).__module__:
+                raise
+            return False
+        return True
+
+    def _client(self) -> s3fs.S3FileSystem:
+        return s3fs.S3FileSystem(
+            endpoint_url=self.endpoint, key=self.access_key, secret=self.secret_key, skip_instance_cache=True,
+            use_listings_cache=False, config_kwargs={"retries": {"max_attempts": 1}, "connect_timeout": 2},
+        )  # fmt: skip
