@@ -7,6 +7,7 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
+from rlhf_core.artifacts.links import browser_link
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.record import RunRecord, compared_metrics, main_figures, report_path, with_interval
@@ -20,8 +21,9 @@ def link_report(prepared: Prepared, record: RunRecord) -> None:
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:
         _copy_report(prepared, ref, record.run_id)
-        where = f"{prepared.store_url.rstrip('/')}/{report_path(record.run_id)}"
-        lines += [f"Report: [{where}]({_link(prepared, record.run_id)})", "", f"or `alignment pull {ref}`"]
+        path = report_path(record.run_id)
+        link = browser_link(prepared.store.url, path, "text/html")
+        lines += [f"Report: [{prepared.store.url}/{path}]({link})", "", f"or `alignment pull {ref}`"]
     create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
 
 
@@ -34,7 +36,9 @@ def _copy_report(prepared: Prepared, ref: ArtifactRef, run_id: str) -> None:
 def _stages(record: RunRecord) -> list[str]:
     rows = ["| stage | | time | figures |", "|---|---|---:|---|"]
     for node in record.nodes:
-        rows.append(f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_figures(node.ref.stage, node.metrics)} |")
+        rows.append(
+            f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_figures(node.ref.stage, node.metrics)} |"
+        )
     return rows
 
 

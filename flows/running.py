@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from prefect import get_run_logger, runtime
 from prefect.artifacts import create_table_artifact
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.objects import FlowRun, State
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
-from prefect.states import State
 
 from flows.report_link import link_report
 from rlhf_core.errors import RecipeError, StageError
@@ -25,14 +24,14 @@ from tasks.tasks import STAGE_TASKS, StageRunner
 Row = dict[str, str]
 
 
-def run_recipe(recipe: str, overrides: Sequence[str], only: str | None = None) -> list[Row]:
-    """Computes what the store does not have of a recipe's nodes, or of the node `only`; one table row per node.
+def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row]:
+    """Computes what the store does not have of a recipe's nodes, or of the nodes `only`; one table row per node.
 
     Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed.
     """
     started_at = datetime.now(UTC)
     prepared = prepare(recipe, overrides)
-    nodes = dict(prepared.graph) if only is None else {only: _alone(only, prepared)}
+    nodes = prepared.graph if only is None else _chosen(only, prepared)
     runner = StageRunner(_settings(prepared), nodes, prepared.repository, connect())
     futures = _submit(nodes, runner)
     try:
@@ -45,7 +44,9 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: str | None = None) -
     record = _record(prepared, overrides, started_at, nodes, futures)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
-    create_table_artifact(rows, key="stages", description=f"Run {record.run_id} of the recipe {prepared.loaded.recipe.name}")
+    create_table_artifact(
+        rows, key="stages", description=f"Run {record.run_id} of the recipe {prepared.loaded.recipe.name}"
+    )
     _raise_failures(futures)
     link_report(prepared, record)
     return rows
@@ -58,15 +59,20 @@ def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> Non
         jobs.stop(job_id)
 
 
-def _alone(name: str, prepared: Prepared) -> Node:
-    graph = prepared.graph
-    if name not in graph:
-        raise RecipeError(f"the recipe {prepared.loaded.recipe.name} has no node `{name}`; it has {', '.join(graph)}")
-    node = graph[name]
-    missing = [node.inputs[i] for i, ref in node.input_refs.items() if prepared.repository.manifest(ref) is None]
-    if missing:
-        raise RecipeError(f"{name} reads {', '.join(missing)}, which the store does not have: run `alignment/full`, or those first")
-    return node
+def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
+    """The nodes `names`. Raises RecipeError for one that is not there, or that reads what nobody has made."""
+    graph, recipe = prepared.graph, prepared.loaded.recipe.name
+    for name in names:
+        if name not in graph:
+            raise RecipeError(f"the recipe {recipe} has no node `{name}`; it has {', '.join(graph)}")
+    nodes = {name: node for name, node in graph.items() if name in names}
+    for node in nodes.values():
+        for other, ref in zip(node.inputs.values(), node.input_refs.values(), strict=True):
+            if other not in names and prepared.repository.manifest(ref) is None:
+                raise RecipeError(
+                    f"{node.name} reads {other}, which the store does not have: run `alignment/full`, or it first"
+                )
+    return nodes
 
 
 def _settings(prepared: Prepared) -> RunSettings:
@@ -81,11 +87,13 @@ def _settings(prepared: Prepared) -> RunSettings:
     )
 
 
-def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[StageResult]]:
-    futures: dict[str, PrefectFuture[StageResult]] = {}
+def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[Any]]:
+    futures: dict[str, PrefectFuture[Any]] = {}
     for name, node in nodes.items():
         before = [futures[other] for other in node.inputs.values() if other in futures]
-        futures[name] = STAGE_TASKS[node.stage.name].submit(name, runner, wait_for=before)
+        futures[name] = STAGE_TASKS[node.stage.name].submit(
+            node_name=name, runner=runner, return_state=False, wait_for=before
+        )
     return futures
 
 
@@ -94,7 +102,7 @@ def _record(
     overrides: Sequence[str],
     started_at: datetime,
     nodes: Mapping[str, Node],
-    futures: Mapping[str, PrefectFuture[StageResult]],
+    futures: Mapping[str, PrefectFuture[Any]],
 ) -> RunRecord:
     return RunRecord(
         run_id=str(runtime.flow_run.id),
@@ -124,10 +132,10 @@ def _failure(state: State[StageResult]) -> str:
     """The last error line of a stage that failed; empty for one that only waited for it."""
     if state.is_completed() or state.is_pending():
         return ""
-    return str(state.result(raise_on_failure=False)) if state.is_failed() else state.message or state.name
+    return str(state.result(raise_on_failure=False)) if state.is_failed() else state.message or str(state.name)
 
 
-def _raise_failures(futures: Mapping[str, PrefectFuture[StageResult]]) -> None:
+def _raise_failures(futures: Mapping[str, PrefectFuture[Any]]) -> None:
     failures = [error for future in futures.values() if (error := _failure(future.state))]
     for error in failures:
         get_run_logger().error("%s", error)

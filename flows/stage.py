@@ -19,4 +19,4 @@ def stage(
     ] = [],  # noqa: B006  Prefect shows the default in the form and copies it
 ) -> list[Row]:
     """Computes one stage, unless the store has its result. Returns its row of the table."""
-    return run_recipe(recipe, overrides, only=node)
+    return run_recipe(recipe, overrides, only=[node])

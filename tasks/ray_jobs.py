@@ -10,6 +10,7 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
@@ -25,11 +26,11 @@ _LOG_END_SECONDS = 5.0
 Result = TypeVar("Result")
 
 
-class JobEnded(StageError):
+class JobEndedError(StageError):
     """The job failed, was stopped by someone else, or is lost with its cluster: there is nothing left to stop."""
 
 
-class JobCancelled(StageError):
+class JobCancelledError(StageError):
     """Whoever watched the job asked for its end."""
 
 
@@ -63,8 +64,7 @@ class _Client(JobSubmissionClient):
 
     def __init__(self, address: str):
         super().__init__(address)
-        if self._ssl_context is None:
-            self._ssl_context = True  # the same to aiohttp, which warns of None
+        self._ssl_context = True  # type: ignore[assignment]  # the default, of which aiohttp wants to be told
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
         return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})
@@ -109,7 +109,7 @@ class RayJobs:
     def submit_or_attach(self, request: JobRequest) -> tuple[str, bool]:
         """Id of the job that computes `request`, and whether it was running already.
 
-        Raises StageError if the cluster refuses the job, JobEnded if the cluster is lost.
+        Raises StageError if the cluster refuses the job, JobEndedError if the cluster is lost.
         """
         while True:
             attempt, status = self._newest_attempt(request.id_prefix)
@@ -117,7 +117,7 @@ class RayJobs:
                 return f"{request.id_prefix}{attempt}", True
             job_id = f"{request.id_prefix}{attempt + 1}"
             try:
-                self._call(lambda: self._submit(job_id, request))
+                self._call(partial(self._submit, job_id, request))
             except RuntimeError as error:
                 # Another orchestrator was faster, or our first request had arrived although its answer had not.
                 if "already exists" not in str(error):
@@ -128,8 +128,8 @@ class RayJobs:
     def follow(self, job_id: str, watcher: JobWatcher) -> None:
         """Returns when the job has succeeded; its lines and its progress go to `watcher` as they come.
 
-        Raises JobEnded if it ends otherwise or is lost, JobCancelled if `watcher` says so, StageError if it never
-        starts; after the latter two the job still has to be stopped.
+        Raises JobEndedError if it ends otherwise or is lost, JobCancelledError if `watcher` says so, StageError if it
+        never starts; after the latter two the job still has to be stopped.
         """
         log = JobLog(self._client, job_id, watcher.line, watcher.progress)
         waiting_since = time.monotonic()
@@ -137,7 +137,7 @@ class RayJobs:
             while True:
                 log.deliver(wait_seconds=_POLL_SECONDS)
                 if watcher.cancelled():
-                    raise JobCancelled(f"cancelled; the job {job_id} is being stopped")
+                    raise JobCancelledError(f"cancelled; the job {job_id} is being stopped")
                 details = self._details(job_id)
                 if details.status.is_terminal():
                     break
@@ -154,7 +154,7 @@ class RayJobs:
     def stop(self, job_id: str, *, timeout: float = 25.0) -> str:
         """Stops the job and waits until it has ended; the status it ended with. Harmless when it has ended already.
 
-        Raises StageError if it lives on, JobEnded if the cluster is lost.
+        Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
         deadline = time.monotonic() + timeout
         while True:
@@ -202,7 +202,7 @@ class RayJobs:
         except RuntimeError as error:
             if "status code 404" not in str(error):
                 raise StageError(f"Ray does not say how the job {job_id} is: {_one_line(error)}") from error
-            raise JobEnded(
+            raise JobEndedError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"
             ) from error
@@ -212,14 +212,14 @@ class RayJobs:
             return
         where = self.where_is_the_log(job_id)
         if details.status == JobStatus.STOPPED:
-            raise JobEnded(f"the job {job_id} was stopped from outside; {where}")
+            raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
         # Ray's message repeats the end of the log after a comma.
         ended = _one_line((details.message or "no reason given").partition(", last available logs")[0])
         reason = log.error or f"{ended}; last line: {log.last_line or '(none)'}"
-        raise JobEnded(f"{reason}; {where}")
+        raise JobEndedError(f"{reason}; {where}")
 
     def _call(self, function: Callable[[], Result]) -> Result:
-        """A request, repeated over connection blips. Raises JobEnded when they last longer than the patience."""
+        """A request, repeated over connection blips. Raises JobEndedError when they last longer than the patience."""
         try:
             return Retrying(
                 retry=retry_if_exception(_is_blip),
@@ -228,7 +228,7 @@ class RayJobs:
             )(function)
         except RetryError as error:
             cause = error.last_attempt.exception()
-            raise JobEnded(
+            raise JobEndedError(
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
                 f"({_one_line(cause)}); run again once it is back, finished stages are reused"
             ) from cause
@@ -237,9 +237,7 @@ class RayJobs:
 def _is_blip(error: BaseException) -> bool:
     """Connection errors, and the 5xx answers of a dashboard whose head is not there (the client has no type for it)."""
     return isinstance(error, OSError) or (
-        isinstance(error, RuntimeError)
-        and "status code 5" in str(error)
-        and "already exists" not in str(error)
+        isinstance(error, RuntimeError) and "status code 5" in str(error) and "already exists" not in str(error)
     )
 
 

@@ -15,7 +15,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.stages.contract import StageSpec
-from tasks.ray_jobs import JobEnded, JobRequest, JobWatcher, RayJobs
+from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs
 
 # What a job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
@@ -75,7 +75,7 @@ def _compute(node: Node, settings: RunSettings, jobs: RayJobs, watcher: StageWat
     try:
         watcher.submitted(job_id, attached)
         jobs.follow(job_id, watcher)
-    except JobEnded:
+    except JobEndedError:
         raise
     except BaseException:
         jobs.stop(job_id)

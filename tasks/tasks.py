@@ -11,19 +11,20 @@ import re
 import threading
 import time
 from collections.abc import Callable, Mapping
+from typing import Any
 from uuid import UUID
 
 from prefect import get_run_logger, task
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 from prefect.cache_policies import NO_CACHE
-from prefect.states import Cancelled, Completed, State
+from prefect.states import Cancelled, Completed
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.stages.table import STAGES
 from tasks.job_log import Progress
-from tasks.ray_jobs import JobCancelled, RayJobs
-from tasks.stage import RunSettings, StageResult, run_stage
+from tasks.ray_jobs import JobCancelledError, RayJobs
+from tasks.stage import RunSettings, run_stage
 
 PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
 
@@ -31,9 +32,7 @@ PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
 class StageRunner:
     """What the tasks of one flow run share. Not a dataclass: Prefect walks into those to look for futures."""
 
-    def __init__(
-        self, settings: RunSettings, nodes: Mapping[str, Node], repository: ArtifactRepository, jobs: RayJobs
-    ):
+    def __init__(self, settings: RunSettings, nodes: Mapping[str, Node], repository: ArtifactRepository, jobs: RayJobs):
         self.settings = settings
         self.nodes = nodes
         self.repository = repository
@@ -82,9 +81,9 @@ class _PrefectWatcher:
         self._shown_at = self._clock()
         text = f"**{self._node}** {progress}"
         if self._artifact is None:
-            self._artifact = create_progress_artifact(
-                progress.percent, key=progress_artifact_key(self._node), description=text
-            )
+            made = create_progress_artifact(progress.percent, key=progress_artifact_key(self._node), description=text)
+            assert isinstance(made, UUID), "synchronous, since no event loop runs in a task's thread"
+            self._artifact = made
         else:
             update_progress_artifact(self._artifact, progress.percent, description=text)
 
@@ -94,12 +93,13 @@ def progress_artifact_key(node: str) -> str:
     return "progress-" + re.sub(r"[^a-z0-9]+", "-", node.lower())
 
 
-def _compute_node(node_name: str, runner: StageRunner) -> State[StageResult]:
+def _compute_node(node_name: str, runner: StageRunner) -> Any:
+    """A task's body; what it returns is the task's state, with a StageResult as its data."""
     node = runner.nodes[node_name]
     watcher = _PrefectWatcher(node_name, runner.jobs, runner.cancel)
     try:
         result = run_stage(node, runner.settings, runner.repository, runner.jobs, watcher)
-    except JobCancelled as cancelled:
+    except JobCancelledError as cancelled:
         return Cancelled(message=str(cancelled))
     finally:
         watcher.finish()
@@ -110,6 +110,6 @@ def _compute_node(node_name: str, runner: StageRunner) -> State[StageResult]:
 
 # A failed stage is not repeated on its own: what made it fail would do so again, after the same GPU hours.
 STAGE_TASKS = {
-    name: task(_compute_node, name=name, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)
+    name: task(name=name, task_run_name="{node_name}", cache_policy=NO_CACHE, persist_result=False)(_compute_node)
     for name in STAGES
 }

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -17,19 +16,9 @@ import httpx
 import psutil
 import pytest
 
+from tests.services import LOOPBACK, free_ports
+
 ROOT = Path(__file__).resolve().parents[1]
-LOOPBACK = "127.0.0.1"
-
-
-def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for one in sockets:
-            one.bind((LOOPBACK, 0))
-        return [one.getsockname()[1] for one in sockets]
-    finally:
-        for one in sockets:
-            one.close()
 
 
 def service_environment(**more: str) -> dict[str, str]:
@@ -93,7 +82,9 @@ def start_ray(log: Path, folder: Path) -> tuple[Service, str]:
     command[0] = str(Path(sys.executable).parent / "ray")
     # The switch makes Ray listen on loopback alone, see deployments/stack/services.py.
     service = Service(
-        command, log, service_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1")
+        command,
+        log,
+        service_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"),
     )
     address = f"http://{LOOPBACK}:{dashboard}"
     service.wait_for(f"{address}/api/jobs/")

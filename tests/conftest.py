@@ -9,7 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.cluster import prefect_api, ray_address
 from tests.services import S3Server
+
+__all__ = ["prefect_api", "ray_address"]  # fixtures: one Ray head, one Prefect server for all tests that ask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
@@ -15,11 +14,11 @@ from rich.table import Table
 from rich.tree import Tree
 
 from deployments.cli.tables import duration
+from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
+from rlhf_core.artifacts.store import open_store, store_url
 from rlhf_core.errors import StoreError
-from rlhf_core.pipeline.prepare import store_url
 from rlhf_core.pipeline.record import main_figures
 
 app = typer.Typer()
@@ -33,13 +32,10 @@ def _repository() -> ArtifactRepository:
 
 
 def _find(repository: ArtifactRepository, text: str) -> Manifest:
-    return _manifest(repository, repository.resolve(text))
-
-
-def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> Manifest:
+    ref = repository.resolve(text)
     manifest = repository.manifest(ref)
     if manifest is None:
-        raise StoreError(f"the store has no artifact {ref}")
+        raise StoreError(f"{ref} is in the store, but files of it are gone; run its recipe again")
     return manifest
 
 
@@ -65,7 +61,9 @@ def show(artifact: Annotated[str, ARTIFACT]) -> None:
 @app.command()
 def pull(
     artifact: Annotated[str, ARTIFACT],
-    folder: Annotated[Path | None, typer.Argument(help="a folder that is not there yet; default ./<stage>-<key>")] = None,
+    folder: Annotated[
+        Path | None, typer.Argument(help="a folder that is not there yet; default ./<stage>-<key>")
+    ] = None,
 ) -> None:
     """Copies an artifact's files into a folder, their hashes checked."""
     repository = _repository()
@@ -81,28 +79,25 @@ def pull(
 
 @app.command()
 def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Draws what an artifact was made from, back to the first datasets and models."""
+    """Draws what an artifact was made from, back to the first datasets, models and files."""
     repository = _repository()
+    root = _find(repository, artifact)
+    nodes = find_lineage(repository, root.ref).nodes
     seen: set[ArtifactRef] = set()
 
-    def grow(add: Callable[[str], Tree], manifest: Manifest, role: str) -> None:
-        repeated = manifest.ref in seen
-        seen.add(manifest.ref)
-        branch = add(_described(manifest, role) + (" [dim](as above)[/]" if repeated else ""))
-        if not repeated:
-            for path, sha256 in sorted(manifest.user_files.items()):
-                branch.add(f"[dim]file[/] {escape(path)} [dim]{sha256[:12]}[/]")
-            for name, ref in sorted(manifest.parents.items()):
-                grow(branch.add, _manifest(repository, ref), name)
+    def grow(branch: Tree, manifest: Manifest) -> None:
+        for path, sha256 in sorted(manifest.user_files.items()):
+            branch.add(f"[dim]file[/] {escape(path)} [dim]{sha256[:12]}[/]")
+        for role, ref in sorted(manifest.parents.items()):
+            repeated = ref in seen
+            seen.add(ref)
+            child = branch.add(_described(nodes[ref], role) + (" [dim](as above)[/]" if repeated else ""))
+            if not repeated:
+                grow(child, nodes[ref])
 
-    roots: list[Tree] = []
-
-    def plant(label: str) -> Tree:
-        roots.append(Tree(label))
-        return roots[0]
-
-    grow(plant, _find(repository, artifact), "")
-    console.print(roots[0])
+    tree = Tree(_described(root, ""))
+    grow(tree, root)
+    console.print(tree)
 
 
 def _described(manifest: Manifest, role: str) -> str:

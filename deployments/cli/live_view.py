@@ -62,9 +62,13 @@ class _Redrawn:
         table = Table.grid(padding=(0, 1))
         for node in nodes:
             bar = ProgressBar(total=100, completed=node.percent, width=20) if node.percent is not None else ""
-            glyph = self._spinners.setdefault(node.name, Spinner("dots")) if node.running else _GLYPHS.get(node.state, "·")
+            glyph = (
+                self._spinners.setdefault(node.name, Spinner("dots")) if node.running else _GLYPHS.get(node.state, "·")
+            )
             took = "" if node.state == "waiting" else duration(node.seconds)
-            table.add_row(glyph, node.name, took, bar if node.running else "", escape(node.text) if node.running else "")
+            table.add_row(
+                glyph, node.name, took, bar if node.running else "", escape(node.text) if node.running else ""
+            )
         self._live.update(table)
 
     def note(self, text: str) -> None:

@@ -10,12 +10,13 @@ import typer
 from rich.console import Console
 
 from deployments.cli.tables import comparison_table, outcome_table, plan_table
+from rlhf_core.artifacts.store import STORE_VARIABLE
 from rlhf_core.config.loading import load_recipe
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import skipped_sections
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.preflight import preflight
-from rlhf_core.pipeline.prepare import STORE_VARIABLE, Prepared, prepare
+from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.record import RunRecord, read_record, report_path
 
 app = typer.Typer()

@@ -12,7 +12,14 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, compared_metrics, main_figures, with_interval
 
-_STYLES = {"reuse": "green", "reused": "green", "compute": "yellow", "computed": "cyan", "failed": "red", "not run": "dim"}
+_STYLES = {
+    "reuse": "green",
+    "reused": "green",
+    "compute": "yellow",
+    "computed": "cyan",
+    "failed": "red",
+    "not run": "dim",
+}
 
 
 def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
@@ -33,7 +40,12 @@ def outcome_table(record: RunRecord) -> Table:
     table.add_column("time", justify="right")
     table.add_column("figures", overflow="fold")
     for node in record.nodes:
-        table.add_row(node.name, _styled(node.outcome), _time(node), escape(node.error or main_figures(node.ref.stage, node.metrics)))
+        table.add_row(
+            node.name,
+            _styled(node.outcome),
+            _time(node),
+            escape(node.error or main_figures(node.ref.stage, node.metrics)),
+        )
     return table
 
 

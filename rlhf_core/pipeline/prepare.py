@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.store import Store, open_store, store_url
 from rlhf_core.config.loading import LoadedRecipe, load_recipe
-from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.key import computing_libraries
 from rlhf_core.pipeline.preflight import preflight
-
-STORE_VARIABLE = "ALIGNMENT_STORE"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,12 +36,3 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Prepared:
     store = open_store(url)
     store.probe()
     return Prepared(loaded, libraries, graph, url, store, ArtifactRepository(store))
-
-
-def store_url() -> str:
-    url = os.environ.get(STORE_VARIABLE)
-    if not url:
-        raise StoreError(
-            f"no artifact store is known: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a folder"
-        )
-    return url

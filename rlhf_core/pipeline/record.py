@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
+from pydantic import Field
+
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
@@ -18,7 +20,7 @@ class NodeRecord(Config):
     ref: ArtifactRef
     outcome: Outcome
     seconds: float = 0.0  # this run's; of a reused stage, the look-up
-    metrics: dict[str, float | int | str | None] = {}
+    metrics: dict[str, float | int | str | None] = Field(default_factory=dict)
     error: str = ""
 
 

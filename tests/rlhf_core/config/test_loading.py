@@ -1,0 +1,147 @@
+"""Every mistake in a recipe is one sentence that names the key and what to write."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.config.loading import load_recipe, shipped_recipes
+from rlhf_core.errors import RecipeError
+
+RECIPE = """
+name: small
+data:
+  questions:
+    format: prompts
+    source: {type: files, paths: [questions.jsonl]}
+base:
+  source: {type: scratch, hidden_size: 64}
+rl:
+  algorithm: grpo
+  dataset: questions
+  steps: 10
+  prompts_per_step: 4
+  sampling: {max_tokens: 8}
+  rollout: {max_length: 64}
+  grpo:
+    reward: {type: verifier}
+    optimizer: {learning_rate: 1e-4}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    path = tmp_path / "small.yaml"
+    path.write_text(RECIPE, encoding="utf-8")
+    return str(path)
+
+
+def problem(recipe: str, *overrides: str) -> str:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, overrides)
+    return str(caught.value).removeprefix(f"{recipe}: ")
+
+
+def test_a_file_becomes_one_frozen_recipe(recipe: str, tmp_path: Path) -> None:
+    loaded = load_recipe(recipe)
+    assert loaded.root == tmp_path.resolve()
+    assert loaded.recipe.rl is not None
+    assert loaded.recipe.rl.settings.optimizer.learning_rate == 1e-4  # YAML 1.1 would read 1e-4 as text
+    with pytest.raises(Exception, match="frozen"):
+        loaded.recipe.seed = 1  # type: ignore[misc]
+
+
+def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
+    loaded = load_recipe(recipe, ["rl.steps=20", "rl.steps=30", "rl.grpo.optimizer.learning_rate=2e-5",
+                                  "rl.lora={rank: 4}", "sft.dataset=questions", "sft.batch_size=2",
+                                  "sft.max_length=32", "sft.optimizer.learning_rate=1e-3"])  # fmt: skip
+    assert loaded.recipe.rl is not None
+    assert loaded.recipe.sft is not None
+    assert (loaded.recipe.rl.steps, loaded.recipe.rl.settings.optimizer.learning_rate) == (30, 2e-5)
+    assert loaded.recipe.rl.lora is not None
+    assert loaded.recipe.rl.lora.rank == 4
+    assert loaded.recipe.sft.optimizer.learning_rate == 1e-3
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("rl.stpes=3", "unknown key `rl.stpes`, did you mean `steps`?"),
+        ("seeed=3", "unknown key `seeed`, did you mean `seed`?"),
+        ("rl.grpo.optimizer.learnin_rate=1", "`rl.grpo.optimizer.learnin_rate`, did you mean `learning_rate`?"),
+        ("base.source.hiden_size=8", "unknown key `base.source.hiden_size`, did you mean `hidden_size`?"),
+        ("data.questions.source.pathz=[a]", "unknown key `data.questions.source.pathz`, did you mean `paths`?"),
+        ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
+        ("rl.steps=0", "`rl.steps` is 0: input should be greater than 0"),
+        ("rl.steps=-5", "`rl.steps` is -5: input should be greater than 0"),
+        ("rl.steps=ten", "`rl.steps` is 'ten': input should be a valid integer"),
+        ("rl.steps=2.5", "`rl.steps` is 2.5: input should be a valid integer"),
+        ("rl.steps='10'", "`rl.steps` is '10': input should be a valid integer"),
+        ("rl.dataset=[a]", "`rl.dataset` is ['a']: input should be a valid string"),
+        ("rl.rollout.prefix_caching=yes", "`rl.rollout.prefix_caching` is 'yes': input should be a valid boolean"),
+        ("rl.algorithm=gpro", "`rl.algorithm` is 'gpro': input should be 'ppo' or 'grpo'"),
+        ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `rl.ppo`; add one"),
+        ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
+        ("name=Big Name", "`name` is 'Big Name': string should match pattern"),
+        ("base=null", "`base` is None: input should be"),
+    ],
+)  # fmt: skip
+def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sentence: str) -> None:
+    assert sentence in problem(recipe, override)
+
+
+def test_a_missing_key_is_named(recipe: str) -> None:
+    assert problem(recipe, "sft={dataset: questions, batch_size: 2, max_length: 8}") == "`sft.optimizer` is missing"
+
+
+def test_all_mistakes_are_told_at_once(recipe: str) -> None:
+    assert problem(recipe, "rl.stpes=1", "seed=-1").count(";") == 1
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("rl.steps", "override `rl.steps`: write it as key.key=value"),
+        ("=3", "override `=3`: write it as key.key=value"),
+        ("name.x=3", "override `name.x=3`: `name` is text, it has no keys below it"),
+        ("rl.steps=[1", "override `rl.steps=[1`: not valid YAML"),
+    ],
+)
+def test_a_malformed_override_is_quoted(recipe: str, override: str, sentence: str) -> None:
+    assert problem(recipe, override).startswith(sentence)
+
+
+def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
+    with pytest.raises(RecipeError, match=r"^unknown recipe `tinny`, did you mean `tiny`\?; shipped are .*tiny"):
+        load_recipe("tinny")
+    with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such recipe file$"):
+        load_recipe("nowhere/x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [("- a", "a recipe is a mapping of sections, this is a list"), ("", "this is empty"), ("a: [", "not valid YAML")],
+)
+def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> None:
+    path = tmp_path / "broken.yaml"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(RecipeError, match=sentence):
+        load_recipe(str(path))
+
+
+@pytest.mark.parametrize("name", shipped_recipes())
+def test_shipped_recipes_parse(name: str) -> None:
+    assert load_recipe(name).recipe.name == name
+
+
+def test_parsing_loads_no_torch_and_is_quick() -> None:
+    code = (
+        "import sys, time; began = time.perf_counter()\n"
+        "from rlhf_core.config.loading import load_recipe; load_recipe('tiny')\n"
+        "import rlhf_core.artifacts.manifest, rlhf_core.pipeline.graph, rlhf_core.stages.table\n"
+        "heavy = {'torch', 'ray', 'prefect', 'vllm', 'transformers', 'numpy'}\n"
+        "print(sorted(heavy & sys.modules.keys()), time.process_time() < 2.0)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "[] True\n"

@@ -1,3 +1,0 @@
-from tests.cluster import ray_address
-
-__all__ = ["ray_address"]
