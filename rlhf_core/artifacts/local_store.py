@@ -1,129 +1,146 @@
-"""The contract on a folder of this machine: the smallest set-up, and the shipped double of a bucket."""
+"""A folder that keeps the store's contract: for one machine, or for several on one shared file system."""
 
 from __future__ import annotations
 
 import hashlib
 import os
 import shutil
-import tempfile
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock
 
-from rlhf_core.artifacts.store import probe_contract
+from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
+_TEMPORARY = ".temporary"
 _LOCKS = ".locks"
 
 
-class LocalStore:
-    def __init__(self, root: Path) -> None:
-        self._root = root.absolute()
-        self.url = str(self._root)
+class LocalStore(Store):
+    """An object is a file. New ones appear by hard link, which fails if the name exists; tags are content hashes."""
 
-    def get(self, path: str) -> bytes | None:
-        try:
-            return self._path(path).read_bytes()
-        except (FileNotFoundError, IsADirectoryError):
-            return None
+    def __init__(self, folder: Path):
+        self.url = str(folder)
+        self._folder = folder
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        data = self.get(path)
-        return None if data is None else (data, _tag(data))
+        with self._explained(path):
+            try:
+                data = self._file(path).read_bytes()
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return None
+            return data, _tag(data)
 
     def put(self, path: str, data: bytes) -> None:
-        with self._written(path, lambda file: _write(file, data)) as written:
-            written.replace(self._path(path))
+        with self._explained(path), self._locked(path), self._written(data) as temporary:
+            os.replace(temporary, self._ready(path))
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        if not self._link_if_absent(path, lambda file: _write(file, data)):
-            raise ConflictError(f"{self.url}/{path} exists already")
+        with self._explained(path), self._written(data) as temporary:
+            self._link(temporary, path)
 
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        with self._lock(path):
-            read = self.get_tagged(path)
-            if read is None or read[1] != tag:
-                raise ConflictError(f"{self.url}/{path} is not what it was when it was read")
-            self.put(path, data)
+        with self._explained(path), self._locked(path):
+            try:
+                stored = self._file(path).read_bytes()
+            except FileNotFoundError as error:
+                raise ConflictError(f"{self.url}: {path} is gone since it was read") from error
+            if _tag(stored) != tag:
+                raise ConflictError(f"{self.url}: {path} has changed since it was read")
+            with self._written(data) as temporary:
+                os.replace(temporary, self._file(path))
 
-    def put_file_if_absent(self, path: str, local: Path) -> bool:
-        return not self.exists(path) and self._link_if_absent(path, lambda file: _copy(local, file))
+    def put_file_if_absent(self, path: str, local_path: Path) -> bool:
+        if self.exists(path):
+            return False
+        with self._explained(path), self._temporary() as temporary:
+            shutil.copyfile(local_path, temporary)
+            _flush(temporary)
+            try:
+                self._link(temporary, path)
+            except ConflictError:
+                return False
+        return True
 
-    def get_file(self, path: str, local: Path) -> None:
-        try:
-            _copy(self._path(path), local)
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.url}/{path} is not there") from error
+    def get_file(self, path: str, local_path: Path) -> None:
+        with self._explained(path):
+            shutil.copyfile(self._file(path), local_path)
 
     def exists(self, path: str) -> bool:
-        return self._path(path).is_file()
+        with self._explained(path):
+            return self._file(path).is_file()
 
-    def list(self, prefix: str) -> Iterator[str]:
-        for folder, _, names in os.walk(self._path(prefix)):
-            for name in names:
-                yield (Path(folder) / name).relative_to(self._root).as_posix()
+    def list(self, prefix: str) -> Paths:
+        # Only the folder that the prefix ends in is walked.
+        folder = prefix.rpartition("/")[0]
+        start = self._folder / checked_path(folder) if folder else self._folder
+        with self._explained(prefix):
+            files = [Path(where, name) for where, _, names in os.walk(start) for name in names]
+        paths = (file.relative_to(self._folder).as_posix() for file in files)
+        return sorted(path for path in paths if path.startswith(prefix) and not path.startswith("."))
 
     def delete(self, path: str) -> None:
-        self._path(path).unlink(missing_ok=True)
+        with self._explained(path), self._locked(path):
+            self._file(path).unlink(missing_ok=True)
 
     def probe(self) -> None:
         probe_contract(self)
 
-    def _path(self, path: str) -> Path:
-        if path.startswith("/") or ".." in Path(path).parts:
-            raise ValueError(f"{path}: not a path inside the store")
-        return self._root / path
+    def _file(self, path: str) -> Path:
+        return self._folder / checked_path(path)
 
-    def _link_if_absent(self, path: str, write: Callable[[Path], None]) -> bool:
-        # A hard link is the one file system call that creates a whole file, or fails because there is one.
-        with self._written(path, write) as written:
-            try:
-                os.link(written, self._path(path))
-            except FileExistsError:
-                return False
-        return True
+    def _ready(self, path: str) -> Path:
+        """The object's file, its folder made."""
+        file = self._file(path)
+        file.parent.mkdir(parents=True, exist_ok=True)
+        return file
+
+    def _link(self, temporary: Path, path: str) -> None:
+        try:
+            os.link(temporary, self._ready(path))
+        except FileExistsError as error:
+            raise ConflictError(f"{self.url}: {path} exists already") from error
 
     @contextmanager
-    def _written(self, path: str, write: Callable[[Path], None]) -> Iterator[Path]:
-        """A temporary file beside the store's, written and synced; gone afterwards unless it was moved."""
-        target = self._path(path)
-        temporary = self._root / ".temporary"
+    def _temporary(self) -> Iterator[Path]:
+        # On the same file system as the object, since it is linked or moved there.
+        file = self._folder / _TEMPORARY / uuid.uuid4().hex
+        file.parent.mkdir(parents=True, exist_ok=True)
         try:
-            target.parent.mkdir(parents=True, exist_ok=True)
-            temporary.mkdir(exist_ok=True)
-            handle, name = tempfile.mkstemp(dir=temporary)
-            os.close(handle)
-        except OSError as error:
-            raise StoreError(f"{self.url}: cannot write there: {error.strerror}") from error
-        written = Path(name)
-        try:
-            write(written)
-            yield written
+            yield file
         finally:
-            written.unlink(missing_ok=True)
+            file.unlink(missing_ok=True)
 
-    def _lock(self, path: str) -> FileLock:
-        locks = self._root / _LOCKS
-        locks.mkdir(parents=True, exist_ok=True)
-        return FileLock(locks / hashlib.sha256(path.encode()).hexdigest())
+    @contextmanager
+    def _written(self, data: bytes) -> Iterator[Path]:
+        with self._temporary() as file:
+            file.write_bytes(data)
+            _flush(file)
+            yield file
+
+    @contextmanager
+    def _locked(self, path: str) -> Iterator[None]:
+        lock = self._folder / _LOCKS / hashlib.sha256(path.encode()).hexdigest()[:2]
+        lock.parent.mkdir(parents=True, exist_ok=True)
+        with FileLock(lock):
+            yield
+
+    @contextmanager
+    def _explained(self, path: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise StoreError(f"the store {self.url} fails at `{path}`: {error.strerror or error}") from error
 
 
 def _tag(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-def _write(file: Path, data: bytes) -> None:
-    with file.open("wb") as out:
-        out.write(data)
-        out.flush()
-        os.fsync(out.fileno())
-
-
-def _copy(source: Path, target: Path) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with source.open("rb") as inp, target.open("wb") as out:
-        shutil.copyfileobj(inp, out, 1 << 20)
-        out.flush()
-        os.fsync(out.fileno())
+def _flush(file: Path) -> None:
+    """To the disk, so that a power cut never leaves a name with half its bytes."""
+    with file.open("rb") as opened:
+        os.fsync(opened.fileno())

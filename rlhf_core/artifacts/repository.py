@@ -1,142 +1,195 @@
-"""Artifacts in a store: blobs by content, manifests written last and once."""
+"""Artifacts in a store: blobs by content hash, manifests over them, and copies of both on this node."""
 
 from __future__ import annotations
 
 import hashlib
 import re
-import os
-import tempfile
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
+from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
 from rlhf_core.stages.contract import StageSpec
 
+_PARALLEL_REQUESTS = 8
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+# Formats whose reading may run code: weights are safetensors here.
+_PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
+
 
 class ArtifactRepository:
-    def __init__(self, store: Store) -> None:
+    def __init__(self, store: Store):
         self.store = store
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
-        """The manifest of a finished stage; None if it has none yet, or if a blob that it names is gone."""
-        manifest = self._read(f"{ref.path}/manifest.json")
-        if manifest is None or not all(self.store.exists(blob_path(file.sha256)) for file in manifest.files):
-            return None
-        return manifest
-
-    def _read(self, path: str) -> Manifest | None:
-        data = self.store.get(path)
-        if data is None:
-            return None
-        try:
-            return Manifest.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{self.store.url}/{path} is not a manifest of this version: {error}") from error
+        """The artifact's manifest; None while there is none, and when a blob that it names is gone."""
+        found = self._stored(ref)
+        return found[0] if found is not None and self._is_whole(found[0]) else None
 
     def publish(self, manifest: Manifest, folder: Path) -> Manifest:
-        """Upload the files of `folder`, then commit `manifest` with them; whoever was first is returned.
+        """Store the files of `folder`, then `manifest` with them as its files. Returns what the store has afterwards:
+        another's manifest, if that came first.
 
-        manifest.files is filled in here. The manifest in the store, which is the result, may be another's.
+        Raises StoreError for an empty folder and for a file that is a pickle.
         """
-        files = tuple(self._upload(path, folder) for path in sorted(folder.rglob("*")) if path.is_file())
-        complete = manifest.model_copy(update={"files": files})
-        path = f"{complete.ref.path}/manifest.json"
-        try:
-            self.store.put_if_absent(path, complete.model_dump_json(indent=1).encode())
-        except ConflictError:
-            return self._adopt(complete, path)
-        return complete
-
-    def _adopt(self, ours: Manifest, path: str) -> Manifest:
-        winner = self.manifest(ours.ref)
-        if winner is not None:
-            return winner
-        # The manifest that is there lost its blobs: it is no result, and ours takes its place.
-        read = self.store.get_tagged(path)
-        if read is None:
-            raise StoreError(f"{self.store.url}/{path} was deleted while it was being published; run the stage again")
-        self.store.replace(path, ours.model_dump_json(indent=1).encode(), read[1])
-        return ours
-
-    def _upload(self, path: Path, folder: Path) -> FileEntry:
-        return FileEntry(
-            path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=self.put_blob(path)
+        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        if not paths:
+            raise StoreError(f"{manifest.name}: nothing to publish, {folder} has no files")
+        for path in paths:
+            if path.suffix in _PICKLES:
+                raise StoreError(f"{manifest.name}: {path.name} may be a pickle; save weights as .safetensors")
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            digests = list(pool.map(self.put_blob, paths))
+        files = tuple(
+            FileEntry(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=digest)
+            for path, digest in zip(paths, digests, strict=True)
         )
+        return self._commit(manifest.model_copy(update={"files": files}))
+
+    def _commit(self, manifest: Manifest) -> Manifest:
+        data = manifest.model_dump_json(indent=1).encode()
+        while True:
+            try:
+                self.store.put_if_absent(_manifest_path(manifest.ref), data)
+                return manifest
+            except ConflictError:
+                pass
+            found = self._stored(manifest.ref)
+            if found is not None and self._is_whole(found[0]):
+                return found[0]
+            if found is not None:
+                # One whose blobs are gone counts as absent.
+                try:
+                    self.store.replace(_manifest_path(manifest.ref), data, found[1])
+                    return manifest
+                except ConflictError:
+                    pass
+
+    def fetch(self, ref: ArtifactRef, cache: Path, only: Collection[str] | None = None) -> Path:
+        """A folder on this node with the artifact's files, or those in `only`, their bytes verified.
+
+        The files are read-only and shared. cache: a folder that all jobs of this node may share.
+        Raises StoreError if the artifact or a blob is not there, IntegrityError if a blob is not what its name says.
+        """
+        found = self._stored(ref)
+        if found is None:
+            raise StoreError(f"{self.store.url} has no artifact {ref}")
+        files = {file.path: file.sha256 for file in found[0].files if only is None or file.path in only}
+        return self.materialise(files, cache)
+
+    def materialise(self, files: Mapping[str, str], cache: Path) -> Path:
+        """A read-only folder on this node with the blobs `files`: relative path -> sha256."""
+        for path, sha256 in files.items():
+            _check_relative(path)
+            blob_path(sha256)
+        return NodeCache(cache).folder(files, self.get_blob)
 
     def put_blob(self, content: Path | bytes) -> str:
-        """Store `content` under its SHA-256 (hex), unless it is there already; returns the digest."""
+        """Store a file or bytes, unless they are stored already. Returns their SHA-256, by which they are found."""
         if isinstance(content, bytes):
             digest = hashlib.sha256(content).hexdigest()
-            try:
-                self.store.put_if_absent(blob_path(digest), content)
-            except ConflictError:
-                pass  # the same bytes: that is what the name says
+            if not self.store.exists(blob_path(digest)):
+                self.store.put(blob_path(digest), content)
             return digest
         digest = file_digest(content)
         self.store.put_file_if_absent(blob_path(digest), content)
         return digest
 
-    def get_blob(self, digest: str, to: Path) -> None:
-        """Download a blob to `to`, whole and verified, or not at all. Raises IntegrityError if the bytes are others."""
-        to.parent.mkdir(parents=True, exist_ok=True)
-        handle, name = tempfile.mkstemp(dir=to.parent, prefix=".incoming-")
-        os.close(handle)
-        incoming = Path(name)
+    def get_blob(self, sha256: str, to: Path) -> None:
+        """Copy a blob into the file `to`. Raises IntegrityError, leaving no file, if it is not what its name says."""
         try:
-            self.store.get_file(blob_path(digest), incoming)
-            if file_digest(incoming) != digest:
-                raise IntegrityError(f"{self.store.url}/{blob_path(digest)}: the bytes there have another digest")
-            incoming.replace(to)
-        finally:
-            incoming.unlink(missing_ok=True)
-
-    def fetch(self, ref: ArtifactRef, cache: Path, only: Collection[str] | None = None) -> Path:
-        """A local folder with the artifact's files (or those named in `only`), verified, read-only.
-
-        cache: a folder of this node that processes share; a blob is downloaded once however many artifacts have it.
-        Raises StoreError if the artifact is not there.
-        """
-        manifest = self.manifest(ref)
-        if manifest is None:
-            raise StoreError(f"{ref} is not in {self.store.url}")
-        files = {_inside(f.path).as_posix(): f.sha256 for f in manifest.files if only is None or f.path in only}
-        return NodeCache(cache).folder(files, self.get_blob)
+            self.store.get_file(blob_path(sha256), to)
+            actual = file_digest(to)
+            if actual != sha256:
+                raise IntegrityError(
+                    f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: delete it and run "
+                    "again, the stage that made it is then computed anew"
+                )
+        except BaseException:
+            to.unlink(missing_ok=True)
+            raise
 
     def write_spec(self, spec: StageSpec) -> None:
-        self.store.put(f"{spec.ref.path}/spec.json", spec.model_dump_json(indent=1).encode())
+        """What the job of an artifact must do. The newest stands: two specs of one key differ in nothing that counts."""
+        self.store.put(_spec_path(spec.ref), spec.model_dump_json(indent=1).encode())
 
     def read_spec(self, ref: ArtifactRef) -> StageSpec:
-        data = self.store.get(f"{ref.path}/spec.json")
+        """Raises StoreError if nobody wrote one."""
+        path = _spec_path(ref)
+        data = self.store.get(path)
         if data is None:
-            raise StoreError(f"{self.store.url}/{ref.path}/spec.json is not there; a job is started by a flow, which writes it")
-        return StageSpec.model_validate_json(data)
+            raise StoreError(f"{self.store.url} has no {path}: a flow writes it before it starts the job")
+        try:
+            return StageSpec.model_validate_json(data)
+        except ValidationError as error:
+            raise IntegrityError(f"{self.store.url}: {path} is not a stage's spec: {error}") from error
 
     def list_artifacts(self) -> Iterator[Manifest]:
-        """Every manifest in the store, in any order."""
-        for path in self.store.list("stages"):
-            if path.endswith("/manifest.json") and path.count("/") == 3:
-                manifest = self._read(path)
-                if manifest is not None:
-                    yield manifest
+        """Every manifest in the store, by stage and key; whether its blobs are there is not looked at."""
+        refs = self._refs("")
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            for found in pool.map(self._stored, refs):
+                if found is not None:
+                    yield found[0]
 
     def resolve(self, text: str) -> ArtifactRef:
-        """The artifact that a person means by `stage/keyprefix`. Raises StoreError if none, or several, fit."""
-        stage, slash, prefix = text.partition("/")
-        if not slash or not prefix:
-            raise StoreError(f"`{text}`: name an artifact as stage/key; the first letters of the key are enough")
-        found = [m.ref for m in self.list_artifacts() if m.stage == stage and m.key.startswith(prefix)]
-        if len(found) != 1:
-            raise StoreError(f"`{text}`: {len(found) or 'no'} artifacts fit; `alignment artifacts` lists them")
-        return found[0]
+        """`stage/digits of the key`, `model/alias`, or an alias that only one model has.
+
+        Raises StoreError if that is nothing, or more than one thing.
+        """
+        name, slash, rest = text.rpartition("/")
+        found: dict[ArtifactRef, str] = {}
+        for path in self._alias_paths(name, rest):
+            data = self.store.get(path)
+            if data is not None:
+                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
+        if slash:
+            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        if not found:
+            raise StoreError(f"`{text}` is no artifact or alias in {self.store.url}: `alignment artifacts` lists them")
+        if len(found) > 1:
+            raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
+        return next(iter(found))
+
+    def _alias_paths(self, model: str, alias: str) -> Iterable[str]:
+        if model:
+            return [alias_path(model, alias)]
+        return [path for path in self.store.list(f"{ALIASES}/") if path.endswith(f"/{alias}.json")]
+
+    def _refs(self, prefix: str) -> list[ArtifactRef]:
+        paths = (PurePosixPath(path).parts for path in self.store.list(f"stages/{prefix}"))
+        return [ArtifactRef(stage=p[1], key=p[2]) for p in paths if len(p) == 4 and p[3] == "manifest.json"]
+
+    def _stored(self, ref: ArtifactRef) -> tuple[Manifest, str] | None:
+        """The manifest as it is stored, and its tag."""
+        found = self.store.get_tagged(_manifest_path(ref))
+        if found is None:
+            return None
+        try:
+            manifest = Manifest.model_validate_json(found[0])
+        except ValidationError as error:
+            raise IntegrityError(f"{self.store.url}: {_manifest_path(ref)} is not a manifest: {error}") from error
+        if manifest.ref != ref:
+            raise IntegrityError(f"{self.store.url}: {_manifest_path(ref)} is the manifest of {manifest.ref}")
+        return manifest, found[1]
+
+    def _is_whole(self, manifest: Manifest) -> bool:
+        paths = {blob_path(file.sha256) for file in manifest.files}
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            return all(pool.map(self.store.exists, paths))
 
 
-def blob_path(digest: str) -> str:
-    return f"blobs/sha256/{digest[:2]}/{digest}"
+def blob_path(sha256: str) -> str:
+    """Raises IntegrityError for what is no SHA-256: it becomes part of paths here and on the nodes."""
+    if not _SHA256.fullmatch(sha256):
+        raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
+    return f"blobs/sha256/{sha256[:2]}/{sha256}"
 
 
 def file_digest(path: Path) -> str:
@@ -144,9 +197,16 @@ def file_digest(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _inside(path: str) -> PurePosixPath:
-    """`path`, if it stays inside the artifact's folder: manifests are data, and data is not trusted."""
-    relative = PurePosixPath(path)
-    if relative.is_absolute() or ".." in relative.parts:
-        raise IntegrityError(f"a manifest names the file {path!r}, which lies outside its artifact")
-    return relative
+def _manifest_path(ref: ArtifactRef) -> str:
+    return f"{ref.path}/manifest.json"
+
+
+def _spec_path(ref: ArtifactRef) -> str:
+    return f"{ref.path}/spec.json"
+
+
+def _check_relative(path: str) -> None:
+    """Manifests and specs are read from a store that others write to: paths must stay below the folder they go into."""
+    parts = PurePosixPath(path).parts
+    if not parts or PurePosixPath(path).is_absolute() or ".." in parts:
+        raise IntegrityError(f"the file `{path}` of an artifact would lead out of its folder")

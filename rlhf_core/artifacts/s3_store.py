@@ -1,160 +1,198 @@
-"""The contract on any S3-compatible bucket, through s3fs."""
+"""The store on an S3 server, over s3fs. Raised errors are told apart by the server's code, not by s3fs's errno."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
 
-import botocore.exceptions
+import aiohttp
 import s3fs
+from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import ConnectionError as BotoConnectionError
 from fsspec.asyn import sync
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_exponential_jitter
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
-from rlhf_core.artifacts.store import probe_contract
+from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
-T = TypeVar("T")
+Result = TypeVar("Result")
 
-_CONNECT_SECONDS = 5
-_PRECONDITION_FAILED, _CONFLICTING_OPERATION = 412, 409
+# Long enough for a server to be restarted, short enough that a run does not hang on one that is gone.
+_PATIENCE_SECONDS = 60.0
+_TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
+_WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
+_CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_PROBE = "probe/"
+_FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError)
 
 
-class S3Store:
-    def __init__(self, url: str) -> None:
-        """url: s3://bucket or s3://bucket/prefix; AWS_ENDPOINT_URL and the other AWS_* variables say where and who."""
+class S3Store(Store):
+    """Tags are ETags, taken as opaque. Listings are never cached."""
+
+    def __init__(self, url: str, *, hurried: bool = False):
+        """hurried: fail within seconds, for when a person waits for the answer."""
         self.url = url.rstrip("/")
-        self._bucket, _, self._prefix = self.url.removeprefix("s3://").partition("/")
-        self._fs = s3fs.S3FileSystem(
-            use_listings_cache=False,  # another process may write at any time
-            skip_instance_cache=True,
-            config_kwargs={"connect_timeout": _CONNECT_SECONDS, "retries": {"max_attempts": 3, "mode": "standard"}},
-        )
-        self._fs.retries = 2  # of s3fs itself, on top of botocore's
-
-    def get(self, path: str) -> bytes | None:
-        read = self.get_tagged(path)
-        return None if read is None else read[0]
+        self._bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
+        if not self._bucket:
+            raise StoreError(f"{url}: write the store as s3://bucket or s3://bucket/prefix")
+        self._prefix = f"{checked_path(prefix)}/" if prefix else ""
+        self._patience = 0.0 if hurried else _PATIENCE_SECONDS
+        self._filesystem = _open(connect_timeout=3 if hurried else 5, read_timeout=5 if hurried else 60)
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        async def read() -> tuple[bytes, str]:
-            # Body and tag of one response: two requests might see two versions.
-            response = await self._fs._call_s3("get_object", Bucket=self._bucket, Key=self._key(path))
-            async with response["Body"] as body:
-                return await body.read(), response["ETag"]
-
         try:
-            return self._do(lambda: sync(self._fs.loop, read))
-        except FileNotFoundError:
-            return None
+            return self._call(path, lambda: sync(self._filesystem.loop, self._read, self._key(path)))
+        except StoreError as error:
+            # A bucket that is gone is a FileNotFoundError to s3fs too, but no reason to compute everything again.
+            if _code(error.__cause__) == "NoSuchKey":
+                return None
+            raise
+
+    async def _read(self, key: str) -> tuple[bytes, str]:
+        # One request, so that the tag belongs to these bytes.
+        response = await self._filesystem._call_s3("get_object", Bucket=self._bucket, Key=key)
+        async with response["Body"] as body:
+            return await body.read(), response["ETag"]
 
     def put(self, path: str, data: bytes) -> None:
-        self._put(path, data)
+        self._call(path, lambda: self._filesystem.pipe_file(self._full(path), data))
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        self._put(path, data, IfNoneMatch="*")
+        self._call(path, lambda: self._filesystem.pipe_file(self._full(path), data, mode="create"))
 
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        self._put(path, data, IfMatch=tag)
+        request = {"Bucket": self._bucket, "Key": self._key(path), "Body": data, "IfMatch": tag}
+        try:
+            self._call(path, lambda: self._filesystem.call_s3("put_object", **request))
+        except StoreError as error:
+            if _code(error.__cause__) == "NoSuchKey":  # AWS's answer where others say 412
+                raise ConflictError(f"{self.url}: {path} is gone since it was read") from error
+            raise
 
-    def _put(self, path: str, data: bytes, **condition: str) -> None:
-        self._do(
-            lambda: self._fs.call_s3("put_object", Bucket=self._bucket, Key=self._key(path), Body=data, **condition)
-        )
-
-    def put_file_if_absent(self, path: str, local: Path) -> bool:
+    def put_file_if_absent(self, path: str, local_path: Path) -> bool:
         if self.exists(path):
             return False
         try:
-            self._do(lambda: self._fs.put_file(str(local), self._full(path), mode="create"))
+            self._call(path, lambda: self._filesystem.put_file(str(local_path), self._full(path), mode="create"))
         except ConflictError:
             return False
         return True
 
-    def get_file(self, path: str, local: Path) -> None:
-        local.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            self._do(lambda: self._fs.get_file(self._full(path), str(local)))
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.url}/{path} is not there") from error
+    def get_file(self, path: str, local_path: Path) -> None:
+        self._call(path, lambda: self._filesystem.get_file(self._full(path), str(local_path)))
 
     def exists(self, path: str) -> bool:
+        key = self._key(path)
         try:
-            self._do(lambda: self._fs.call_s3("head_object", Bucket=self._bucket, Key=self._key(path)))
-        except FileNotFoundError:
-            return False
+            self._call(path, lambda: self._filesystem.call_s3("head_object", Bucket=self._bucket, Key=key))
+        except StoreError as error:
+            if isinstance(error.__cause__, FileNotFoundError):  # an answer to HEAD has no body that says more
+                return False
+            raise
         return True
 
-    def list(self, prefix: str) -> Iterator[str]:
-        start = len(self._full(""))
-        for path in self._do(lambda: self._fs.find(self._full(prefix))):
-            yield path[start:]
+    def list(self, prefix: str) -> Paths:
+        root, wanted = f"{self._bucket}/{self._prefix}", f"{self._bucket}/{self._prefix}{prefix}"
+        folder, _, start = wanted.rpartition("/")
+        found = self._call(prefix, lambda: self._filesystem.find(folder, prefix=start))
+        # Some servers keep folders; s3fs gives the folder itself, when it is empty, for its content.
+        return sorted(name.removeprefix(root) for name in found if name.startswith(wanted) and not name.endswith("/"))
 
     def delete(self, path: str) -> None:
-        self._do(lambda: self._fs.call_s3("delete_object", Bucket=self._bucket, Key=self._key(path)))
+        key = self._key(path)
+        self._call(path, lambda: self._filesystem.call_s3("delete_object", Bucket=self._bucket, Key=key))
 
     def probe(self) -> None:
-        try:
-            self._do(lambda: self._fs.call_s3("head_bucket", Bucket=self._bucket))
-        except FileNotFoundError as error:
-            raise StoreError(f"{self.url}: there is no bucket `{self._bucket}` at this endpoint; create it first") from error
+        S3Store(self.url, hurried=True)._probe()
+
+    def _probe(self) -> None:
+        # Asked first, since some servers make a missing bucket at the first write.
+        listing = {"Bucket": self._bucket, "Prefix": f"{self._prefix}{_PROBE}", "MaxKeys": 1}
+        self._call(_PROBE, lambda: self._filesystem.call_s3("list_objects_v2", **listing))
+        self._call(_PROBE, lambda: self._filesystem.call_s3("head_bucket", Bucket=self._bucket))
         probe_contract(self)
 
     def _key(self, path: str) -> str:
-        return f"{self._prefix}/{path}" if self._prefix else path
+        return f"{self._prefix}{checked_path(path)}"
 
     def _full(self, path: str) -> str:
         return f"{self._bucket}/{self._key(path)}"
 
-    def _do(self, call: Callable[[], T]) -> T:
-        """`call`, its errors told apart: what is not there, a lost condition, everything else.
-
-        Raises FileNotFoundError, ConflictError or StoreError.
-        """
-        conflicting = retry_if_exception(lambda error: _status(error) == _CONFLICTING_OPERATION)
-        retrying = Retrying(retry=conflicting, stop=stop_after_attempt(5), wait=wait_exponential_jitter(0.1, 2), reraise=True)
+    def _call(self, path: str, request: Callable[[], Result]) -> Result:
+        """The request, repeated over what passes by itself. StoreError's cause is s3fs's error."""
         try:
-            return retrying(call)
-        except FileNotFoundError as error:
-            if _code(error) == "NoSuchBucket":
-                raise StoreError(f"{self.url}: there is no bucket `{self._bucket}` at this endpoint; create it first") from error
-            raise
-        except (OSError, botocore.exceptions.BotoCoreError, botocore.exceptions.ClientError) as error:
-            if _status(error) == _PRECONDITION_FAILED:
-                raise ConflictError(f"{self.url}: the object exists already, or changed since it was read") from error
-            raise StoreError(f"{self.url}: {self._reason(error)}") from error
+            return Retrying(
+                retry=retry_if_exception(_is_transient),
+                stop=stop_after_delay(self._patience),
+                wait=wait_random_exponential(multiplier=0.1, max=2.0),
+                reraise=True,
+            )(request)
+        except _FAILURES as error:
+            raise self._explained(path, error) from error
 
-    def _reason(self, error: BaseException) -> str:
-        causes = list(_chain(error))
-        if any(isinstance(cause, botocore.exceptions.EndpointConnectionError | botocore.exceptions.ConnectTimeoutError | ConnectionError) for cause in causes):  # fmt: skip
-            endpoint = self._fs.client_kwargs.get("endpoint_url") or self._fs.endpoint_url or "the endpoint"
-            return f"cannot reach {endpoint}; is the server up, and AWS_ENDPOINT_URL right?"
-        if any(isinstance(cause, botocore.exceptions.NoCredentialsError) for cause in causes):
-            return "no credentials; set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        if _status(error) in (401, 403) or isinstance(error, PermissionError):
-            return "the server refuses these credentials; check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-        return f"{type(error).__name__}: {error}"
+    def _explained(self, path: str, error: Exception) -> StoreError:
+        code, status = _code(error), _status(error)
+        server = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS S3"
+        if status == 412:
+            return ConflictError(f"{self.url}: {path} exists already, or has changed since it was read")
+        if isinstance(error, NoCredentialsError | PartialCredentialsError):
+            return StoreError(f"the store needs credentials: set {_CREDENTIALS}")
+        if code == "NoSuchBucket" or (status == 404 and path == _PROBE):
+            return StoreError(f"there is no bucket `{self._bucket}` at {server}: create it, or correct the store's URL")
+        if code in _WRONG_CREDENTIALS:
+            return StoreError(f"{server} rejects the credentials ({code}): correct {_CREDENTIALS}")
+        if status == 403:
+            return StoreError(f"{server} refuses these credentials the bucket `{self._bucket}`: correct {_CREDENTIALS}")
+        if status == 404:
+            return StoreError(f"{self.url} has no object {path}")
+        if status == 501:
+            return StoreError(f"{self.url}: the server does not know how to do this ({_line(error)}): use another store")
+        if status is None and _is_transient(error):
+            return StoreError(f"no S3 server answers at {server} ({_line(error)}): start it, or correct AWS_ENDPOINT_URL")
+        return StoreError(f"the store {self.url} fails at `{path}`: {_line(error)}")
 
 
-def _chain(error: BaseException | None) -> Iterator[BaseException]:
-    while error is not None:
-        yield error
-        error = error.__cause__ or error.__context__
+def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
+    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    filesystem = s3fs.S3FileSystem(
+        skip_instance_cache=True,
+        use_listings_cache=False,
+        # botocore reads AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 and the credentials itself, but not AWS_REGION.
+        client_kwargs={"region_name": region} if region else {},
+        config_kwargs={
+            "connect_timeout": connect_timeout,
+            "read_timeout": read_timeout,
+            "retries": {"mode": "standard", "total_max_attempts": 1},
+        },
+    )
+    filesystem.retries = 1  # what passes by itself is repeated in one place, `S3Store._call`
+    return filesystem
 
 
-def _response(error: BaseException) -> dict[str, Any]:
-    """What the server said. s3fs turns botocore's errors into OSErrors and keeps them as the cause."""
-    for cause in _chain(error):
-        if isinstance(cause, botocore.exceptions.ClientError):
-            return dict(cause.response)
-    return {}
+def _response(error: BaseException | None) -> dict[str, Any]:
+    """The server's answer: s3fs raises an OSError of its own from botocore's."""
+    while error is not None and not isinstance(error, ClientError):
+        error = error.__cause__
+    return dict(error.response) if isinstance(error, ClientError) else {}
+
+
+def _code(error: BaseException | None) -> str:
+    return str(_response(error).get("Error", {}).get("Code", ""))
 
 
 def _status(error: BaseException) -> int | None:
-    status: int | None = _response(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
-    return status
+    status = _response(error).get("ResponseMetadata", {}).get("HTTPStatusCode")
+    return None if status is None else int(status)
 
 
-def _code(error: BaseException) -> str | None:
-    code: str | None = _response(error).get("Error", {}).get("Code")
-    return code
+def _is_transient(error: BaseException) -> bool:
+    status = _status(error)
+    if status is not None:
+        return status in _TRANSIENT_STATUS
+    return isinstance(error, BotoConnectionError | HTTPClientError | TimeoutError | ConnectionError | aiohttp.ClientError)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split()) or type(error).__name__

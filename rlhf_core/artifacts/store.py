@@ -1,100 +1,149 @@
-"""The bottom layer: bytes under paths, with the two conditional writes on which everything above rests.
+"""Bytes under paths, with two conditional writes: put-if-absent and compare-and-swap. Nothing else is asked of a store.
 
-Needed are read-after-write, put-if-absent and compare-and-swap; not relied on are rename, listing order, the meaning of
-an ETag, and bucket versions.
+`s3://bucket/prefix` finds its endpoint and credentials in the usual AWS_* variables; any other URL is a local folder.
 """
 
 from __future__ import annotations
 
 import os
-import secrets
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Protocol
+import uuid
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path, PurePosixPath
+from typing import TypeAlias
 
 from rlhf_core.errors import ConflictError, StoreError
 
 STORE_VARIABLE = "ALIGNMENT_STORE"
+Paths: TypeAlias = list[str]  # a name for it, since `list` is a method below
 
 
-class Store(Protocol):
-    """Paths are relative and posix. Whatever goes wrong below is a StoreError in one sentence."""
+class Store(ABC):
+    """Objects by relative posix path. Every method raises StoreError, in one sentence, when the store fails.
+
+    A write is whole or not there, and seen by every later read. A store is picklable: it opens again where it arrives.
+    """
 
     url: str
 
-    def get(self, path: str) -> bytes | None:
-        """The bytes at `path`, or None if there are none."""
-
+    @abstractmethod
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        """The bytes at `path` and the tag of this version of them, for `replace`."""
+        """The object and the tag that `replace` wants; None if there is none."""
 
+    @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write whatever was there before."""
+        """Write, whatever was there."""
 
+    @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Raises ConflictError if something is there already. Of many at once, one succeeds."""
+        """Write, unless the object exists: ConflictError.
 
+        A write whose answer was lost is repeated and then meets itself: whoever must know that it won writes data that
+        no other writer writes, and reads it back after a ConflictError.
+        """
+
+    @abstractmethod
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        """Compare-and-swap: raises ConflictError unless what is there has `tag`."""
+        """Write, unless the object is gone or is not the one that `tag` came with: ConflictError, as `put_if_absent`."""
 
-    def put_file_if_absent(self, path: str, local: Path) -> bool:
-        """Upload a file of any size; False if something was there already. Never half there."""
+    @abstractmethod
+    def put_file_if_absent(self, path: str, local_path: Path) -> bool:
+        """Write the content of a local file of any size; False, without reading it, if the object exists."""
 
-    def get_file(self, path: str, local: Path) -> None:
-        """Download to `local`. Raises StoreError if there is nothing at `path`."""
+    @abstractmethod
+    def get_file(self, path: str, local_path: Path) -> None:
+        """Copy the object into a local file. StoreError if there is no such object."""
 
+    @abstractmethod
     def exists(self, path: str) -> bool: ...
 
-    def list(self, prefix: str) -> Iterator[str]:
-        """Paths of everything below the folder `prefix`, in any order."""
+    @abstractmethod
+    def list(self, prefix: str) -> Paths:
+        """Sorted paths of all objects whose path starts with `prefix`, which need not end at a slash."""
 
+    @abstractmethod
     def delete(self, path: str) -> None:
-        """Remove what is there, if anything is."""
+        """Nothing happens if there is no such object."""
 
+    @abstractmethod
     def probe(self) -> None:
-        """Raises StoreError, with the reason, if this store cannot keep the contract."""
+        """Prove that the store is there, takes our credentials and keeps the contract. StoreError says what is not so."""
+
+    def get(self, path: str) -> bytes | None:
+        found = self.get_tagged(path)
+        return None if found is None else found[0]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
+    def __reduce__(self) -> tuple[Callable[[str], Store], tuple[str]]:
+        return open_store, (self.url,)
 
 
 def open_store(url: str) -> Store:
-    """`s3://bucket/prefix` (endpoint and credentials from the usual AWS_* variables) or a local folder."""
-    from rlhf_core.artifacts.local_store import LocalStore
-    from rlhf_core.artifacts.s3_store import S3Store
-
+    """The store at `url`; nothing is read or written yet. Raises StoreError for a URL that names none."""
     if url.startswith("s3://"):
+        from rlhf_core.artifacts.s3_store import S3Store  # a second of imports that a local folder need not wait for
+
         return S3Store(url)
-    if "://" in url and not url.startswith("file://"):
-        raise StoreError(f"{url}: a store is s3://bucket/prefix or a local folder")
-    return LocalStore(Path(url.removeprefix("file://")))
+    from rlhf_core.artifacts.local_store import LocalStore
+
+    path = url.removeprefix("file://")
+    if "://" in path:
+        raise StoreError(f"{url}: no such kind of store, give s3://bucket/prefix or the path of a folder")
+    folder = Path(path).expanduser()
+    if not path or not folder.is_absolute():
+        # Jobs run in other folders than the one who submits them: a relative path would be another store there.
+        raise StoreError(
+            f"the store `{url}` must be an absolute path, such as {folder.absolute()}, or a URL s3://bucket/prefix"
+        )
+    return LocalStore(folder)
 
 
 def store_url() -> str:
     """The store that the environment names. Raises StoreError if it names none."""
     url = os.environ.get(STORE_VARIABLE)
     if not url:
-        raise StoreError(f"{STORE_VARIABLE} is not set: run `alignment up`, or set it to s3://bucket or a folder")
+        raise StoreError(
+            f"no artifact store is known: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a folder"
+        )
     return url
 
 
+def checked_path(path: str) -> str:
+    """`path`, if it is a relative posix path that leads nowhere else. Raises StoreError."""
+    parts = PurePosixPath(path).parts
+    if not parts or path != "/".join(parts) or parts[0] == "/" or ".." in parts or parts[0].startswith("."):
+        raise StoreError(f"`{path}` cannot name an object: it must be a relative path without `.`, `..` or `//`")
+    return path
+
+
 def probe_contract(store: Store) -> None:
-    """Try both conditional writes on a path of its own: a store that ignores the condition would overwrite artifacts."""
-    path = f"probe/{secrets.token_hex(8)}"
+    """Tries every promise once on an object of its own. Raises StoreError naming the first that is broken."""
+    path = f"probe/{uuid.uuid4().hex}"
+    first, second = b"first", b"second"
     try:
-        store.put_if_absent(path, b"first")
-        if _succeeds(lambda: store.put_if_absent(path, b"second")):
-            raise StoreError(f"{store.url}: the store ignores put-if-absent (If-None-Match); artifacts would not be safe there")
-        read = store.get_tagged(path)
-        if read is None or read[0] != b"first":
-            raise StoreError(f"{store.url}: what was written cannot be read back at once")
-        store.replace(path, b"third", read[1])
-        if _succeeds(lambda: store.replace(path, b"fourth", read[1])):
-            raise StoreError(f"{store.url}: the store ignores compare-and-swap (If-Match); leases and aliases need it")
+        store.put_if_absent(path, first)
+        _must_conflict(store, "put-if-absent overwrites", lambda: store.put_if_absent(path, second))
+        found = store.get_tagged(path)
+        if found is None or found[0] != first:
+            raise StoreError(f"{store.url}: what was written is not what is read, so no result would be safe there")
+        store.replace(path, second, found[1])
+        if store.get(path) != second:
+            raise StoreError(f"{store.url}: a read after a write gives old bytes, so no result would be safe there")
+        _must_conflict(store, "a stale compare-and-swap overwrites", lambda: store.replace(path, first, found[1]))
+    except ConflictError as error:
+        raise StoreError(f"{store.url}: a conditional write fails although its condition holds: {error}") from error
     finally:
         store.delete(path)
 
 
-def _succeeds(write: Callable[[], None]) -> bool:
+def _must_conflict(store: Store, broken: str, write: Callable[[], None]) -> None:
     try:
         write()
     except ConflictError:
-        return False
-    return True
+        return
+    raise StoreError(
+        f"{store.url}: this store has no conditional writes ({broken}), so two runs could destroy each other's results; "
+        "use one that has them, such as AWS S3 or SeaweedFS"
+    )
