@@ -41,7 +41,7 @@ def word_level_tokenizer(words: Sequence[str], context_length: int) -> PreTraine
     tokenizer.post_processor = processors.TemplateProcessing(
         single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
     )
-    wrapped = PreTrainedTokenizerFast(  # type: ignore[no-untyped-call]
+    wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN,
         additional_special_tokens=[USER, ASSISTANT], model_max_length=context_length,
         clean_up_tokenization_spaces=False,

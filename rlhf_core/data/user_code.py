@@ -39,7 +39,7 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
     module.__file__ = str(file)
     sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
     try:
-        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)
+        exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  running it is what this is for
     except Exception as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
     loaded = getattr(module, function, None)

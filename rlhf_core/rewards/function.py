@@ -90,7 +90,8 @@ class RewardFunction:
 
     def _exchange(self, request: Mapping[str, Any], seconds: float, late: str) -> dict[str, Any]:
         """One line to the child, one back. Raises RewardError if it reports one, dies, or takes too long."""
-        assert self._child is not None and self._child.stdin is not None
+        assert self._child is not None
+        assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
@@ -110,7 +111,8 @@ class RewardFunction:
         return reply
 
     def _read_line(self, deadline: float, late: str) -> bytes:
-        assert self._child is not None and self._child.stdout is not None
+        assert self._child is not None
+        assert self._child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:

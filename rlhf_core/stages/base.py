@@ -74,8 +74,9 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)  # type: ignore[no-untyped-call]
-    model.to(dtype=dtype).save_pretrained(folder)
+        model = LlamaForCausalLM(config)
+    torch.nn.Module.to(model, dtype)  # in place; the class's own `to` has no types
+    model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
 
@@ -165,7 +166,8 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
     # A fresh config and model: the loaded one would be saved as a quantised model.
     fresh = getattr(transformers, type(quantised).__name__)(type(quantised.config).from_dict(settings))
     fresh.load_state_dict(quantised.state_dict())
-    fresh.to(dtype=dtype).save_pretrained(folder)
+    torch.nn.Module.to(fresh, dtype)
+    fresh.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
     tokenizer.chat_template = source.chat_template or tokenizer.chat_template
     tokenizer.save_pretrained(folder)

@@ -21,7 +21,13 @@ HELD_OUT = Exclusion([row("prompts", prompt="What is 1 + 2?"), row("prompts", pr
     [
         (row("prompts", prompt="What is  1 + 2?\n"), True),
         (row("prompts", prompt="What is 1 + 2? Now."), False),
-        (row("prompts", prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1 + 22"}]), True),
+        (
+            row(
+                "prompts",
+                prompt=[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say 1 + 22"}],
+            ),
+            True,
+        ),
         (row("conversations", prompt="What is 1 + 2?", completion="3"), True),
         (row("conversations", prompt="Hm", completion="What is 1 + 2?"), False),
         (

@@ -12,7 +12,7 @@ import pytest
 from rlhf_core.data.files import iterate_file
 from rlhf_core.data.formats import RowError
 
-ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": "b\n,\"c\"", "answer": "007"}]
+ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": 'b\n,"c"', "answer": "007"}]
 
 
 def write(path: Path) -> None:

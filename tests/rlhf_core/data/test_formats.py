@@ -82,7 +82,12 @@ def test_columns_rename_the_source() -> None:
         ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
         ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
         ("preferences", {"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "`chosen` and `rejected` are the same"),
-        ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"}, {}, "`margin` must be a number"),
+        (
+            "preferences",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "x"},
+            {},
+            "`margin` must be a number",
+        ),
         ("prompts", {"prompt": [USER, FOUR]}, {}, "`prompt` ends with an assistant turn"),
         ("prompts", {"prompt": "a", "answer": True}, {}, "`answer` must be text, this is bool"),
         ("prompts", {"prompt": "a", "when": object()}, {}, "a value cannot be written as JSON"),

@@ -7,7 +7,7 @@ import pytest
 from rlhf_core.data.user_code import check_function, load_function
 from rlhf_core.errors import RecipeError, StageError
 
-GOOD = '''
+GOOD = """
 from __future__ import annotations
 from dataclasses import dataclass
 
@@ -18,7 +18,7 @@ class Options:
 if True:
     def reward(completions, prompts, rows):
         return [Options().scale for _ in completions]
-'''
+"""
 
 
 def write(folder: Path, text: str) -> Path:
@@ -41,7 +41,10 @@ def test_checking_runs_nothing(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("x = 1\ndef reward(:\n", "my/rewards.py: syntax error in line 2: invalid syntax: def reward(:"),
-        ("def rewards(c, p, r): ...", "my/rewards.py: there is no function `reward` in this file, did you mean `rewards`?"),
+        (
+            "def rewards(c, p, r): ...",
+            "my/rewards.py: there is no function `reward` in this file, did you mean `rewards`?",
+        ),
         ("", "my/rewards.py: there is no function `reward` in this file; it defines nothing"),
         ("reward = 3", "my/rewards.py: `reward` is not a function"),
     ],

@@ -15,7 +15,7 @@ from rlhf_core.rewards import build_reward
 from rlhf_core.rewards.function import RewardFunction
 from tests.rlhf_core.stages.context import LocalContext
 
-SOURCE = '''
+SOURCE = """
 import os, sys, time
 import numpy as np
 
@@ -50,7 +50,7 @@ def hangs_on_empty(completions, prompts, rows):
         time.sleep(60)
     return [float(os.getpid()) for _ in completions]
 def takes_two(completions, prompts): return [1.0, 1.0]
-'''
+"""
 
 
 @pytest.fixture
@@ -122,7 +122,7 @@ def test_the_users_traceback_is_carried(judge: Any) -> None:
 
 def test_a_hang_is_ended(judge: Any) -> None:
     began = time.monotonic()
-    with pytest.raises(RewardError, match="did not return within 0.5 s and was stopped"):
+    with pytest.raises(RewardError, match=r"did not return within 0\.5 s and was stopped"):
         judge("hangs", timeout_seconds=0.5)
     assert time.monotonic() - began < 10
 
@@ -149,7 +149,8 @@ def test_it_can_be_sent_to_another_process(context: LocalContext) -> None:
 
 
 @pytest.mark.parametrize(
-    ("function", "message"), [("length", "did you mean `lengths`?"), ("takes_two", "must take (completions, prompts, rows)")]
+    ("function", "message"),
+    [("length", "did you mean `lengths`?"), ("takes_two", "must take (completions, prompts, rows)")],
 )
 def test_wrong_functions(judge: Any, function: str, message: str) -> None:
     with pytest.raises(RecipeError) as raised:

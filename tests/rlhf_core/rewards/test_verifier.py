@@ -49,7 +49,7 @@ def test_reasoning_gym_uses_the_tasks_scorer() -> None:
 
 def test_a_row_without_answer_is_an_error_that_names_it() -> None:
     with pytest.raises(RewardError, match="completion 1: the dataset row r2 has no column 'answer'"):
-        Verifier(VerifierReward(type="verifier"))(["a", "b"], ["", ""], [ROW, {"id": "r2"}])
+        Verifier(VerifierReward(type="verifier", pattern=None))(["a", "b"], ["", ""], [ROW, {"id": "r2"}])
 
 
 @pytest.mark.parametrize(("pattern", "message"), [("(", "not a regular expression"), ("abc", "has no group")])

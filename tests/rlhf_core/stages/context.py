@@ -1,4 +1,4 @@
-"""A context for stage tests: a folder on this machine instead of a store. Import it as tests.rlhf_core.stages.context."""
+"""A context for stage tests: a folder instead of a store. Import it as tests.rlhf_core.stages.context."""
 
 from __future__ import annotations
 

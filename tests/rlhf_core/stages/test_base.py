@@ -93,7 +93,7 @@ def _write_gguf(path: Path) -> dict[str, torch.Tensor]:
         vocab_size=260, hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2,
         num_key_value_heads=2, max_position_embeddings=64, tie_word_embeddings=False,
     )  # fmt: skip
-    state = LlamaForCausalLM(config).state_dict()
+    state: dict[str, torch.Tensor] = LlamaForCausalLM(config).state_dict()
     writer = gguf.GGUFWriter(str(path), "llama")
     writer.add_context_length(64)
     writer.add_embedding_length(32)
@@ -105,7 +105,11 @@ def _write_gguf(path: Path) -> dict[str, torch.Tensor]:
     writer.add_rope_freq_base(10000.0)
     writer.add_layer_norm_rms_eps(1e-6)
     writer.add_vocab_size(260)
-    letters = [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]] + [chr(256 + n) for n in range(67)] + ["ab"]
+    letters = (
+        [chr(c) for c in [*range(33, 127), *range(161, 173), *range(174, 256)]]
+        + [chr(256 + n) for n in range(67)]
+        + ["ab"]
+    )
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list(["<unk>", "<s>", "</s>", "<pad>", *letters])
     writer.add_token_types([3, 3, 3, 3] + [1] * 256)

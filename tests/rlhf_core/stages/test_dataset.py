@@ -85,7 +85,11 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
     rows, info, _ = make(
         tmp_path, {"source": {"type": "function", "path": "make.py", "function": "rows", "options": {"n": 3}}}
     )
-    assert sorted((row["prompt"][0]["content"], row["answer"]) for row in rows) == [("p0", "0"), ("p1", "1"), ("p2", "2")]
+    assert sorted((row["prompt"][0]["content"], row["answer"]) for row in rows) == [
+        ("p0", "0"),
+        ("p1", "1"),
+        ("p2", "2"),
+    ]
     gym = {"type": "reasoning_gym", "tasks": {"spell_backward": {}, "chain_sum": {}}, "size": 4, "seed": 1}
     _, info, _ = make(tmp_path, {"source": gym}, name="gym")
     assert info["tasks"] == {"spell_backward": 4, "chain_sum": 4}
@@ -94,7 +98,11 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "content", "message"),
     [
-        ({"source": files("d.jsonl")}, '{"prompt": "a"}\n{"promt": "b"}\n', "data.train: d.jsonl line 2: no column `prompt`"),
+        (
+            {"source": files("d.jsonl")},
+            '{"prompt": "a"}\n{"promt": "b"}\n',
+            "data.train: d.jsonl line 2: no column `prompt`",
+        ),
         ({"source": files("d.jsonl")}, '{"prompt": "a"}\n{', "data.train: d.jsonl line 2: not JSON"),
         ({"source": files("d.jsonl")}, "", "data.train: d.jsonl: the file has no rows"),
         ({"source": files("e.jsonl")}, "", "data.train: e.jsonl: there is no such file"),
@@ -104,7 +112,11 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
             "",
             "ZeroDivisionError: division by zero",
         ),
-        ({"source": {"type": "function", "path": "make.py", "function": "numbers"}}, "", "item 0 is int, expected a dict"),
+        (
+            {"source": {"type": "function", "path": "make.py", "function": "numbers"}},
+            "",
+            "item 0 is int, expected a dict",
+        ),
         (
             {"source": {"type": "function", "path": "make.py", "function": "boom", "options": {"size": 3}}},
             "",
@@ -123,7 +135,7 @@ def test_what_is_wrong_stops_the_stage(tmp_path: Path, settings: dict[str, Any],
 def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
     write(tmp_path / "d.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     _, _, test = make(tmp_path, {"source": files("d.jsonl")}, name="test")
-    with pytest.raises(StageError, match="data.train: no row is left of 2 read: 2 occur in test, 0 are duplicates"):
+    with pytest.raises(StageError, match=r"data\.train: no row is left of 2 read: 2 occur in test, 0 are duplicates"):
         make(tmp_path, {"source": files("d.jsonl"), "exclude": ["test"]}, exclude=test)
 
 
