@@ -100,7 +100,12 @@ class VllmEngine:
         else:
             arguments["gpu_memory_utilization"] = config.memory_share
         if self._lora is not None:
-            arguments |= {"enable_lora": True, "max_loras": 1, "max_lora_rank": _lora_rank(self._lora.rank)}
+            arguments |= {
+                "enable_lora": True,
+                "max_loras": 1,
+                "max_lora_rank": _lora_rank(self._lora.rank),
+                "lora_target_modules": _lora_modules(self._lora, self._folder),
+            }
         return arguments
 
     @property
@@ -277,3 +282,13 @@ def _lora_rank(rank: int) -> int:
         if rank <= known:
             return known
     raise ValueError(f"LoRA rank {rank} is above {_LORA_RANKS[-1]}, the highest that vLLM serves")
+
+
+def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
+    """The layers that adapters may change. vLLM would wrap the output head too, and then cannot score prompts on CPU."""
+    if lora.target_modules == "all-linear":
+        matrices = {name.split(".")[-2] for name, shape in tensor_shapes(folder).items() if len(shape) == 2}
+        return sorted(matrices - {"embed_tokens", "lm_head"})
+    if "lm_head" in lora.target_modules:
+        raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+    return sorted(lora.target_modules)

@@ -1,0 +1,40 @@
+"""The scripted engine keeps the contract that the real one keeps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.scripted import ScriptedEngine
+
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seed=10)
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seed=10)
+
+
+def count_from_seed(prompt: Sequence[int], seed: int | None) -> list[int]:
+    return [prompt[0], seed or 0, 2, 99] if prompt[0] < 10 else [7] * 100
+
+
+def test_completions_stop_as_an_engine_stops_them() -> None:
+    engine = ScriptedEngine(count_from_seed, max_length=8, logprob=-0.5)
+    stopped, cut, squeezed = engine.generate([[5], [50], [50] * 6], SAMPLED)
+    assert (stopped.token_ids, stopped.finish_reason) == ((5, 10, 2), "stop")
+    assert (cut.token_ids, cut.finish_reason) == ((7, 7, 7, 7), "length")
+    assert (squeezed.token_ids, squeezed.finish_reason) == ((7, 7), "length")
+    assert stopped.logprobs == (-0.5, -0.5, -0.5)
+    assert engine.generate([[5], [6]], SAMPLED)[1].token_ids == (6, 11, 2)  # request i has seed + i
+    assert engine.generate([[5]], GREEDY)[0].token_ids == (5, 0, 2)
+    with pytest.raises(ValueError, match="prompt 1 has 8 tokens"):
+        engine.generate([[5], [5] * 8], SAMPLED)
+
+
+def test_versions_and_logprobs() -> None:
+    engine = ScriptedEngine(count_from_seed, logprob=-0.5)
+    assert engine.weight_version == 0
+    engine.load_weights(Path("folder"), 3)
+    assert engine.generate([[5]], GREEDY)[0].weight_version == 3
+    assert engine.loaded == [(Path("folder"), 3)]
+    assert engine.logprobs([[1, 2, 3], [4]]) == [[0.0, -0.5, -0.5], [0.0]]
