@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def masked_sum(values: Tensor, mask: Tensor) -> Tensor:
-    """The sum of `values` (N,) where `mask` (N,) bool is true, as a scalar (); 0 with a gradient of 0 if it nowhere is."""
+    """The sum of `values` (N,) where `mask` (N,) bool is true, as a scalar (); 0, with gradient 0, if it nowhere is."""
     return values[mask].sum()
 
 

@@ -9,7 +9,7 @@ from rlhf_core.config.stages import PretrainConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.stages.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running
+from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
 from rlhf_core.trainers.sft import LanguageModelWorker, document_examples, pack_sequences
 from rlhf_core.trainers.supervised import count_steps, require_fit, train
 
@@ -27,7 +27,7 @@ def run(
     context.progress(0, steps, "start workers")
     with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
         metrics = train(config, examples, pack_sequences, workers, context)
-        workers.call("save", folder)
+        save(workers, folder)
 
     return Output(
         kind=Kind.BASE_MODEL,

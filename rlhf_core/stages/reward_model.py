@@ -10,7 +10,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.models.loading import merge_adapter
 from rlhf_core.stages.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running
+from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
 from rlhf_core.trainers.reward_model import (
     RewardModelWorker,
     finish_folder,
@@ -38,7 +38,7 @@ def run(
         metrics = train(config, examples, pack_pairs, workers, context)
         metrics |= judge(config, held_out, workers)
         trained = folder if config.lora is None else context.workdir / "adapter"
-        workers.call("save", trained)
+        save(workers, trained)
     if config.lora is not None:
         merge_adapter(model.folder, trained, folder)
     context.log(steps, {name: metrics[name] for name in ("held_out_accuracy", "reward_mean", "reward_std")})

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, Protocol
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.training import Placement
+from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
 
 
@@ -31,6 +33,13 @@ def running(group: WorkerGroup) -> Iterator[WorkerGroup]:
         yield group
     finally:
         group.shutdown()
+
+
+def save(workers: WorkerGroup, folder: Path) -> None:
+    """Rank 0 writes the model to `folder`. Raises StageError if that is not on this node, where it is published from."""
+    workers.call("save", folder)
+    if not folder.is_dir():
+        raise StageError(f"rank 0 wrote {folder} on another node than the job's: give both one file system")
 
 
 def reserved_devices(placement: Placement) -> float:

@@ -26,7 +26,7 @@ def test_gae_neither_decays_across_environment_tokens_nor_leaks_between_sequence
     rewards = torch.tensor([0.0, 1.0, 4.0])
     values = torch.tensor([1.0, 2.0, 3.0])
     dense, _ = gae(rewards, values, torch.ones(3, dtype=torch.bool), torch.tensor([3]), gamma=0.9, lam=0.5)
-    # The same three steps with prompt and environment tokens around them (50: must not be read), between two neighbours.
+    # The same three steps with prompt and environment tokens around them (50: not to be read), between two neighbours.
     mask = torch.tensor([True, False, True, False, False, True, True, False, True, True])
     packed_rewards = torch.tensor([5.0, 50.0, 0.0, 50.0, 50.0, 1.0, 4.0, 50.0, 6.0, 7.0])
     packed_values = torch.tensor([2.0, 50.0, 1.0, 50.0, 50.0, 2.0, 3.0, 50.0, 1.0, 1.0])

@@ -61,4 +61,5 @@ def test_no_overflow_and_no_trained_token() -> None:
     empty, _ = _loss(logprobs, torch.zeros(2), torch.ones(2), ~mask, 2)
     empty.backward()
     assert empty.item() == 0.0
-    assert logprobs.grad is not None and logprobs.grad.tolist() == [0.0, 0.0]
+    assert logprobs.grad is not None
+    assert logprobs.grad.tolist() == [0.0, 0.0]

@@ -13,7 +13,7 @@ RETURNS = torch.tensor([1.0, 1.0, 1.0, 1.0])
 def test_worked_by_hand() -> None:
     values = torch.tensor([0.1, 0.9, -0.5, 7.0], requires_grad=True)
     loss, metrics = clipped_value_loss(values, OLD, RETURNS, TRAINED, clip=0.2, num_tokens=3)
-    # 0.1: inside the clip, error .9. 0.9: clipped to 0.2, error .8 is the larger. -0.5: clipped to -0.2, own error 1.5 is.
+    # 0.1: inside the clip, error .9. 0.9: clipped to 0.2, whose error .8 is larger. -0.5: its own error 1.5 is larger.
     assert loss.item() == pytest.approx(0.5 * (0.81 + 0.64 + 2.25) / 3)
     assert metrics["clipped_values"].item() == 1
     assert metrics["squared_error_sum"].item() == pytest.approx(0.81 + 0.01 + 2.25)

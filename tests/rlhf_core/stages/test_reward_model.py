@@ -1,6 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -53,7 +55,7 @@ def _run(workdir: Path, inputs: dict[str, Input], config: RewardModelConfig) -> 
     return reward_model.run(config, inputs, context, inline), context
 
 
-def _scores_by_transformers(folder: Path, rows: list[dict[str, object]]) -> Tensor:
+def _scores_by_transformers(folder: Path, rows: Sequence[Mapping[str, Any]]) -> Tensor:
     """(pairs, 2), as a stranger would: text in a padded batch."""
     tokenizer = load_tokenizer(folder)
     model = AutoModelForSequenceClassification.from_pretrained(folder)
@@ -90,8 +92,10 @@ def test_it_learns_the_preference_and_transformers_gives_the_same_scores(tmp_pat
     assert context.logs[-1][1]["held_out_accuracy"] == 1.0
 
 
-def test_the_language_model_term_is_trained_beside_it(tmp_path: Path) -> None:
-    config = _config(language_model_coefficient=1.0, loss="logexp")
+@pytest.mark.parametrize("zero_stage", [0, 3])
+def test_the_language_model_term_is_trained_beside_it(tmp_path: Path, zero_stage: int) -> None:
+    engine = ENGINE.model_copy(update={"zero_stage": zero_stage})
+    config = _config(language_model_coefficient=1.0, loss="logexp", engine=engine)
     output, context = _run(tmp_path / "run", _inputs(tmp_path), config)
     language = [metrics["language_model_loss"] for _, metrics in context.logs if "loss" in metrics]
     assert language[-1] < language[0] - 1.0

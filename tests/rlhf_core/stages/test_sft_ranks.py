@@ -1,0 +1,68 @@
+"""SFT as a job runs it: in Ray actors, on two ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+import ray
+from ray.cloudpickle import register_pickle_by_value
+from safetensors.torch import load_file
+
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.training import Placement
+from rlhf_core.stages import sft
+from tests.rlhf_core.stages import context as stage_context
+from tests.rlhf_core.stages.supervised_runs import (
+    ENGINE,
+    OPTIMIZER,
+    base_model,
+    context_of,
+    conversations,
+    dataset,
+    inline,
+)
+
+register_pickle_by_value(stage_context)  # the actors cannot import a test module
+
+CONFIG = SFTConfig(dataset="d", batch_size=7, max_length=32, optimizer=OPTIMIZER, engine=ENGINE, log_every=2)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def cluster() -> Iterator[None]:
+    """The cluster of the tests before, if there is one."""
+    if ray.is_initialized():
+        yield
+        return
+    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    yield
+    ray.shutdown()
+
+
+def _two_ranks(zero_stage: Literal[2, 3]) -> SFTConfig:
+    engine = ENGINE.model_copy(update={"zero_stage": zero_stage})
+    return CONFIG.model_copy(
+        update={"engine": engine, "placement": Placement(workers=2, cpus_per_worker=0.5, threads=1)}
+    )
+
+
+def test_two_ranks_train_the_same_policy_as_one(tmp_path: Path) -> None:
+    inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "data", conversations(20))}
+    one = context_of(tmp_path / "one", inputs)
+    expected = load_file(sft.run(CONFIG, inputs, one, inline).folder / "model.safetensors")
+    start = load_file(inputs["model"].folder / "model.safetensors")
+    stages: tuple[Literal[2, 3], ...] = (2, 3)
+    for zero_stage in stages:
+        two = context_of(tmp_path / f"zero{zero_stage}", inputs)
+        output = sft.run(_two_ranks(zero_stage), inputs, two)
+        assert output.devices == 1.0
+        weights = load_file(output.folder / "model.safetensors")
+        assert weights.keys() == expected.keys()
+        assert max((weights[name] - expected[name]).abs().max().item() for name in weights) < 1e-5
+        for (step, metrics), (expected_step, expected_metrics) in zip(two.logs, one.logs, strict=True):
+            assert step == expected_step
+            for name in ("loss", "gradient_norm", "tokens", "learning_rate"):
+                assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-4)
+    assert all((expected[name] - start[name]).abs().max() > 1e-3 for name in start)
