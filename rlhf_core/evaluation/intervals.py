@@ -1,0 +1,48 @@
+"""95 % intervals: what the figures of an evaluation would be on other prompts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+_Z = 1.959963984540054  # the normal distribution's 97.5 % quantile
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    value: float
+    low: float
+    high: float
+
+
+def wilson(passed: int, count: int) -> Estimate:
+    """Share of passed among `count` independent prompts; E. B. Wilson, JASA 22 (1927) 209-212.
+
+    Unlike the textbook interval it stays inside 0-1, and is not empty where all or none passed.
+    """
+    if not 0 <= passed <= count or count == 0:
+        raise ValueError(f"{passed} of {count} passed")
+    share = passed / count
+    scale = 1 + _Z**2 / count
+    centre = (share + _Z**2 / (2 * count)) / scale
+    half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
+    # At the ends the exact bound is 0 or 1; rounding must not put the share outside its own interval.
+    return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
+
+
+def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
+    """Mean of one value a prompt, with the percentile interval over prompts drawn again with replacement.
+
+    A value may come from many samples of its prompt: these are not independent, so whole prompts are drawn.
+    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8. The same seed gives the same bounds.
+    """
+    if not values:
+        raise ValueError("there are no values to take a mean of")
+    data = np.asarray(values, dtype=np.float64)
+    generator = np.random.default_rng(seed)
+    means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
+    low, high = np.quantile(means, [0.025, 0.975])
+    return Estimate(float(data.mean()), float(low), float(high))

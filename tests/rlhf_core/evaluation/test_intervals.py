@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+
+from rlhf_core.evaluation.intervals import Estimate, cluster_bootstrap, wilson
+
+
+def test_wilson_against_figures_worked_out_by_hand() -> None:
+    # 8 of 10, z² = 3.841459: centre (0.8 + 0.192073) / 1.384146, half 1.959964 / 1.384146 * sqrt(0.016 + 0.009604)
+    middle = wilson(8, 10)
+    assert (middle.value, middle.low, middle.high) == (0.8, pytest.approx(0.490162, abs=1e-6), pytest.approx(0.943318, abs=1e-6))
+    none = wilson(0, 10)  # high is z² / (n + z²)
+    assert (none.value, none.low, none.high) == (0.0, 0.0, pytest.approx(3.841459 / 13.841459, abs=1e-6))
+    every = wilson(10, 10)
+    assert (every.value, every.low, every.high) == (1.0, pytest.approx(10 / 13.841459, abs=1e-6), 1.0)
+
+
+@pytest.mark.parametrize(("passed", "count"), [(0, 0), (3, 2), (-1, 2)])
+def test_wilson_refuses_impossible_counts(passed: int, count: int) -> None:
+    with pytest.raises(ValueError, match=f"{passed} of {count} passed"):
+        wilson(passed, count)
+
+
+def test_bootstrap_of_equal_values_has_no_width() -> None:
+    assert cluster_bootstrap([0.5] * 20, seed=0) == Estimate(0.5, 0.5, 0.5)
+
+
+def test_bootstrap_is_about_two_standard_errors_wide_and_repeats() -> None:
+    generator = random.Random(1)
+    values = [generator.random() for _ in range(400)]
+    mean = sum(values) / 400
+    error = math.sqrt(sum((v - mean) ** 2 for v in values) / 400 / 400)
+    found = cluster_bootstrap(values, seed=3)
+    assert found.value == pytest.approx(mean)
+    assert found.low == pytest.approx(mean - 1.96 * error, abs=0.2 * error)
+    assert found.high == pytest.approx(mean + 1.96 * error, abs=0.2 * error)
+    assert cluster_bootstrap(values, seed=3) == found
+
+
+def test_samples_of_one_prompt_do_not_count_as_prompts() -> None:
+    """8 samples of each of 10 prompts, all alike within a prompt: as wide as 10 values, not as 80."""
+    per_prompt = cluster_bootstrap([0.0] * 5 + [1.0] * 5, seed=0)
+    as_if_independent = wilson(40, 80)
+    assert per_prompt.high - per_prompt.low > 2.5 * (as_if_independent.high - as_if_independent.low)
+
+
+def test_bootstrap_of_nothing_is_refused() -> None:
+    with pytest.raises(ValueError, match="no values"):
+        cluster_bootstrap([], seed=0)
