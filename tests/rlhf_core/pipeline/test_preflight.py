@@ -180,8 +180,8 @@ def test_a_right_recipe_passes(problems: Callable[[Change | None], list[str]]) -
         ),
         (
             put("rl", "rollout", "max_length", value=30),
-            "rl.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; with "
-            "rl.sampling.max_tokens=8 that is more than rl.rollout.max_length=30: raise it to 31, or leave out longer prompts",
+            "rl.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; "
+            "with rl.sampling.max_tokens=8 that is more than rl.rollout.max_length=30: raise it to 31, ",
         ),
         (
             put("sft", "max_length", value=27),
