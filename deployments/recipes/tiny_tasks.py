@@ -27,18 +27,12 @@ _PRETRAINING_TASKS: dict[str, dict[str, Any]] = {
 }
 
 
-def pretraining_text(
-    seed: int, words: int, others: int, held_out_seed: int, held_out_size: int, max_letters: int = 8
-) -> list[Row]:
-    """Documents `question`, newline, `answer`: `words` of spelling and `others` of each other task.
-
-    Held-out questions are left out, since they are compared as text here and have no prompt column to exclude by.
-    """
-    held_out = {row["prompt"] for row in prompts(held_out_seed, held_out_size, max_letters)}
+def pretraining_text(seed: int, words: int, others: int, max_letters: int = 8) -> list[Row]:
+    """Documents `question`, newline, `answer`: `words` of spelling and `others` of each other task."""
     items = list(_spelling(seed, words, max_letters))
     for task, options in _PRETRAINING_TASKS.items():
-        items += list(reasoning_gym.create_dataset(task, seed=seed, size=others, **options))
-    rows = [{"text": f"{item['question']}\n{item['answer']}"} for item in items if item["question"] not in held_out]
+        items += reasoning_gym.create_dataset(task, seed=seed, size=others, **options)
+    rows = [{"text": f"{item['question']}\n{item['answer']}"} for item in items]
     random.Random(seed).shuffle(rows)
     return rows
 
