@@ -15,6 +15,8 @@ from tests.services import S3Server
 __all__ = ["prefect_api", "ray_address"]  # fixtures: one Ray head, one Prefect server for all tests that ask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
+# Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
+os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 
 
 @pytest.fixture(scope="session")
