@@ -87,9 +87,13 @@ class Lease:
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        if not self._lost:
-            # Not deleted: a plain delete could hit the lease of somebody who has taken over.
-            self._write(self._record.model_copy(update={"released": True}))
+        # Not deleted: a plain delete could hit the lease of somebody who has taken over.
+        try:
+            while not self._lost and not self._record.released:
+                self._write(self._record.model_copy(update={"released": True}))
+        except StoreError as error:
+            # It must not hide what else went wrong, nor undo what went well.
+            print(f"the lease {self._path} could not be given back, it runs out by itself: {error}", flush=True)
 
     def __enter__(self) -> Self:
         return self

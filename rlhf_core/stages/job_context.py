@@ -1,0 +1,108 @@
+"""The context of a stage that runs as a job: inputs and user files from the store, figures to the trackers."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import tempfile
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from pathlib import Path, PurePosixPath
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
+from rlhf_core.errors import StageError, StoreError
+from rlhf_core.stages.contract import Input, StageSpec
+from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.tracker import Tracker
+
+
+class JobContext:
+    """Implements contract.StageContext. A pickled one opens the store again where it arrives, and cannot log there."""
+
+    def __init__(
+        self,
+        spec: StageSpec,
+        store: Store,
+        workdir: Path | None = None,
+        tracker: Tracker | None = None,
+        progress: Progress | None = None,
+    ):
+        self.name, self.key, self.seed = spec.name, spec.key, spec.seed
+        self._spec = spec
+        self._store = store
+        self._given_workdir = workdir
+        self._tracker = tracker
+        self._progress = progress
+
+    def __reduce__(self) -> tuple[Callable[..., JobContext], tuple[StageSpec, Store]]:
+        return JobContext, (self._spec, self._store)
+
+    @property
+    def workdir(self) -> Path:
+        return self._given_workdir or Path(self._own_workdir.name)
+
+    def fetch(self, ref: ArtifactRef) -> Input:
+        repository = ArtifactRepository(self._store)
+        manifest = repository.manifest(ref)
+        if manifest is None:
+            raise StoreError(f"{self._store.url} has no artifact {ref}, or not all of its files; run again to make it anew")
+        return Input(manifest, repository.fetch(ref, node_cache()))
+
+    def user_file(self, path: str) -> Path:
+        if path not in self._spec.user_files:
+            raise StageError(f"{path}: no file of the recipe that this stage's key was computed with")
+        return self._user_files / self._place(path)
+
+    def user_folder(self, path: str) -> Path:
+        folder = self._user_files / self._place(path)
+        if not folder.is_dir():
+            raise StageError(f"{path}: no folder of the recipe that this stage's key was computed with")
+        return folder
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        if self._tracker is None:
+            raise StageError("figures are logged by the job itself: return them from the worker")
+        self._tracker.log(step, metrics)
+
+    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
+        if self._progress is None:
+            raise StageError("progress is told by the job itself: return it from the worker")
+        self._progress.report(step, total, phase, figures)
+
+    @cached_property
+    def _own_workdir(self) -> tempfile.TemporaryDirectory[str]:
+        return tempfile.TemporaryDirectory(
+            prefix=f"{self._spec.stage}-{self.key[:8]}-", dir=workdir_root(), ignore_cleanup_errors=True
+        )
+
+    @cached_property
+    def _user_files(self) -> Path:
+        """All of them in one folder, placed to each other as the recipe places them, so that siblings find each other."""
+        files = {self._place(path): sha256 for path, sha256 in self._spec.user_files.items()}
+        return ArtifactRepository(self._store).materialise(files, node_cache())
+
+    def _place(self, path: str) -> str:
+        if path.startswith("/"):
+            return posixpath.normpath(f"absolute{path}")
+        # The recipe's own folder lies so deep that no `../` leads out of the whole.
+        return posixpath.normpath("/".join(["recipe"] * self._depth + [path]))
+
+    @cached_property
+    def _depth(self) -> int:
+        relative = (PurePosixPath(posixpath.normpath(p)) for p in self._spec.user_files if not p.startswith("/"))
+        return 1 + max((path.parts.count("..") for path in relative), default=0)
+
+
+def node_cache() -> Path:
+    """Where fetched files are kept on this node, for all jobs on it: ALIGNMENT_CACHE, or below the home folder."""
+    return Path(os.environ.get("ALIGNMENT_CACHE") or Path.home() / ".cache" / "alignment")
+
+
+def workdir_root() -> str | None:
+    """Where jobs work: ALIGNMENT_WORKDIR, or None for the system's temporary folder."""
+    root = os.environ.get("ALIGNMENT_WORKDIR")
+    if root:
+        Path(root).mkdir(parents=True, exist_ok=True)
+    return root or None

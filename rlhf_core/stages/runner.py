@@ -1,0 +1,228 @@
+"""What a job does around its stage: spec → lease → inputs → the stage's function → artifact. Imports no torch.
+
+A follower reads two kinds of line in its output, and leaves the rest to people:
+`@progress {"step": …, "total": …, "phase": …, "figures": {…}, "seconds_left": …}` and, last if it failed,
+`@error {"type": …, "message": …}`.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import numbers
+import os
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.leases import Lease, wait_for_lease
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import open_store
+from rlhf_core.config.base import Config
+from rlhf_core.config.recipe import TrackingConfig
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.key import computing_libraries, stage_key
+from rlhf_core.stages.contract import Input, Output, Stage, StageSpec
+from rlhf_core.stages.job_context import JobContext, workdir_root
+from rlhf_core.stages.table import STAGES
+from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.tracker import Tracker
+
+Metrics = dict[str, float | int | str | None]
+
+
+def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAGES) -> Manifest:
+    """Compute the artifact `ref` as its spec says, unless it is there already; returns what the store then has.
+
+    Waits while somebody else computes it. Raises StageError, StoreError, or whatever the stage's function raises.
+    """
+    repository = ArtifactRepository(open_store(store_url))
+    spec = repository.read_spec(ref)
+    stage, config = _checked(spec, stages)
+    progress = Progress()
+    lease = wait_for_lease(
+        repository.store,
+        ref,
+        done=lambda: repository.manifest(ref) is not None,
+        waiting=lambda who: progress.report(0, 0, f"waiting for {who}, which computes the same"),
+    )
+    if lease is not None:
+        with lease:
+            manifest = repository.manifest(ref)  # since `done` was asked, the last holder may have published
+            return manifest or _compute(repository, spec, stage, config, progress, lease)
+    found = repository.manifest(ref)
+    if found is None:
+        raise StageError(f"{ref} was deleted from the store a moment ago: run again")
+    print(f"{ref} is in the store already", flush=True)
+    return found
+
+
+def _compute(
+    repository: ArtifactRepository, spec: StageSpec, stage: Stage, config: Config, progress: Progress, lease: Lease
+) -> Manifest:
+    started = datetime.now(UTC)
+    lease.start(on_loss=_interrupt_job)
+    with _workdir(spec) as folder, _stops_when_lost(lease):
+        tracker = Tracker(
+            folder / "tracking", TrackingConfig.model_validate(spec.tracking),
+            name=spec.name, run_id=spec.run_id, key=spec.key, config=spec.config,
+        )  # fmt: skip
+        with tracker:
+            (folder / "work").mkdir()
+            context = JobContext(spec, repository.store, folder / "work", tracker, progress)
+            progress.report(0, 0, "fetch inputs")
+            inputs = {name: _input(stage, name, context.fetch(input_ref)) for name, input_ref in spec.inputs.items()}
+            began = time.monotonic()
+            output: Output = _entry(stage)(config, inputs, context)
+            seconds = time.monotonic() - began
+        _check_output(stage, output)
+        tracker.keep(output.folder)
+        progress.report(0, 0, "publish")
+        lease.check()
+        return repository.publish(_manifest(spec, output, started, seconds), output.folder)
+
+
+def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Config]:
+    """Raises StageError unless this job would compute what the key stands for."""
+    stage = stages.get(spec.stage)
+    if stage is None or stage.version != spec.stage_version:
+        here = "does not know it" if stage is None else f"has version {stage.version}"
+        raise StageError(
+            f"stage {spec.stage}, version {spec.stage_version}, was asked for, but the code on the cluster {here}: "
+            "give both the same release"
+        )
+    here = computing_libraries()
+    differing = [
+        f"{name} {spec.libraries.get(name, 'none')} there, {here.get(name, 'none')} here"
+        for name in sorted(spec.libraries.keys() | here.keys())
+        if spec.libraries.get(name) != here.get(name)
+    ]
+    if differing:
+        raise StageError(
+            f"the key was computed for other libraries than this job has: {'; '.join(differing)}: "
+            "install the same on the cluster as where the run is started"
+        )
+    config = stage.config.model_validate_json(json.dumps(spec.config))
+    key = stage_key(
+        stage, config, inputs=spec.inputs, user_files=spec.user_files, seed=spec.seed, libraries=spec.libraries
+    )
+    if key != spec.key:
+        raise StageError(
+            f"the code on the cluster computes the key {key[:12]} from the spec of {spec.ref}: it is not the code that "
+            "the run was started with; give both the same release"
+        )
+    return stage, config
+
+
+def _input(stage: Stage, name: str, item: Input) -> Input:
+    kinds = [kinds for pattern, kinds in stage.reads.items() if fnmatchcase(name, pattern)]
+    if not kinds or item.manifest.kind not in kinds[0]:
+        accepted = ", ".join(sorted(kinds[0])) if kinds else "no such input"
+        raise StageError(f"{stage.name}: the input {name} is a {item.manifest.kind}, but the stage takes: {accepted}")
+    return item
+
+
+def _entry(stage: Stage) -> Any:
+    module, _, function = stage.entry.partition(":")
+    return getattr(import_module(module), function)
+
+
+def _check_output(stage: Stage, output: Output) -> None:
+    if output.kind not in stage.writes:
+        raise StageError(f"{stage.name} wrote a {output.kind}, but it is to write {', '.join(sorted(stage.writes))}")
+
+
+def _manifest(spec: StageSpec, output: Output, started: datetime, seconds: float) -> Manifest:
+    return Manifest(
+        kind=output.kind,
+        name=spec.name,
+        stage=spec.stage,
+        key=spec.key,
+        files=(),  # filled in when they are stored
+        parents=spec.inputs,
+        user_files=spec.user_files,
+        config=spec.config,
+        seed=spec.seed,
+        metrics=_plain(output.metrics),
+        code_revision=_code_revision(),
+        libraries=spec.libraries,
+        device_seconds=float(output.devices * seconds),
+        device=_device(spec.config),
+        started_at=started,
+        finished_at=datetime.now(UTC),
+    )
+
+
+def _plain(metrics: Mapping[str, Any]) -> Metrics:
+    """As JSON can hold them: numpy's numbers become Python's, and what is not finite becomes None, said aloud."""
+    plain: Metrics = {}
+    for name, value in metrics.items():
+        if isinstance(value, numbers.Integral):
+            plain[name] = int(value)
+        elif isinstance(value, numbers.Real):
+            plain[name] = float(value) if math.isfinite(value) else None
+            if plain[name] is None:
+                print(f"the metric {name} is {value}: stored as unknown", flush=True)
+        elif value is None or isinstance(value, str):
+            plain[name] = value
+        else:
+            raise StageError(f"the metric {name} is a {type(value).__name__}: return numbers or text")
+    return plain
+
+
+def _code_revision() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # an installed package has no history
+        return "unknown"
+    return found.stdout.strip()
+
+
+def _device(config: Mapping[str, Any]) -> str:
+    """What the stage computes on: the name of this node's GPU if its settings ask for GPUs, else `cpu`."""
+    if not _asks_for_gpus(config):
+        return "cpu"
+    command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
+    try:
+        names = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout.split("\n")
+    except (OSError, subprocess.SubprocessError):  # the job itself may live on a node without one
+        return "gpu"
+    return names[0].strip() or "gpu"
+
+
+def _asks_for_gpus(settings: Any) -> bool:
+    if isinstance(settings, Mapping):
+        return any(bool(v) if str(k).startswith("gpus_per_") else _asks_for_gpus(v) for k, v in settings.items())
+    return isinstance(settings, list | tuple) and any(_asks_for_gpus(value) for value in settings)
+
+
+@contextmanager
+def _workdir(spec: StageSpec) -> Iterator[Path]:
+    prefix = f"{spec.stage}-{spec.key[:8]}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=workdir_root(), ignore_cleanup_errors=True) as name:
+        yield Path(name)
+
+
+def _interrupt_job() -> None:
+    """Called in the heartbeat's thread. A signal reaches the main thread also while it waits for something."""
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+@contextmanager
+def _stops_when_lost(lease: Lease) -> Iterator[None]:
+    """A stop that came because the lease is lost becomes the StageError that says so."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit):
+        lease.check()
+        raise
