@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
@@ -36,7 +37,7 @@ def running(group: WorkerGroup) -> Iterator[WorkerGroup]:
 
 
 def save(workers: WorkerGroup, folder: Path) -> None:
-    """Rank 0 writes the model to `folder`. Raises StageError if that is not on this node, where it is published from."""
+    """Rank 0 writes the model to `folder`. Raises StageError if that is not on this node, which publishes it."""
     workers.call("save", folder)
     if not folder.is_dir():
         raise StageError(f"rank 0 wrote {folder} on another node than the job's: give both one file system")
@@ -45,3 +46,8 @@ def save(workers: WorkerGroup, folder: Path) -> None:
 def reserved_devices(placement: Placement) -> float:
     """GPUs that the placement reserves; where it reserves none, CPUs."""
     return placement.workers * (placement.gpus_per_worker or placement.cpus_per_worker)
+
+
+def reserved_engines(config: RolloutEngineConfig) -> float:
+    """GPUs that the rollout engines reserve; where they reserve none, CPUs."""
+    return config.engines * (config.gpus_per_engine or config.cpus_per_engine)
