@@ -31,7 +31,8 @@ class PPO:
         assert e.values is not None
         token_rewards = torch.zeros_like(e.values)
         if self.kl_in_reward:
-            assert e.old_logprobs is not None and e.ref_logprobs is not None
+            assert e.old_logprobs is not None
+            assert e.ref_logprobs is not None
             divergence = kl.estimate(e.old_logprobs, e.ref_logprobs, self.config.kl_estimator)
             token_rewards = torch.where(mask, -self.config.kl_coefficient * divergence, token_rewards)
         token_rewards[last_trained_token(e)] += rewards
@@ -49,7 +50,9 @@ class PPO:
             logprobs, old, experience.advantages, experience.loss_mask,
             clip_low=self.config.clip_low, clip_high=self.config.clip_high, num_tokens=num_tokens,
         )  # fmt: skip
-        return with_entropy_bonus(loss, entropy, experience.loss_mask, self.config.entropy_coefficient, num_tokens), metrics
+        return with_entropy_bonus(
+            loss, entropy, experience.loss_mask, self.config.entropy_coefficient, num_tokens
+        ), metrics
 
 
 def last_trained_token(experience: Experience) -> Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import random
 from collections.abc import Mapping, Sequence
@@ -112,7 +113,7 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 def _differences(answers: Mapping[str, Sequence[dict[str, Any]]]) -> list[Difference]:
     """Each model against the one before it in the recipe, and the last against the first."""
     models = list(answers)
-    pairs = list(zip(models, models[1:], strict=False))
+    pairs = list(itertools.pairwise(models))
     if len(models) > 2:
         pairs.append((models[0], models[-1]))
     return [

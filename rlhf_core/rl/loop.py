@@ -12,7 +12,7 @@ import torch
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rewards.base import Reward
+from rlhf_core.rewards import Reward
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
@@ -30,6 +30,9 @@ class RewardModelScale:
 
     mean: float = 0.0
     std: float = 1.0
+
+    def close(self) -> None:
+        """Nothing to give back: the workers hold the model."""
 
 
 @dataclass(frozen=True)

@@ -50,4 +50,6 @@ class Publisher:
         """Every trajectory was sampled with the weights that were published last; WeightSyncError names the others."""
         stale = {t.weight_version for t in trajectories} - {self._version}
         if stale:
-            raise WeightSyncError(f"trajectories were sampled with weights {sorted(stale)}, published is {self._version}")
+            raise WeightSyncError(
+                f"trajectories were sampled with weights {sorted(stale)}, published is {self._version}"
+            )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.base import Reward
+from rlhf_core.rewards import Reward
 from rlhf_core.types import Trajectory
 
 
@@ -31,7 +31,9 @@ def with_model_rewards(
     """Rewards from the reward model: its raw scores, normalised by the statistics stored with it."""
     for trajectory, value in zip(trajectories, raw, strict=True):
         if not math.isfinite(value):
-            raise RewardError(f"the reward model gave {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}")
+            raise RewardError(
+                f"the reward model gave {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
+            )
     return [replace(t, reward=(value - mean) / std) for t, value in zip(trajectories, raw, strict=True)]
 
 

@@ -63,7 +63,10 @@ class RLWorker:
         folder = self._reward_folder if starts_from_reward_model else self._folder
         assert folder is not None
         return DeepSpeedEngine(
-            self._load_scalar(folder), engine=self._config.engine, optimizer=settings.critic_optimizer, total_steps=updates
+            self._load_scalar(folder),
+            engine=self._config.engine,
+            optimizer=settings.critic_optimizer,
+            total_steps=updates,
         )
 
     def _load_reward_model(self) -> DeepSpeedEngine:
@@ -141,7 +144,8 @@ class RLWorker:
         assert isinstance(settings, PPOConfig)
 
         def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-            assert batch.values is not None and batch.returns is not None
+            assert batch.values is not None
+            assert batch.returns is not None
             value, metrics = clipped_value_loss(
                 state_values(model, batch), batch.values, batch.returns, batch.loss_mask,
                 clip=settings.value_clip, num_tokens=num_tokens,
@@ -161,7 +165,7 @@ class RLWorker:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
         return self._policy.forward([batch], lambda model, b: model(b)[0])[0].cpu()
 
-    def save_policy(self, folder: Path) -> None:
+    def save(self, folder: Path) -> None:
         """The policy as a folder that transformers (with LoRA: peft) loads. Rank 0 writes; every rank must call it."""
         state = self._policy.full_state_dict()
         if state is not None:

@@ -17,8 +17,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards.base import Reward
-from rlhf_core.rewards.build import build_reward
+from rlhf_core.rewards import Reward, build_reward
 from rlhf_core.rl.loop import Loop, RewardModelScale
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
@@ -26,6 +25,7 @@ from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
 
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -33,11 +33,15 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
-    reward = _reward(config, inputs, context)
-    monitors = {name: build_reward(scorer, context) for name, scorer in config.monitors.items()}
     algorithm = build_algorithm(config)
 
-    with _cluster(config, inputs, context) as (workers, engines):
+    with ExitStack() as stack:
+        reward = _reward(config, inputs, context)
+        monitors = {name: build_reward(scorer, context) for name, scorer in config.monitors.items()}
+        for judge in (reward, *monitors.values()):
+            stack.callback(judge.close)
+        context.progress(0, config.steps, "start workers and engines")
+        workers, engines = stack.enter_context(_cluster(config, inputs, context))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
         publisher = Publisher(config, trainer, engines, probe=prompts[:4])
         publisher.check_start()
@@ -53,13 +57,13 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
             context=context,
         ).run()
         folder = context.workdir / "policy"
-        workers.call("save_policy", folder)
+        save(workers, folder)
 
     return Output(
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
         folder=folder,
         metrics={name: value for name, value in metrics.items() if "/" not in name},
-        devices=config.placement.workers * config.placement.cpus_per_worker,
+        devices=reserved_devices(config.placement) + reserved_engines(config.rollout),
     )
 
 

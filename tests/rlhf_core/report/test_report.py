@@ -60,7 +60,9 @@ def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
 def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:
     content = gather(nodes, samples=2)
     assert content.edges == [("sft", "evaluation.sft"), ("sft", "evaluation.rl")]
-    assert content.curves == {"sft": {"loss": [(0, 1.0), (1, 0.5), (2, 1 / 3)], "seconds/rollout": [(0, 0.5), (1, 0.5), (2, 0.5)]}}
+    assert content.curves == {
+        "sft": {"loss": [(0, 1.0), (1, 0.5), (2, 1 / 3)], "seconds/rollout": [(0, 0.5), (1, 0.5), (2, 0.5)]}
+    }
     assert [(row.name, row.seconds, row.device_seconds) for row in content.stages] == [
         ("sft", 10.0, 20.0), ("evaluation.sft", 10.0, 20.0), ("evaluation.rl", 10.0, 20.0),
     ]  # fmt: skip
@@ -68,7 +70,8 @@ def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:
 
 def test_the_page_stands_alone_and_escapes_what_models_and_data_say(nodes: dict[str, Input]) -> None:
     page = render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={"torch": "1"})
-    assert "<b>question" not in page and "&lt;b&gt;question" in page
+    assert "<b>question" not in page
+    assert "&lt;b&gt;question" in page
     assert page.count("<svg") == 3  # the curves, the phases, the lineage
     assert not any(outside in page for outside in ("<script", "src=", "@import", "url(http"))
     assert "+0.500" in page

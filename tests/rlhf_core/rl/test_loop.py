@@ -105,7 +105,8 @@ def test_a_bad_reward_stops_the_run_before_an_update(tmp_path: Path, value: obje
     before = ours.trainer.weights()
     with pytest.raises(RewardError, match="completion 0"):
         ours.run()
-    assert engine.loaded == [] and ours.trainer.weights() == before
+    assert engine.loaded == []
+    assert ours.trainer.weights() == before
 
 
 def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:

@@ -86,22 +86,26 @@ def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> N
     scored, raw = ours.score(e)
     expected = torch.tensor(ours.probe(e)) * e.loss_mask
     assert raw is None
-    assert scored.old_logprobs is not None and scored.ref_logprobs is not None and scored.values is not None
+    assert scored.old_logprobs is not None
+    assert scored.ref_logprobs is not None
+    assert scored.values is not None
     torch.testing.assert_close(scored.old_logprobs, expected, atol=1e-5, rtol=0)
     torch.testing.assert_close(scored.ref_logprobs, scored.old_logprobs, atol=1e-6, rtol=0)
-    assert bool((scored.values[~e.loss_mask] == 0).all()) and bool((scored.values[e.loss_mask] != 0).all())
+    assert bool((scored.values[~e.loss_mask] == 0).all())
+    assert bool((scored.values[e.loss_mask] != 0).all())
 
 
 def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path)
     scored, _ = ours.score(trajectories())
     assert (scored.old_logprobs, scored.ref_logprobs, scored.values) == (None, None, None)
-    assert group._worker._reference is None and group._worker._critic is None  # KL off, no critic: nothing is loaded
+    assert group._worker._reference is None
+    assert group._worker._critic is None
 
 
 def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
     config = rl_config("grpo", kl_coefficient=0.1, lora={"rank": 4})
-    ours, group = trainer(config, model, tmp_path)
+    ours, _group = trainer(config, model, tmp_path)
     e = trajectories()
     before = torch.tensor(ours.probe(e))
     scored, _ = ours.score(e)
@@ -111,12 +115,13 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
     torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
     assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
     names = from_safetensors(ours.weights()).keys()
-    assert names and all("lora_" in name for name in names)
+    assert names
+    assert all("lora_" in name for name in names)
 
 
 def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path / "work")
-    group.call("save_policy", tmp_path / "out")
+    group.call("save", tmp_path / "out")
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     published = from_safetensors(ours.weights())
     assert published.keys() == saved.keys()
@@ -130,7 +135,9 @@ def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, t
     e = build_algorithm(config).advantages(scored, REWARDS, GROUPS)
     before = ours.weights()
     metrics = ours.update(e, step=0)
-    assert ours.weights() == before and "value_loss" in metrics and "policy_loss" not in metrics
+    assert ours.weights() == before
+    assert "value_loss" in metrics
+    assert "policy_loss" not in metrics
     ours.update(e, step=1)
     assert ours.weights() != before
 
@@ -140,7 +147,9 @@ def test_the_same_update_whatever_the_micro_batches(minibatches: int, model: Inp
     results = []
     for tokens in (8, 1000):
         config = rl_config("grpo", minibatches=minibatches)
-        config = config.model_copy(update={"engine": config.engine.model_copy(update={"tokens_per_micro_batch": tokens})})
+        config = config.model_copy(
+            update={"engine": config.engine.model_copy(update={"tokens_per_micro_batch": tokens})}
+        )
         ours, _ = trainer(config, model, tmp_path / str(tokens))
         scored, _ = ours.score(trajectories())
         ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), 0)

@@ -1,0 +1,124 @@
+"""The RL stage on real parts: Ray actors, a DeepSpeed rank, a vLLM engine, weights published and proven each step."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from peft import PeftModel
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.errors import RewardError, StageError
+from rlhf_core.models.loading import copy_tokenizer
+from rlhf_core.stages import base, rl
+from rlhf_core.stages.contract import Input, Output
+from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.supervised_runs import context_of, dataset
+
+OPTIMIZER = {"learning_rate": 2e-2, "schedule": "constant", "warmup_share": 0.0}
+COMMON = {
+    "dataset": "prompts", "steps": 4, "prompts_per_step": 4, "sampling": {"max_tokens": 4},
+    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
+}  # fmt: skip
+SHORT = {"type": "function", "path": "reward.py"}
+PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}]} for word in ("one", "two", "three", "four")]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    source = ScratchModel(type="scratch", hidden_size=64, intermediate_size=64, layers=2, heads=2, context_length=64)
+    context = LocalContext(tmp_path_factory.mktemp("base"))
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, context)
+    return local_input(output.folder, Kind.POLICY)
+
+
+@pytest.fixture(scope="module")
+def reward_model(model: Input, tmp_path_factory: pytest.TempPathFactory) -> Input:
+    folder = tmp_path_factory.mktemp("reward")
+    torch.manual_seed(1)
+    classifier = AutoModelForSequenceClassification.from_pretrained(model.folder, num_labels=1)
+    classifier.config.update({"reward_mean": 0.5, "reward_std": 2.0})
+    classifier.save_pretrained(folder)
+    copy_tokenizer(model.folder, folder)
+    return local_input(folder, Kind.REWARD_MODEL)
+
+
+def run(folder: Path, config: dict[str, Any], **inputs: Input) -> tuple[Output, LocalContext]:
+    inputs["dataset"] = dataset(folder / "prompts", PROMPTS)
+    context = context_of(folder / "work", inputs)
+    context.user_files_root = folder
+    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context), context
+
+
+def write_reward(folder: Path, body: str) -> None:
+    (folder / "reward.py").write_text(f"def reward(completions, prompts, rows):\n    {body}\n")
+
+
+def test_grpo_with_a_users_function_learns_and_proves_every_publish(
+    model: Input, ray_cluster: None, tmp_path: Path
+) -> None:
+    write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
+    block = {"reward": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
+    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "steps": 12}, model=model)
+    rewards = [metrics["reward"] for _, metrics in context.logs]
+    assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
+    assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
+    assert all(metrics["rollout_mismatch"] < 1e-4 for _, metrics in context.logs)
+    assert output.kind is Kind.POLICY
+    before, after = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (model.folder, output.folder))
+    assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
+
+
+def test_ppo_with_a_reward_model_and_its_critic(
+    model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
+) -> None:
+    block = {
+        "reward": {"type": "reward_model"}, "group_size": 2, "kl_coefficient": 0.05, "optimizer": OPTIMIZER,
+        "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2,
+    }  # fmt: skip
+    output, context = run(tmp_path, {"algorithm": "ppo", "ppo": block}, model=model, reward_model=reward_model)
+    first, last = context.logs[0][1], context.logs[-1][1]
+    assert {"reward", "kl", "value_loss", "policy_loss", "clip_fraction", "value_clip_fraction"} <= last.keys()
+    assert first["kl"] == pytest.approx(0.0, abs=1e-5)
+    assert last["kl"] > 0
+    assert output.metrics["reward"] == last["reward"]
+
+
+def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+    write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
+    block = {"reward": SHORT, "group_size": 4, "kl_coefficient": 0.01, "optimizer": OPTIMIZER}
+    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}}, model=model)
+    assert output.kind is Kind.ADAPTER
+    assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
+    adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.folder), output.folder)
+    factors = [p for name, p in adapted.named_parameters() if "lora_B" in name]
+    assert factors
+    assert any(float(p.abs().max()) > 0 for p in factors)
+
+
+def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+    write_reward(tmp_path, "raise ValueError('no such answer')")
+    block = {"reward": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
+    with pytest.raises(RewardError, match=r"(?s)reward.py.*no such answer"):
+        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model=model)
+
+
+def test_a_reward_model_with_another_tokenizer_is_refused(model: Input, reward_model: Input, tmp_path: Path) -> None:
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "config.json").write_text((reward_model.folder / "config.json").read_text())
+    (other / "tokenizer.json").write_text(json.dumps({"other": True}))
+    block = {"reward": {"type": "reward_model"}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
+    with pytest.raises(StageError, match="tokenizer differs"):
+        run(
+            tmp_path,
+            {"algorithm": "ppo", "ppo": block},
+            model=model,
+            reward_model=local_input(other, Kind.REWARD_MODEL),
+        )
