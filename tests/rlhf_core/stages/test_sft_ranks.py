@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
 import pytest
-import ray
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import load_file
 
@@ -25,20 +23,10 @@ from tests.rlhf_core.stages.supervised_runs import (
     inline,
 )
 
+pytestmark = pytest.mark.usefixtures("ray_cluster")
 register_pickle_by_value(stage_context)  # the actors cannot import a test module
 
 CONFIG = SFTConfig(dataset="d", batch_size=7, max_length=32, optimizer=OPTIMIZER, engine=ENGINE, log_every=2)
-
-
-@pytest.fixture(autouse=True, scope="module")
-def cluster() -> Iterator[None]:
-    """The cluster of the tests before, if there is one."""
-    if ray.is_initialized():
-        yield
-        return
-    ray.init(address="local", num_cpus=2, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
-    yield
-    ray.shutdown()
 
 
 def _two_ranks(zero_stage: Literal[2, 3]) -> SFTConfig:
