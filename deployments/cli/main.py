@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import click
 import typer
 from typer.core import TyperGroup
 
@@ -21,7 +20,7 @@ _MODULES = (stack, run, artifacts)
 class _Commands(TyperGroup):
     """What a user did wrong ends as one line on stderr and exit code 1; a defect of ours keeps its traceback."""
 
-    def invoke(self, ctx: click.Context) -> Any:
+    def invoke(self, ctx: Any) -> Any:
         try:
             load_stack_environment()
             return super().invoke(ctx)

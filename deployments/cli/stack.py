@@ -22,7 +22,9 @@ def up() -> None:
     if "prefect" in stack.owned:
         typer.echo(f"Prefect UI     {stack.url('prefect')}")
     if "ray" in stack.owned:
-        typer.echo(f"Ray dashboard  {stack.url('ray_dashboard')}")
+        typer.echo(
+            f"Ray dashboard  {stack.url('ray_dashboard')}  (asks for the ray_token of {stack.folder}/credentials.json)"
+        )
     typer.echo(f"logs           {stack.folder / 'logs'}")
 
 

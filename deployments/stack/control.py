@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import time
@@ -24,7 +25,7 @@ from deployments.stack.environment import (
 from deployments.stack.processes import end, processes_of
 from deployments.stack.registration import register_deployments
 from deployments.stack.services import Service, services
-from deployments.stack.settings import Stack, open_stack, write_private
+from deployments.stack.settings import SHORT, Stack, open_stack, write_private
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
 from rlhf_core.errors import StackError
 
@@ -91,9 +92,9 @@ def status() -> list[ServiceStatus]:
     for service in services(stack):
         found = states.get(service.name)
         state, problem = (found.state.lower(), "") if found else ("stopped", "")
-        if state == "running":
+        if state in ("running", "starting"):
             problem = _problem(service)
-            state = "failing" if problem else "working"
+            state = ("failing" if state == "running" else state) if problem else "working"
         pid, uptime = (found.pid, time.time() - found.since) if found and found.pid else (0, 0.0)
         lines.append(ServiceStatus(service.name, state, service.url, pid, uptime, stack.log(service.name), problem))
     return lines
@@ -230,7 +231,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _link(folder: Path) -> Path:
-    return Stack(folder, frozenset(), {}, "", "").link
+    return Stack(folder, frozenset(), {}, "", "", "").link
 
 
 def _make_link(folder: Path, link: Path) -> None:
@@ -245,12 +246,10 @@ def _weed_sockets(folder: Path) -> list[Path]:
     file = folder / "ports.json"
     if not file.is_file():
         return []
-    import json
-
     ports = json.loads(file.read_text(encoding="utf-8"))
     return [
         socket
         for name, port in ports.items()
         if name.startswith("s3_") and name.endswith("_grpc")
-        for socket in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock")
-    ] + list(Path("/tmp").glob(f"seaweedfs-s3-{ports.get('s3')}.sock"))
+        for socket in SHORT.glob(f"seaweedfs-*-grpc-{port}.sock")
+    ] + list(SHORT.glob(f"seaweedfs-s3-{ports.get('s3')}.sock"))

@@ -22,8 +22,16 @@ SELECTORS: Mapping[str, tuple[str, ...]] = {
     "prefect": ("PREFECT_API_URL",),
 }
 _ALSO: Mapping[str, tuple[str, ...]] = {
-    "s3": ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN", "AWS_REGION", "AWS_DEFAULT_REGION"),
-    "ray": (),
+    "s3": (
+        "AWS_ACCESS_KEY_ID",
+        "AWS_SECRET_ACCESS_KEY",
+        "AWS_SESSION_TOKEN",
+        "AWS_PROFILE",
+        "AWS_REGION",
+        "AWS_DEFAULT_REGION",
+        "AWS_EC2_METADATA_DISABLED",
+    ),
+    "ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),
     "prefect": ("PREFECT_HOME", "PREFECT_API_KEY"),
 }
 QUIET: Mapping[str, str] = {
@@ -51,8 +59,8 @@ def recorded_environment(folder: Path) -> dict[str, str]:
     file = environment_file(folder)
     if not file.is_file():
         return {}
-    pairs = (line.split("=", 1) for line in file.read_text(encoding="utf-8").splitlines() if line)
-    return {name: value for name, value in pairs}
+    pairs = (line.partition("=")[::2] for line in file.read_text(encoding="utf-8").splitlines() if line)
+    return dict(pairs)
 
 
 def stack_environment() -> dict[str, str]:

@@ -23,7 +23,7 @@ def main(arguments: list[str]) -> None:
         if predecessor != os.getpid():
             end(processes_of(Path(folder), service, sessions=[predecessor]))
     record.write_text(str(os.getpid()))
-    os.execv(arguments[0], arguments)
+    os.execv(arguments[0], arguments)  # noqa: S606 (the command is supervisord.conf's)
 
 
 if __name__ == "__main__":

@@ -44,7 +44,7 @@ def end(processes: set[psutil.Process], patience: float = 10.0) -> None:
 
 def _is_marked(process: psutil.Process, mark: str, whole: bool) -> bool:
     try:
-        value = process.environ().get(MARKER, "")
+        value: str = process.environ().get(MARKER, "")
     except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone meanwhile, or another user's
         return False
     return value == mark if whole else value.startswith(mark)

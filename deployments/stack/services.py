@@ -111,13 +111,15 @@ def _ray(stack: Stack) -> Service:
     # Ray turns a loopback address into the machine's own and then listens everywhere, except where it believes that
     # there can be no other node; this switch of its says so, whatever its name.
     environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
-    return Service("ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False)
+    return Service(
+        "ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False
+    )
 
 
 def _object_store_memory() -> int:
     """Bytes: a sixteenth of the memory, never more than most of what shared memory has free."""
-    wanted = max(psutil.virtual_memory().total // 16, 512 * MIB)
-    shared = Path("/dev/shm")
+    wanted = max(int(psutil.virtual_memory().total) // 16, 512 * MIB)
+    shared = Path("/dev/shm")  # noqa: S108 (where Ray keeps its objects)
     if shared.is_dir():
         wanted = min(wanted, int(shutil.disk_usage(shared).free * 0.8))
     return max(wanted, 80 * MIB) // MIB * MIB
@@ -126,7 +128,7 @@ def _object_store_memory() -> int:
 def _check_ray(stack: Stack) -> None:
     """The Jobs API answers, and so does the node's agent, which starts the jobs."""
     for url in (f"{stack.url('ray_dashboard')}/api/jobs/", f"{stack.url('ray_agent')}/api/local_raylet_healthz"):
-        _get(url)
+        _get(url, {"Authorization": f"Bearer {stack.ray_token}"})
 
 
 def _prefect_server(stack: Stack) -> Service:
@@ -157,8 +159,8 @@ def api_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 
-def _get(url: str) -> None:
-    httpx.get(url, timeout=10).raise_for_status()
+def _get(url: str, headers: Mapping[str, str] | None = None) -> None:
+    httpx.get(url, timeout=10, headers=headers).raise_for_status()
 
 
 def service_environment(stack: Stack, service: Service) -> dict[str, str]:

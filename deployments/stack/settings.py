@@ -33,6 +33,7 @@ PORTS: Mapping[str, tuple[str, ...]] = {
 }
 # Below the ports that the kernel hands out to clients, above those that Ray gives its workers (10002-19999): a service
 # that is restarted finds its port free.
+SHORT = Path("/tmp")  # noqa: S108 (see Stack.link; SeaweedFS puts its sockets there too)
 _CHOICE = range(20000, 32000)
 
 
@@ -45,11 +46,12 @@ class Stack:
     ports: Mapping[str, int]
     access_key: str
     secret_key: str
+    ray_token: str
 
     @property
     def link(self) -> Path:
         """A short name of the folder: a Unix socket's path may have 107 characters, and Ray adds 70 to its folder's."""
-        return Path("/tmp") / f"alignment-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
+        return SHORT / f"alignment-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
 
     def url(self, port: str) -> str:
         return f"http://{LOOPBACK}:{self.ports[port]}"
@@ -68,9 +70,15 @@ class Stack:
                 "AWS_SECRET_ACCESS_KEY": self.secret_key,
                 "AWS_REGION": "us-east-1",
                 "AWS_DEFAULT_REGION": "us-east-1",
+                "AWS_EC2_METADATA_DISABLED": "true",  # else clients look for a cloud's metadata server
             }
         if "ray" in self.owned:
-            environment["RAY_API_SERVER_ADDRESS"] = self.url("ray_dashboard")
+            # Said outright: left alone, Ray asks for a token or not, as the user's home folder has one or not.
+            environment |= {
+                "RAY_API_SERVER_ADDRESS": self.url("ray_dashboard"),
+                "RAY_AUTH_MODE": "token",
+                "RAY_AUTH_TOKEN": self.ray_token,
+            }
         if "prefect" in self.owned:
             environment |= {
                 "PREFECT_API_URL": self.url("prefect") + "/api",
@@ -88,8 +96,7 @@ def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, st
     folder.chmod(0o700)
     names = [name for service in PORTS if service in owned for name in PORTS[service]]
     ports = _ports(folder, names, environment, running=running)
-    access_key, secret_key = _credentials(folder)
-    return Stack(folder, owned, ports, access_key, secret_key)
+    return Stack(folder, owned, ports, **_credentials(folder))
 
 
 def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, running: bool) -> dict[str, int]:
@@ -140,12 +147,13 @@ def _is_free(port: int) -> bool:
     return True
 
 
-def _credentials(folder: Path) -> tuple[str, str]:
+def _credentials(folder: Path) -> dict[str, str]:
     file = folder / "credentials.json"
     if not file.is_file():
-        write_private(file, json.dumps({"access_key": secrets.token_hex(10), "secret_key": secrets.token_hex(20)}))
-    found = json.loads(file.read_text(encoding="utf-8"))
-    return found["access_key"], found["secret_key"]
+        sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32}  # bytes; Ray takes no shorter token
+        write_private(file, json.dumps({name: secrets.token_hex(size) for name, size in sizes.items()}, indent=1))
+    found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return found
 
 
 def write_private(file: Path, text: str) -> None:

@@ -1,0 +1,293 @@
+"""The local stack with its real services: up, status, a service killed, down, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+import s3fs
+from ray.job_submission import JobSubmissionClient
+
+from deployments.stack import control
+from deployments.stack.control import ServiceStatus
+from deployments.stack.environment import SELECTORS, external_services, merged_environment, recorded_environment
+from deployments.stack.processes import processes_of
+from deployments.stack.settings import LOOPBACK, open_stack
+from rlhf_core.errors import StackError
+
+pytestmark = pytest.mark.timeout(400)
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def clear_environment(patch: pytest.MonkeyPatch, folder: Path) -> None:
+    for name in [*(name for names in SELECTORS.values() for name in names), "PREFECT_HOME", "PREFECT_API_KEY"]:
+        patch.delenv(name, raising=False)
+    for name in [name for name in os.environ if name.startswith(("ALIGNMENT_", "AWS_", "RAY_AUTH_"))]:
+        patch.delenv(name)
+    patch.setenv("ALIGNMENT_STACK_DIR", str(folder))
+
+
+def command(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """`alignment …` as a user runs it."""
+    return subprocess.run(
+        [sys.executable, "-m", "deployments.cli.main", *arguments],
+        cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
+    )  # fmt: skip
+
+
+def state(name: str) -> ServiceStatus:
+    return next(line for line in control.status() if line.name == name)
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    limit = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < limit, "waited in vain"
+        time.sleep(0.5)
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """A running stack in a folder of its own, whose name is far too long for the path of a Unix socket."""
+    folder = tmp_path_factory.mktemp("stack-" + 40 * "x") / "state"
+    with pytest.MonkeyPatch.context() as patch:
+        clear_environment(patch, folder)
+        try:
+            done = command("up")
+            assert done.returncode == 0, done.stdout + done.stderr
+            yield folder
+        finally:
+            control.down(report=lambda line: None)
+
+
+def test_every_service_works(stack: Path) -> None:
+    done = command("status")
+    assert done.returncode == 0, done.stdout
+    assert {line.name: line.state for line in control.status()} == {
+        "s3": "working", "ray": "working", "prefect": "working", "worker": "working",
+    }  # fmt: skip
+
+
+def test_a_second_up_changes_nothing(stack: Path) -> None:
+    before = {line.name: line.pid for line in control.status()}
+    start = time.monotonic()
+    assert command("up").returncode == 0
+    assert {line.name: line.pid for line in control.status()} == before
+    assert time.monotonic() - start < 30
+
+
+def test_secrets_are_for_the_user_only(stack: Path) -> None:
+    assert stat.S_IMODE(stack.stat().st_mode) == 0o700
+    for name in ("credentials.json", "stack.env", "supervisord.conf"):
+        assert stat.S_IMODE((stack / name).stat().st_mode) == 0o600
+    commands = [" ".join(process.cmdline()) for process in processes_of(stack)]
+    for secret in json.loads((stack / "credentials.json").read_text()).values():
+        assert secret not in (stack / "supervisord.conf").read_text()
+        assert not any(secret in line for line in commands)
+
+
+def test_everything_listens_on_loopback(stack: Path) -> None:
+    members = {process.pid for process in processes_of(stack, sessions=[int((stack / "supervisord.pid").read_text())])}
+    listening = [
+        connection.laddr
+        for connection in psutil.net_connections("tcp")
+        if connection.pid in members and connection.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 15  # SeaweedFS alone has ten
+    assert {address.ip for address in listening} <= {LOOPBACK, "::1", "::ffff:127.0.0.1"}
+
+
+def test_wrong_credentials_are_refused(stack: Path) -> None:
+    environment = recorded_environment(stack)
+    wrong = s3fs.S3FileSystem(
+        endpoint_url=environment["AWS_ENDPOINT_URL"], key="nobody", secret="nothing", skip_instance_cache=True
+    )
+    with pytest.raises(PermissionError):
+        wrong.ls("alignment")
+
+
+def test_ray_refuses_a_job_without_the_token(stack: Path) -> None:
+    address = recorded_environment(stack)["RAY_API_SERVER_ADDRESS"]
+    assert httpx.post(f"{address}/api/jobs/", json={"entrypoint": "true"}).status_code == 401
+
+
+def test_deployments_are_registered(stack: Path) -> None:
+    api = recorded_environment(stack)["PREFECT_API_URL"]
+    found = httpx.get(f"{api}/deployments/name/alignment/full").raise_for_status().json()
+    assert found["work_pool_name"] == "alignment"
+    assert found["parameter_openapi_schema"]["properties"]["recipe"]["type"] == "string"
+
+
+def test_a_ray_job_sees_the_stack_and_runs_this_python(stack: Path) -> None:
+    environment = recorded_environment(stack)
+    client = jobs(stack)
+    code = (
+        "import os, sys, json; "
+        "print('@', json.dumps([sys.prefix, {k: v for k, v in os.environ.items() if k.startswith('A')}]))"
+    )
+    job = client.submit_job(entrypoint=f'python -c "{code}"')
+    wait_until(lambda: client.get_job_status(job).is_terminal())
+    logs = client.get_job_logs(job)
+    line = next(line for line in logs.splitlines() if line.startswith("@ "))
+    prefix, seen = json.loads(line[2:])
+    assert prefix == sys.prefix
+    for name in ("ALIGNMENT_STORE", "AWS_ENDPOINT_URL", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        assert seen[name] == environment[name]
+
+
+def test_killed_s3_server_comes_back_with_its_data(stack: Path) -> None:
+    environment = recorded_environment(stack)
+
+    def store() -> s3fs.S3FileSystem:
+        return s3fs.S3FileSystem(
+            endpoint_url=environment["AWS_ENDPOINT_URL"], key=environment["AWS_ACCESS_KEY_ID"],
+            secret=environment["AWS_SECRET_ACCESS_KEY"], skip_instance_cache=True,
+        )  # fmt: skip
+
+    store().pipe_file("alignment/kept", b"bytes")
+    killed = state("s3").pid
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: (found := state("s3")).state == "working" and found.pid != killed)
+    assert store().cat_file("alignment/kept") == b"bytes"
+
+
+def test_killed_ray_head_comes_back_and_its_jobs_are_ended(stack: Path) -> None:
+    client = jobs(stack)
+    job = client.submit_job(entrypoint="python -c 'import time; time.sleep(1000)'")
+    wait_until(lambda: client.get_job_status(job).value == "RUNNING")
+    wait_until(lambda: len(sleepers(stack)) > 0)
+    killed = state("ray").pid
+    os.kill(killed, signal.SIGKILL)
+    wait_until(lambda: (found := state("ray")).state == "working" and found.pid != killed)
+    assert sleepers(stack) == []
+    assert jobs(stack).list_jobs() == []
+
+
+def jobs(stack: Path) -> JobSubmissionClient:
+    environment = recorded_environment(stack)
+    # The token as a header: the mode in this process's own environment is another test's matter.
+    headers = {"Authorization": f"Bearer {environment['RAY_AUTH_TOKEN']}"}
+    return JobSubmissionClient(environment["RAY_API_SERVER_ADDRESS"], headers=headers)
+
+
+def sleepers(stack: Path) -> list[psutil.Process]:
+    return [process for process in processes_of(stack, "ray") if "time.sleep(1000)" in " ".join(process.cmdline())]
+
+
+def test_down_leaves_nothing_and_up_finds_everything_again(stack: Path) -> None:
+    environment = recorded_environment(stack)
+    client = jobs(stack)
+    client.submit_job(entrypoint="python -c 'import time; time.sleep(1000)'")
+    wait_until(lambda: len(sleepers(stack)) > 0)
+    session = int((stack / "supervisord.pid").read_text())
+    family = [*processes_of(stack, sessions=[session]), *psutil.Process(session).children(recursive=True)]
+    ports = json.loads((stack / "ports.json").read_text())
+    assert len(family) > 15
+
+    done = command("down")
+
+    assert done.returncode == 0, done.stderr
+    assert [process for process in family if process.is_running() and process.status() != "zombie"] == []
+    assert processes_of(stack, sessions=[session]) == set()
+    assert [
+        path for path in Path("/tmp").glob("*.sock") if any(str(port) in path.name for port in ports.values())
+    ] == []
+    assert not open_stack(stack, frozenset(), {}, running=True).link.exists()
+    assert {line.state for line in control.status()} == {"stopped"}
+    assert command("status").returncode == 1
+    assert command("down").returncode == 0  # once more is no error
+
+    assert command("up").returncode == 0
+    assert recorded_environment(stack) == environment  # the same ports and credentials
+    assert httpx.get(f"{environment['PREFECT_API_URL']}/deployments/name/alignment/full").status_code == 200
+
+
+# What needs no running stack.
+
+
+def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_environment(monkeypatch, tmp_path / "none")
+    done = command("status")
+    assert done.returncode == 1
+    assert done.stderr == f"error: there is no local stack in {tmp_path / 'none'}: start it with `alignment up`\n"
+
+
+def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_environment(monkeypatch, tmp_path)
+    monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
+    monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
+    monkeypatch.setenv("PREFECT_API_URL", f"http://{LOOPBACK}:9/api")
+    try:
+        done = command("up")
+        assert done.returncode == 1
+        assert done.stderr.startswith("error: ray stops again and again:\n")
+        assert "'many' is not a valid integer" in done.stderr
+        assert f"the whole log: {tmp_path / 'logs' / 'ray.log'}" in done.stderr
+    finally:
+        control.down(report=lambda line: None)
+    assert processes_of(tmp_path) == set()
+
+
+def test_a_taken_port_that_was_asked_for_is_one_sentence(tmp_path: Path) -> None:
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind((LOOPBACK, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(StackError, match=f"ALIGNMENT_PORT_S3 asks for port {port}, which another process uses"):
+            open_stack(tmp_path, frozenset({"s3"}), {"ALIGNMENT_PORT_S3": str(port)}, running=False)
+
+
+@pytest.mark.parametrize("wrong", ["0", "80", "70000", "x", "-1"])
+def test_a_wrong_port_is_one_sentence(tmp_path: Path, wrong: str) -> None:
+    with pytest.raises(StackError, match="give a port number from 1024 to 65535"):
+        open_stack(tmp_path, frozenset({"s3"}), {"ALIGNMENT_PORT_S3": wrong}, running=False)
+
+
+def test_ports_are_kept_and_differ(tmp_path: Path) -> None:
+    services = frozenset(SELECTORS)
+    first = open_stack(tmp_path, services, {}, running=False)
+    assert len(set(first.ports.values())) == len(first.ports) == 15
+    assert open_stack(tmp_path, services, {}, running=False).ports == first.ports
+
+
+RECORDED = {
+    "ALIGNMENT_STORE": "s3://alignment", "AWS_ENDPOINT_URL": "http://127.0.0.1:1", "AWS_ACCESS_KEY_ID": "stack",
+    "AWS_SECRET_ACCESS_KEY": "stack", "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:2", "DO_NOT_TRACK": "1",
+}  # fmt: skip
+
+
+def test_stack_credentials_never_meet_another_endpoint() -> None:
+    user = {"AWS_ENDPOINT_URL": "http://elsewhere", "AWS_ACCESS_KEY_ID": "user", "HOME": "/h"}
+    merged = merged_environment(user, RECORDED)
+    assert external_services(user, RECORDED) == {"s3"}
+    assert merged == {**user, "RAY_API_SERVER_ADDRESS": "http://127.0.0.1:2", "DO_NOT_TRACK": "1"}
+
+
+def test_user_credentials_never_meet_the_stack_endpoint() -> None:
+    """A user of AWS has these variables set all day."""
+    user = {"AWS_ACCESS_KEY_ID": "user", "AWS_SECRET_ACCESS_KEY": "user", "AWS_SESSION_TOKEN": "user"}
+    assert external_services(user, RECORDED) == frozenset()
+    assert merged_environment(user, RECORDED) == RECORDED
+
+
+def test_the_stack_variables_in_a_shell_do_not_look_external() -> None:
+    assert external_services(RECORDED, RECORDED) == frozenset()
+
+
+def test_an_external_s3_server_needs_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clear_environment(monkeypatch, tmp_path)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
+    with pytest.raises(StackError, match="say which bucket to use with ALIGNMENT_STORE"):
+        control.up(report=lambda line: None)
