@@ -28,7 +28,7 @@ from rlhf_core.stages.contract import StageContext
 from rlhf_core.types import Completion
 
 if TYPE_CHECKING:
-    from rlhf_core.rollout.vllm_engine import Dtype
+    from rlhf_core.rollout.vllm_settings import Dtype
 
 START_SECONDS = 900.0  # a large model from a cold disk
 CALL_SECONDS = 6 * 3600.0
@@ -104,7 +104,7 @@ class EngineGroup:
     ) -> None:
         """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
         self._stack = ExitStack()
-        self._published: ray.ObjectRef | None = None
+        self._published: ray.ObjectRef[bytes] | None = None
         self._actors: dict[str, Any] = {}
         self._starts: dict[str, Any] = {}
         with ExitStack() as started:
@@ -133,8 +133,8 @@ class EngineGroup:
         self.wait_ready()
         shares = self._shares(len(prompts))
         futures = {
-            name: self._actors[name].generate.remote(prompts[start:end], replace(parameters, seed=parameters.seed + start))
-            for name, (start, end) in shares.items()
+            name: self._actors[name].generate.remote(prompts[i:j], replace(parameters, seed=parameters.seed + i))
+            for name, (i, j) in shares.items()
         }
         return [completion for share in _gather(futures) for completion in share]
 
@@ -171,7 +171,7 @@ class EngineGroup:
         """Contiguous slices, as even as can be; an engine without any is left out."""
         each, more = divmod(count, len(self._actors))
         ends = accumulate((each + (index < more) for index in range(len(self._actors))), initial=0)
-        return {name: slice_ for name, slice_ in zip(self._actors, pairwise(ends), strict=True) if slice_[0] < slice_[1]}
+        return {name: (i, j) for name, (i, j) in zip(self._actors, pairwise(ends), strict=True) if i < j}
 
     def shutdown(self) -> None:
         """Ends the engines and gives back what this group has reserved."""

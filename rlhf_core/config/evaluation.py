@@ -22,5 +22,7 @@ class EvaluationConfig(Config):
     def _enough_samples(self) -> EvaluationConfig:
         largest = max(self.pass_at, default=1)
         if largest > 1 and largest > self.samples:
-            raise ValueError(f"pass@{largest} needs at least {largest} samples of each prompt, but samples is {self.samples}")
+            raise ValueError(
+                f"pass@{largest} needs at least {largest} samples of each prompt, but samples is {self.samples}"
+            )
         return self

@@ -37,7 +37,8 @@ def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 20
     """Mean of one value a prompt, with the percentile interval over prompts drawn again with replacement.
 
     A value may come from many samples of its prompt: these are not independent, so whole prompts are drawn.
-    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8. The same seed gives the same bounds.
+    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
+    The same seed gives the same bounds.
     """
     if not values:
         raise ValueError("there are no values to take a mean of")

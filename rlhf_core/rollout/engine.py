@@ -22,9 +22,7 @@ class SamplingParameters:
 class RolloutEngine(Protocol):
     """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions."""
 
-    def generate(
-        self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters
-    ) -> list[Completion]:
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         """One completion of each prompt, in their order. A prompt that leaves no room raises ValueError."""
 
     def load_weights(self, folder: Path, version: int) -> None:

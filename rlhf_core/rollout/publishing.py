@@ -24,7 +24,7 @@ from torch import Tensor
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 
-_SHARED_MEMORY = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (memory, which is what is wanted)
 
 
 def serialize_weights(state: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> bytes:
@@ -72,7 +72,9 @@ def adapter_config(lora: LoraConfig, names: Mapping[str, Any]) -> dict[str, Any]
     for name in names:
         module, factor, _ = name.rsplit(".", 2) if name.count(".") > 2 else ("", "", "")
         if not name.startswith("base_model.model.") or factor not in ("lora_A", "lora_B"):
-            raise WeightSyncError(f"`{name}` is no LoRA factor; an adapter has base_model.model.….lora_A.weight and lora_B")
+            raise WeightSyncError(
+                f"`{name}` is no LoRA factor; an adapter has tensors base_model.model.….lora_A.weight and lora_B.weight"
+            )
         modules.add(module.rpartition(".")[2])
     return {
         "peft_type": "LORA",
@@ -126,13 +128,15 @@ def verify_weights(
 ) -> float:
     """The worst |log-prob difference| of any engine and the trainer on the probe, which is at most `tolerance`.
 
-    sequences: token ids; expected: the trainer's log-probs of them at temperature 1, the first of each is not looked at.
+    sequences: token ids; expected: the trainer's log-probs of them at temperature 1; the first of each says nothing.
     Raises WeightSyncError naming version, engine, worst difference and, where it can be told, the tensors.
     """
     worst = 0.0
     for answer in engines.probe(sequences):
         if answer.version != version:
-            raise WeightSyncError(f"{answer.engine} serves version {answer.version}, but version {version} was published")
+            raise WeightSyncError(
+                f"{answer.engine} serves version {answer.version}, but version {version} was published"
+            )
         difference = max((_difference(a, e) for a, e in zip(answer.logprobs, expected, strict=True)), default=0.0)
         if not difference <= tolerance:
             tensors = engines.differing_tensors(answer.engine)

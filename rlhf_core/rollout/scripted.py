@@ -33,7 +33,7 @@ class ScriptedEngine:
         for index, prompt in enumerate(prompts):
             if not 0 < len(prompt) < self._max_length:
                 raise ValueError(
-                    f"prompt {index} has {len(prompt)} tokens: the engine takes 1 to {self._max_length - 1} (max_length)"
+                    f"prompt {index} has {len(prompt)} tokens; it takes 1 to {self._max_length - 1} (max_length)"
                 )
         return [self._completion(prompt, index, parameters) for index, prompt in enumerate(prompts)]
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import math
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -17,26 +16,15 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.publishing import tensor_shapes
+from rlhf_core.rollout.vllm_settings import Dtype, engine_arguments
 from rlhf_core.types import Completion, FinishReason
-
-Dtype = Literal["float32", "bfloat16"]
-
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default an engine takes all cores but one; here it shares them
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
-_WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
-_GIB = 2**30
 
 
 class VllmEngine:
     """One vLLM engine over the GPUs of this process, or its CPU cores. Implements rollout.engine.RolloutEngine.
 
     With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
-    One engine per process: vLLM keeps process-wide state, and replaces torch.set_num_threads on CPU.
+    One engine per process at a time: vLLM keeps process-wide state.
     """
 
     def __init__(
@@ -54,8 +42,6 @@ class VllmEngine:
         repack_tied_head: False leaves out the cure of vllm_worker, to see that the proof of a publish catches it.
         Raises ValueError where the model cannot be served with these settings.
         """
-        os.environ.update(_ENVIRONMENT)
-        os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
         self._folder = folder
         self._config = config
         self._lora = lora
@@ -64,49 +50,11 @@ class VllmEngine:
         self._adapter: Any = None  # the LoRARequest being served
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
-        _check_length(config.max_length, model)
-        # vLLM reads its environment when imported, and importing it takes seconds that the driver should not wait.
+        arguments = engine_arguments(folder, model, config, dtype=dtype, seed=seed, lora=lora)
         from vllm import LLM
 
-        self._llm: Any = LLM(str(folder), **self._engine_arguments(model, dtype, seed))
-
-    def _engine_arguments(self, model: dict[str, Any], dtype: Dtype, seed: int) -> dict[str, Any]:
-        from vllm.platforms import current_platform
-
-        config = self._config
-        ranks = config.tensor_parallel_size * config.pipeline_parallel_size
-        arguments: dict[str, Any] = {
-            "dtype": dtype,
-            "seed": seed,
-            "skip_tokenizer_init": True,
-            "generation_config": "vllm",  # the folder's generation_config.json must not change the sampling
-            # One more than the trajectories' bound: scoring a sequence of full length samples a token after it.
-            "max_model_len": config.max_length + 1,
-            "max_num_seqs": config.max_sequences,
-            "tensor_parallel_size": config.tensor_parallel_size,
-            "pipeline_parallel_size": config.pipeline_parallel_size,
-            "distributed_executor_backend": "uni" if ranks == 1 else "mp",
-            "enable_prefix_caching": config.prefix_caching,
-            "enforce_eager": not config.compiled,
-            "logprobs_mode": "processed_logprobs",
-            "disable_log_stats": True,
-            "worker_extension_cls": _WORKER,
-        }
-        if current_platform.is_cpu():
-            _check_head_size(model)
-            # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
-            os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-            arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
-        else:
-            arguments["gpu_memory_utilization"] = config.memory_share
-        if self._lora is not None:
-            arguments |= {
-                "enable_lora": True,
-                "max_loras": 1,
-                "max_lora_rank": _lora_rank(self._lora.rank),
-                "lora_target_modules": _lora_modules(self._lora, self._folder),
-            }
-        return arguments
+        self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
+        self._llm: Any = LLM(str(folder), **arguments)
 
     @property
     def weight_version(self) -> int:
@@ -149,8 +97,8 @@ class VllmEngine:
         request = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         outputs = self._run(sequences, [request] * len(sequences))
         return [
-            [0.0] + [position[token].logprob for token, position in zip(sequence[1:], o.prompt_logprobs[1:], strict=True)]
-            for sequence, o in zip(sequences, outputs, strict=True)
+            [0.0, *_chosen(sequence[1:], output.prompt_logprobs[1:])]
+            for sequence, output in zip(sequences, outputs, strict=True)
         ]
 
     def _room(self, index: int, prompt: Sequence[int]) -> int:
@@ -184,15 +132,15 @@ class VllmEngine:
     @contextmanager
     def _eager(self) -> Iterator[None]:
         """vLLM compiles a one-line rank count even under enforce_eager: 2-16 s of the first call, for nothing."""
-        with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):  # type: ignore[no-untyped-call]
+        with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):
             yield
 
     def _completion(self, output: Any) -> Completion:
         reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
         if output.finish_reason not in reasons:
-            raise RuntimeError(f"vLLM ended a completion with {output.finish_reason!r} after {len(output.token_ids)} tokens")
+            raise RuntimeError(f"vLLM ended a completion after {len(output.token_ids)} tokens: {output.finish_reason}")
         tokens = tuple(output.token_ids)
-        logprobs = tuple(position[token].logprob for token, position in zip(tokens, output.logprobs, strict=True))
+        logprobs = tuple(_chosen(tokens, output.logprobs))
         if not all(map(math.isfinite, logprobs)):
             raise WeightSyncError(
                 f"the engine serves weights of version {self._version} that give log-probs which are not finite"
@@ -254,41 +202,9 @@ class VllmEngine:
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         cleanup_dist_env_and_memory()
+        torch.set_num_threads = self._set_num_threads
 
 
-def _check_length(max_length: int, model: dict[str, Any]) -> None:
-    context: int | None = model.get("max_position_embeddings")
-    if context is None:
-        return
-    if max_length > context:
-        raise ValueError(f"max_length is {max_length}, but the model was made for {context} tokens")
-    if max_length == context:
-        # Only the token sampled after a scored sequence lies beyond the context, and it is never fed to the model.
-        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-
-
-def _check_head_size(model: dict[str, Any]) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    heads: int | None = model.get("num_attention_heads")
-    size = model.get("head_dim") or (model["hidden_size"] // heads if heads else None)
-    known: list[int] = CPUAttentionBackend.get_supported_head_sizes()
-    if size is not None and size not in known:
-        raise ValueError(f"the model's attention heads have size {size}; on CPU vLLM serves {known}")
-
-
-def _lora_rank(rank: int) -> int:
-    for known in _LORA_RANKS:
-        if rank <= known:
-            return known
-    raise ValueError(f"LoRA rank {rank} is above {_LORA_RANKS[-1]}, the highest that vLLM serves")
-
-
-def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
-    """The layers that adapters may change. vLLM would wrap the output head too, and then cannot score prompts on CPU."""
-    if lora.target_modules == "all-linear":
-        matrices = {name.split(".")[-2] for name, shape in tensor_shapes(folder).items() if len(shape) == 2}
-        return sorted(matrices - {"embed_tokens", "lm_head"})
-    if "lm_head" in lora.target_modules:
-        raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
-    return sorted(lora.target_modules)
+def _chosen(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]]) -> list[float]:
+    """At each position vLLM gives log-probs by token; this takes that of the token which is there."""
+    return [position[token].logprob for token, position in zip(tokens, positions, strict=True)]

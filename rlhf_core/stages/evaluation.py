@@ -98,10 +98,11 @@ def evaluate(
     scored = _score(completions, tokenizer, scorers)
     context.progress(3, _STEPS, "scores")
     each = config.samples + 1
-    return [
-        Answered(prompt.id, str(prompt.row.get("task") or "all"), scored[i * each], tuple(scored[i * each + 1 : (i + 1) * each]))
-        for i, prompt in enumerate(prompts)
-    ]
+    answered = []
+    for index, prompt in enumerate(prompts):
+        first, *others = scored[index * each : (index + 1) * each]
+        answered.append(Answered(prompt.id, str(prompt.row.get("task") or "all"), first, tuple(others)))
+    return answered
 
 
 def _score(

@@ -61,7 +61,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         assert [c.weight_version for c in engines.generate(PROMPTS, SAMPLED)] == [1] * 5
 
         disturb(model, seed=2)  # and nothing published
-        with pytest.raises(WeightSyncError, match="engine 0 does not serve version 1 .* no single tensor"):
+        with pytest.raises(WeightSyncError, match=r"engine 0 does not serve version 1 .* no single tensor"):
             verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 1, 1e-4)
 
         _kill_engine(1)

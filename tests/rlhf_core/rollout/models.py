@@ -33,7 +33,9 @@ def disturb(model: LlamaForCausalLM, seed: int) -> None:
 
 
 @torch.no_grad()
-def expected_logprobs(model: torch.nn.Module, sequences: list[list[int]], temperature: float = 1.0) -> list[list[float]]:
+def expected_logprobs(
+    model: torch.nn.Module, sequences: list[list[int]], temperature: float = 1.0
+) -> list[list[float]]:
     """transformers' own log-probs, one sequence at a time; the first of each is 0."""
     answers = []
     for sequence in sequences:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 import torch
@@ -75,7 +74,7 @@ def test_an_adapter_that_was_not_published_is_caught(served: Served) -> None:
         verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 4, 1e-4)
 
 
-def test_full_weights_are_refused_by_an_engine_of_adapters(served: Served, tmp_path: Path) -> None:
-    model, engines = served
+def test_full_weights_are_refused_by_an_engine_of_adapters(served: Served) -> None:
+    _, engines = served
     with pytest.raises(WeightSyncError, match="is no LoRA factor"):
         engines.publish(serialize_weights({"model.norm.weight": torch.ones(64)}), 5)

@@ -1,0 +1,115 @@
+"""The settings of a vLLM engine: our config and the model in vLLM's words, or a ValueError that says why not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.rollout.publishing import tensor_shapes
+
+Dtype = Literal["float32", "bfloat16"]
+
+_ENVIRONMENT = {
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default an engine takes all cores but one; here it shares them
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+}
+_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
+_WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
+_GIB = 2**30
+
+
+def engine_arguments(
+    folder: Path,
+    model: dict[str, Any],
+    config: RolloutEngineConfig,
+    *,
+    dtype: Dtype,
+    seed: int,
+    lora: LoraConfig | None,
+) -> dict[str, Any]:
+    """Arguments of vllm.LLM for the model in `folder`; sets the environment that vLLM reads.
+
+    model: the folder's config.json. Raises ValueError where vLLM cannot serve it with these settings.
+    """
+    _check_length(config.max_length, model)
+    # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
+    os.environ.update(_ENVIRONMENT)
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    from vllm.platforms import current_platform
+
+    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    arguments: dict[str, Any] = {
+        "dtype": dtype,
+        "seed": seed,
+        "skip_tokenizer_init": True,
+        "generation_config": "vllm",  # the folder's generation_config.json must not change the sampling
+        # One more than the trajectories' bound: scoring a sequence of full length samples a token after it.
+        "max_model_len": config.max_length + 1,
+        "max_num_seqs": config.max_sequences,
+        "tensor_parallel_size": config.tensor_parallel_size,
+        "pipeline_parallel_size": config.pipeline_parallel_size,
+        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        "enable_prefix_caching": config.prefix_caching,
+        "enforce_eager": not config.compiled,
+        "logprobs_mode": "processed_logprobs",
+        "disable_log_stats": True,
+        "worker_extension_cls": _WORKER,
+    }
+    if current_platform.is_cpu():
+        _check_head_size(model)
+        # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
+        os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
+        arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
+    else:
+        arguments["gpu_memory_utilization"] = config.memory_share
+    if lora is not None:
+        arguments |= {
+            "enable_lora": True,
+            "max_loras": 1,
+            "max_lora_rank": _lora_rank(lora.rank),
+            "lora_target_modules": _lora_modules(lora, folder),
+        }
+    return arguments
+
+
+def _check_length(max_length: int, model: dict[str, Any]) -> None:
+    context: int | None = model.get("max_position_embeddings")
+    if context is None:
+        return
+    if max_length > context:
+        raise ValueError(f"max_length is {max_length}, but the model was made for {context} tokens")
+    if max_length == context:
+        # Only the token sampled after a scored sequence lies beyond the context, and it is never fed to the model.
+        os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
+
+
+def _check_head_size(model: dict[str, Any]) -> None:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    heads: int | None = model.get("num_attention_heads")
+    size = model.get("head_dim") or (model["hidden_size"] // heads if heads else None)
+    known: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    if size is not None and size not in known:
+        raise ValueError(f"the model's attention heads have size {size}; on CPU vLLM serves {known}")
+
+
+def _lora_rank(rank: int) -> int:
+    for known in _LORA_RANKS:
+        if rank <= known:
+            return known
+    raise ValueError(f"LoRA rank {rank} is above {_LORA_RANKS[-1]}, the highest that vLLM serves")
+
+
+def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
+    """Layers that adapters may change. vLLM would wrap the output head too, and then fails to score prompts on CPU."""
+    if lora.target_modules == "all-linear":
+        matrices = {name.split(".")[-2] for name, shape in tensor_shapes(folder).items() if len(shape) == 2}
+        return sorted(matrices - {"embed_tokens", "lm_head"})
+    if "lm_head" in lora.target_modules:
+        raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+    return sorted(lora.target_modules)

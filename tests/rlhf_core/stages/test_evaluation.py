@@ -1,0 +1,127 @@
+"""The evaluation stage: its bookkeeping with the scripted engine, and the whole of it on a real one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.data.chat import load_tokenizer, stop_token_ids
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.errors import RewardError, StageError
+from rlhf_core.rewards import build_reward
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.stages import base, evaluation
+from rlhf_core.stages.contract import Input
+from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.supervised_runs import context_of, dataset
+
+EXACT = {"type": "verifier", "kind": "exact"}
+LENGTH = {"type": "function", "path": "scores.py", "function": "short"}
+COMMON: dict[str, Any] = {
+    "dataset": "held_out", "scorers": {"exact": EXACT, "short": LENGTH}, "samples": 4, "pass_at": [1, 2],
+    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 32, "cpu_cache_gib": 0.05, "cpus_per_engine": 0.5},
+}  # fmt: skip
+ROWS = [
+    {"id": f"row{i}", "prompt": [{"role": "user", "content": f"say {word}"}], "answer": word, "task": task}
+    for i, (word, task) in enumerate([("a", "first"), ("b", "first"), ("c", "second")])
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    source = ScratchModel(type="scratch", hidden_size=64, intermediate_size=64, layers=1, heads=2, context_length=64)
+    output = base.run(
+        BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(tmp_path_factory.mktemp("base"))
+    )
+    return local_input(output.folder, Kind.POLICY)
+
+
+@pytest.fixture
+def context(tmp_path: Path) -> LocalContext:
+    write_scorer(tmp_path, "[1.0 if len(c) <= 1 else 0.25 for c in completions]")
+    return LocalContext(tmp_path / "work", user_files_root=tmp_path)
+
+
+def write_scorer(folder: Path, values: str) -> None:
+    (folder / "scores.py").write_text(f"def short(completions, prompts, rows):\n    return {values}\n")
+
+
+def settings(**changes: Any) -> EvaluationConfig:
+    return EvaluationConfig.model_validate_json(json.dumps({**COMMON, **changes}))
+
+
+def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: LocalContext) -> None:
+    config, tokenizer = settings(), load_tokenizer(model.folder)
+    prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
+    (stop,) = stop_token_ids(tokenizer)
+    letters = {letter: tokenizer.convert_tokens_to_ids(letter) for letter in "abx"}
+
+    def script(prompt: Sequence[int], seed: int | None) -> list[int]:
+        """Greedy: the right answer to the first prompt alone. Sampled: request 0 of all says b, the others x."""
+        if seed is None:
+            return [letters["a"], stop]
+        return [letters["b"], stop] if seed == 0 else [letters["x"], letters["x"], stop]
+
+    scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
+    answered = evaluation.evaluate(config, prompts, ScriptedEngine(script), tokenizer, scorers, context)
+    for scorer in scorers.values():
+        scorer.close()
+
+    assert [answer.greedy.scores["exact"] for answer in answered] == [1.0, 0.0, 0.0]
+    assert [c.text for c in answered[0].sampled] == ["b", "xx", "xx", "xx"]
+    assert [c.text for c in answered[2].sampled] == ["xx"] * 4
+    assert [c.scores["short"] for c in answered[0].sampled] == [1.0, 0.25, 0.25, 0.25]
+    assert [answer.task for answer in answered] == ["first", "first", "second"]
+    assert answered[0].greedy.tokens == 2
+
+
+def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalContext, tmp_path: Path) -> None:
+    write_scorer(tmp_path, "[-1.0] * len(completions)")
+    config, tokenizer = settings(scorers={"short": LENGTH}), load_tokenizer(model.folder)
+    prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
+    scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
+    with pytest.raises(RewardError, match=r"scorer short gave -1\.0"):
+        evaluation.evaluate(config, prompts, ScriptedEngine(lambda *_: [5]), tokenizer, scorers, context)
+    scorers["short"].close()
+
+
+def test_more_passes_than_samples_are_refused_by_the_config() -> None:
+    with pytest.raises(ValueError, match="pass@8 needs at least 8 samples of each prompt, but samples is 4"):
+        settings(pass_at=[1, 8])
+    assert settings(pass_at=[1], samples=0).samples == 0
+
+
+def test_a_dtype_that_engines_do_not_serve_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"dtype": "float16"}')
+    with pytest.raises(StageError, match="the model's dtype is 'float16'"):
+        evaluation.stored_dtype(tmp_path)
+
+
+def test_the_stage_on_a_real_engine(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+    write_scorer(tmp_path, "[1.0 if len(c) <= 1 else 0.25 for c in completions]")
+    inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
+    context = context_of(tmp_path / "work", inputs)
+    context.user_files_root = tmp_path
+    output = evaluation.run(settings(), inputs, context)
+
+    assert output.kind is Kind.EVALUATION
+    results = json.loads((output.folder / "results.json").read_text())
+    lines = [json.loads(line) for line in (output.folder / "samples.jsonl").read_text().splitlines()]
+    assert [line["prompt"] for line in lines] == ["say a", "say b", "say c"]
+    assert [len(line["completions"]) for line in lines] == [5, 5, 5]
+    assert results["all"]["sampled"]["completions"] == 12
+    assert set(results["tasks"]) == {"first", "second"}
+    assert results["all"]["scorers"]["exact"]["pass@1"]["value"] == output.metrics["pass@1"]
+    passed = sum(line["completions"][0]["scores"]["short"] == 1.0 for line in lines)
+    assert output.metrics["short/pass@1"] == passed / 3
+    assert {"pass@2_low", "pass@2_high", "diversity", "completion_length", "short/mean_score"} <= set(output.metrics)
+    assert [(step, phase) for step, _, phase, _ in context.progresses] == [
+        (0, "start engines"), (0, "greedy"), (1, "sampled"), (2, "scores"), (3, "scores"),
+    ]  # fmt: skip
