@@ -16,7 +16,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 VENV = ROOT / ".venv"
-LOCK = ROOT / "requirements" / "cpu.lock"
+LOCKS = {"cpu": ROOT / "requirements" / "cpu.lock", "gpu": ROOT / "requirements" / "gpu.lock"}
 PYTHON = (3, 11)
 GIB = 1024**3
 DISK = {"cpu": 8 * GIB, "gpu": 25 * GIB}
@@ -124,7 +124,7 @@ def check_disk(folder: Path, needed: int) -> None:
 def fingerprint(device: str) -> str:
     """Changes with anything that the environment is made from."""
     digest = hashlib.sha256(("%s %s %s" % (device, sys.version, VENV)).encode())
-    for file in (Path(__file__), LOCK, ROOT / "pyproject.toml"):
+    for file in (Path(__file__), LOCKS[device], ROOT / "pyproject.toml"):
         digest.update(file.read_bytes())
     return digest.hexdigest()
 
@@ -143,12 +143,10 @@ def create_environment() -> None:
 
 def install(device: str) -> None:
     print("setup: installing the %s build; this takes some minutes" % device, flush=True)
+    pip("install", "--no-deps", "-r", str(LOCKS[device]))
     if device == "cpu":
-        pip("install", "--no-deps", "-r", str(LOCK))
         pip("uninstall", "-y", *UNWANTED_ON_CPU)
-        pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
-    else:
-        pip("install", "-e", "%s[gpu,dev]" % ROOT)
+    pip("install", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
 
 
 def pip(*arguments: str) -> None:
