@@ -19,7 +19,7 @@ _RECONNECT_SECONDS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """How far a stage is; `seconds_left` is None while nobody can say."""
+    """How far a stage is; `total` is 0 and `seconds_left` is None while nobody can say."""
 
     step: int
     total: int
@@ -32,7 +32,7 @@ class Progress:
         return min(100.0, 100.0 * self.step / self.total) if self.total > 0 else 0.0
 
     def __str__(self) -> str:
-        parts = [f"step {self.step} of {self.total}", self.phase]
+        parts = [f"step {self.step} of {self.total}" if self.total > 0 else str(self.step), self.phase]
         parts += [f"{name} {value:.4g}" for name, value in self.figures.items()]
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)

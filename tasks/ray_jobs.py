@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from ray.exceptions import RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
@@ -82,6 +83,10 @@ def connect() -> RayJobs:
         )
     try:
         return RayJobs(_Client(address))
+    except RayError as error:
+        raise StackError(
+            f"the Ray dashboard at {address} refuses us ({_one_line(error)}): see RAY_AUTH_TOKEN"
+        ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
             f"no Ray dashboard answers at {address} ({_one_line(error)}): run `alignment up`, or mend the address"

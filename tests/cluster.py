@@ -15,6 +15,8 @@ from pathlib import Path
 import httpx
 import psutil
 import pytest
+from prefect.events.worker import EventsWorker
+from prefect.logging.handlers import APILogWorker
 
 from tests.services import LOOPBACK, free_ports
 
@@ -45,7 +47,7 @@ class Service:
                 start_new_session=True,
             )  # fmt: skip
 
-    def wait_for(self, url: str, seconds: float = 60.0) -> None:
+    def wait_for(self, url: str, seconds: float = 150.0) -> None:
         deadline = time.monotonic() + seconds
         while True:
             try:
@@ -53,6 +55,7 @@ class Service:
                 return
             except httpx.HTTPError:
                 if self.process.poll() is not None or time.monotonic() > deadline:
+                    self.end()
                     pytest.fail(f"{url} does not answer; the end of the log:\n{self._log.read_text()[-2000:]}")
                 time.sleep(0.2)
 
@@ -114,4 +117,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     address = f"http://{LOOPBACK}:{port}/api"
     service.wait_for(f"{address}/health")
     yield address
+    # What flows in this process have not sent yet: without a server each would be retried for a minute at the exit.
+    APILogWorker.drain_all(timeout=10)
+    EventsWorker.drain_all(timeout=10)
     service.end()

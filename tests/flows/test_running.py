@@ -1,0 +1,128 @@
+"""The flow on a real Ray head, a real Prefect server and both kinds of store."""
+
+import os
+import signal
+import time
+from collections.abc import Callable
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.client.schemas.objects import FlowRun
+
+from rlhf_core.errors import RecipeError, StoreError
+from rlhf_core.pipeline.record import read_record
+from tests.flows.conftest import NODES, Workplace
+from tests.flows.few import few
+
+
+def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "it did not come true"
+        time.sleep(0.3)
+
+
+def newest_run() -> FlowRun:
+    with get_client(sync_client=True) as client:
+        return max(client.read_flow_runs(), key=lambda run: run.created.timestamp() if run.created else 0.0)
+
+
+def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
+    return {row["stage"]: row["outcome"] for row in rows}
+
+
+def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
+    assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "computed")
+    began = time.monotonic()
+    assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
+    assert time.monotonic() - began < 15
+    record = read_record(workplace.repository.store, str(newest_run().id))
+    assert record is not None
+    assert record.succeeded
+    assert [(node.name, node.outcome, node.metrics.get("rows")) for node in record.nodes] == [
+        ("base", "reused", None), ("data.test", "reused", 4), ("data.words", "reused", 4),
+    ]  # fmt: skip
+
+    workplace.repository.store.delete(f"{workplace.node('data.words').ref.path}/manifest.json")
+    expected = {"base": "reused", "data.test": "reused", "data.words": "computed"}
+    assert outcomes(few(workplace.recipe, NODES)) == expected
+    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED", "SUCCEEDED"]
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_a_failed_stage_ends_the_flow_with_its_last_error_line(workplace: Workplace) -> None:
+    workplace.write_recipe("needs: '{sign}'")
+    state = few(workplace.recipe, NODES, return_state=True)
+    assert state.is_failed()
+    assert state.message is not None
+    assert "data.words: " in state.message
+    assert "ValueError: there is no sign" in state.message
+    assert "full log: `ray job logs dataset-" in state.message
+    with get_client(sync_client=True) as client:
+        runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[newest_run().id])))
+        states = {run.name: (run.state_name, run.state.message if run.state else "") for run in runs}
+    assert states["data.words"][0] == "Failed"
+    assert "there is no sign" in (states["data.words"][1] or "")
+    assert (states["base"][0], states["data.test"][0]) == ("Computed", "Computed")
+    assert workplace.manifest("data.words") is None
+
+
+@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
+    workplace.write_recipe("waits_for: '{sign}'")
+    flow = workplace.start_flow("data.test", "data.words")
+    try:
+        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
+    finally:
+        flow.kill()
+        flow.wait()
+    again = workplace.start_flow("data.test", "data.words")
+    try:
+        log = workplace.folder / "flow.log"
+        wait_until(lambda: "attached to the running job" in log.read_text())
+        workplace.sign.touch()
+        assert again.wait(90) == 0
+    finally:
+        again.kill()
+        again.wait()
+    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
+    assert workplace.manifest("data.words") is not None
+
+
+@pytest.mark.parametrize(
+    ("store_url", "ends_with"), [("local", signal.SIGINT), ("s3", signal.SIGTERM)], indirect=["store_url"]
+)
+def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace, ends_with: signal.Signals) -> None:
+    workplace.write_recipe("waits_for: '{sign}'")
+    flow = workplace.start_flow("data.test", "data.words")
+    try:
+        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
+        os.kill(flow.pid, ends_with)
+        assert flow.wait(60) != 0
+    finally:
+        flow.kill()
+        flow.wait()
+    assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
+    assert workplace.manifest("data.words") is None
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> None:
+    with pytest.raises(RecipeError, match=r"^data.words reads data.test, which the store does not have"):
+        few(workplace.recipe, ["data.words"])
+    with pytest.raises(RecipeError, match=r"^the recipe few has no node `sft`; it has base, data.test, data.words"):
+        few(workplace.recipe, ["sft"])
+    assert workplace.attempts("data.words") == {}
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    (workplace.folder / "rows.py").unlink()
+    with pytest.raises(RecipeError, match=r"^rows.py: the recipe names this file, but it cannot be read"):
+        few(workplace.recipe, NODES)
+    with pytest.raises(RecipeError, match="unknown recipe `fww`"):
+        few("fww", NODES)
+    monkeypatch.delenv("ALIGNMENT_STORE")
+    with pytest.raises(StoreError, match="^no artifact store is known: run `alignment up`, or set ALIGNMENT_STORE"):
+        few("tiny", NODES)
