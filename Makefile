@@ -8,7 +8,7 @@ LINTED := rlhf_core flows tasks deployments tests benchmarks
 FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
 	tests/rlhf_core/algorithms tests/deployments/test_setup.py
 
-.PHONY: help setup demo test check format lint types up status down
+.PHONY: help setup demo test check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
@@ -23,7 +23,9 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 test: setup  ## all tests
 	@$(QUICK) $(BIN)/python -m pytest
 
-check: lint types  ## what the pre-commit hook runs: format, lint, types, fast tests
+check: lint types fast  ## what the pre-commit hook runs: format, lint, types, fast tests
+
+fast: setup
 	@$(QUICK) $(BIN)/python -m pytest -q --durations=0 $(wildcard $(FAST_TESTS))
 
 format: setup  ## format the code
