@@ -195,9 +195,16 @@ def _explain(method: str, calls: Mapping[Any, int]) -> AlignmentError:
 
     A rank that dies breaks its peers' collectives, and their complaints may arrive first.
     """
-    finished, _ = ray.wait(list(calls), num_returns=len(calls), timeout=GRACE_SECONDS)
-    failures = [(calls[call], error) for call in finished if (error := _failure(call)) is not None]
-    rank, error = min(failures, key=lambda failure: (_likeness_to_consequence(failure[1]), failure[0]))
+    deadline = time.monotonic() + GRACE_SECONDS
+    failures: list[tuple[int, int, RayError]] = []
+    pending = list(calls)
+    while pending and all(likeness >= 2 for likeness, _, _ in failures):
+        finished, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not finished:
+            break
+        if (failure := _failure(finished[0])) is not None:
+            failures.append((_likeness_to_consequence(failure), calls[finished[0]], failure))
+    _, rank, error = min(failures, key=lambda found: found[:2])
     cause = error.cause if isinstance(error, RayTaskError) else None
     explained: AlignmentError
     if isinstance(cause, AlignmentError):

@@ -27,15 +27,16 @@ def chunked_logprobs(
     """log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
     hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and
-    again in backward. Every rank makes the same number of `head` calls, since each may be a collective under ZeRO-3.
+    again in backward (if they are more than one chunk). Every rank makes the same calls of `head`, forward and backward,
+    since each is a collective under ZeRO-3.
     """
     rows = hidden.shape[0]
     chunks = _same_on_all_ranks(math.ceil(rows * vocabulary / chunk_elements), head, hidden.device)
     parts: list[tuple[Tensor, Tensor]] = []
     for part_hidden, part_targets in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
         arguments = (head, part_hidden, part_targets, temperature, soft_cap, with_entropy)
-        if not torch.is_grad_enabled() or chunks == 1 and part_hidden.shape[0] * vocabulary <= chunk_elements // 4:
-            parts.append(_chunk(*arguments))  # too little to be worth a second forward
+        if not torch.is_grad_enabled() or chunks == 1:
+            parts.append(_chunk(*arguments))  # nothing to save by computing it twice
             continue
         # Under ZeRO-3 the head's weight is gathered in recomputation but already released when shapes are compared.
         result = checkpoint(_chunk, *arguments, use_reentrant=False, determinism_check="none")

@@ -221,8 +221,8 @@ def _settings(engine: EngineConfig, optimizer: OptimizerConfig | None, size: int
     if engine.dtype == "bfloat16":
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
-    if optimizer is not None and stage > 0:
-        settings["gradient_clipping"] = optimizer.max_gradient_norm
+    # Said even where it is 0: DeepSpeed clips at 1 unless told otherwise.
+    settings["gradient_clipping"] = optimizer.max_gradient_norm if optimizer is not None and stage > 0 else 0.0
     return settings
 
 
