@@ -9,7 +9,7 @@ ALGORITHMS = {"ppo": PPO, "grpo": GRPO}
 
 
 def build_algorithm(config: RLConfig) -> Algorithm:
-    algorithm: Algorithm = ALGORITHMS[config.algorithm](config.settings)  # type: ignore[arg-type]
+    algorithm: Algorithm = ALGORITHMS[config.algorithm](config.settings)
     return algorithm
 
 

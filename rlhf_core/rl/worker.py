@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import torch
-from safetensors.torch import save as to_safetensors
+from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
@@ -15,14 +15,13 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rl import PPOConfig, RLConfig
 from rlhf_core.losses.masking import masked_sum
 from rlhf_core.losses.value import clipped_value_loss
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.rollout.publishing import serialize_weights
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.types import Experience, PackedBatch
-
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 class RLWorker:
@@ -37,9 +36,9 @@ class RLWorker:
         self._reward_folder = context.fetch(reward_model).folder if reward_model else None
         settings = config.settings
         updates = config.steps * settings.epochs * settings.minibatches
-        causal = self._load_causal(lora=True)
+        self._causal = self._load_causal(lora=True)
         self._policy = DeepSpeedEngine(
-            PolicyModel(causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates
+            PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates
         )
         self._reference = self._load_reference() if settings.kl_coefficient > 0 else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
@@ -48,7 +47,7 @@ class RLWorker:
     def _load_causal(self, *, lora: bool) -> nn.Module:
         engine = self._config.engine
         return load_causal_model(
-            self._folder, dtype=DTYPES[engine.dtype], attention=engine.attention,
+            self._folder, dtype=torch_dtype(engine.dtype), attention=engine.attention,
             lora=self._config.lora if lora else None, gradient_checkpointing=engine.gradient_checkpointing and lora,
         )  # fmt: skip
 
@@ -77,7 +76,7 @@ class RLWorker:
 
     def _load_scalar(self, folder: Path) -> ScalarModel:
         engine = self._config.engine
-        return ScalarModel(load_scalar_model(folder, dtype=DTYPES[engine.dtype], attention=engine.attention))
+        return ScalarModel(load_scalar_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention))
 
     def score(self, batches: Sequence[Experience], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.
@@ -115,7 +114,8 @@ class RLWorker:
         if self._config.lora is None:
             yield
             return
-        with self._policy.module.model.disable_adapter():
+        assert isinstance(self._causal, PeftModel)
+        with self._causal.disable_adapter():
             yield
 
     def update_policy(self, batches: Sequence[Experience], num_tokens: int) -> dict[str, float]:
@@ -159,21 +159,22 @@ class RLWorker:
         state = self._policy.full_state_dict()
         if state is None:
             return None
-        return to_safetensors({name: tensor.contiguous() for name, tensor in state.items()})
+        return serialize_weights(state)
 
     def probe(self, batch: PackedBatch) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
-        return self._policy.forward([batch], lambda model, b: model(b)[0])[0].cpu()
+        logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]
+        return logprobs.cpu()
 
     def save(self, folder: Path) -> None:
         """The policy as a folder that transformers (with LoRA: peft) loads. Rank 0 writes; every rank must call it."""
         state = self._policy.full_state_dict()
         if state is not None:
-            save_model(self._policy.module.model, state, folder, self._folder)
+            save_model(self._causal, state, folder, self._folder)
 
 
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
     """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
     scores: Tensor = model(batch)
-    before = torch.cat([scores.new_zeros(1), scores[:-1]])
+    before: Tensor = torch.cat([scores.new_zeros(1), scores[:-1]])
     return before * batch.loss_mask
