@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
@@ -110,11 +110,7 @@ def _sentence(problem: Any) -> str:
 
 def _dotted(location: Sequence[Any]) -> str:
     """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
-    return ".".join(str(part) for part in location if not _is_union_tag(part)) or "the recipe"
-
-
-def _is_union_tag(part: Any) -> bool:
-    return isinstance(part, str) and part in _UNION_TAGS
+    return ".".join(str(part) for part, tag, _ in _walk(location) if not tag) or "the recipe"
 
 
 def _nearest(wrong: str, known: Sequence[str]) -> str:
@@ -142,30 +138,29 @@ def _resolve(schema: dict[str, Any]) -> list[dict[str, Any]]:
 def _known_keys(parents: Sequence[Any]) -> list[str]:
     """The keys that the recipe language allows below `parents`."""
     here = [_SCHEMA]
-    for part in parents:
-        if _is_union_tag(part):
-            tagged = [s for s in here if s.get("properties", {}).get("type", {}).get("const") == part]
-            if tagged:
-                here = tagged
-                continue
-        below: list[dict[str, Any]] = []
-        for schema in here:
-            if isinstance(part, int):
-                options = [schema.get("items"), *schema.get("prefixItems", [])]
-            else:
-                options = [schema.get("properties", {}).get(part), schema.get("additionalProperties")]
-            below += [found for option in options if isinstance(option, dict) for found in _resolve(option)]
+    for _, _, below in _walk(parents):
         here = below
     return sorted({key for schema in here for key in schema.get("properties", {})})
 
 
-def _union_tags() -> frozenset[str]:
-    tags = set()
-    for definition in _SCHEMA["$defs"].values():
-        tag = definition.get("properties", {}).get("type", {}).get("const")
-        if tag is not None:
-            tags.add(tag)
-    return frozenset(tags)
+def _walk(location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[dict[str, Any]]]]:
+    """Each part of a location, whether it is the tag of a union, and the schemas of what is below it.
+
+    Only the place tells a tag from a key: `reward_model` is a section, and a tag below `rl.ppo.reward`.
+    """
+    here = [_SCHEMA]
+    for part in location:
+        tagged = [s for s in here if s.get("properties", {}).get("type", {}).get("const") == part]
+        here = tagged or _below(here, part)
+        yield part, bool(tagged), here
 
 
-_UNION_TAGS = _union_tags()
+def _below(here: Sequence[dict[str, Any]], part: Any) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for schema in here:
+        if isinstance(part, int):
+            options = [schema.get("items"), *schema.get("prefixItems", [])]
+        else:
+            options = [schema.get("properties", {}).get(part), schema.get("additionalProperties")]
+        found += [one for option in options if isinstance(option, dict) for one in _resolve(option)]
+    return found

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, operational
+from rlhf_core.config.base import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    operational,
+)
 
 
 class SamplingConfig(Config):

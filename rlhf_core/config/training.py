@@ -6,7 +6,15 @@ from typing import Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Share, operational
+from rlhf_core.config.base import (
+    Config,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Share,
+    operational,
+)
 
 
 class OptimizerConfig(Config):

@@ -1,0 +1,150 @@
+"""Every shipped recipe loads, and each of its mistakes would be named; without torch, so that it takes no time."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from rlhf_core.config.loading import SHIPPED_RECIPES, load_recipe, shipped_recipes
+from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.data.user_code import load_function
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.rewards.verifier import Verifier
+
+RECIPES = shipped_recipes()
+LIBRARIES = {"torch": "1"}
+# Of each section a setting, and the same with two letters changed places or one left out.
+TYPOS = {
+    "name": "nmae",
+    "base.dtype": "base.dtyp",
+    "base.source.type": "base.source.tpye",
+    "data.held_out.format": "data.held_out.fromat",
+    "pretrain.batch_size": "pretrain.batchsize",
+    "sft.epochs": "sft.epoch",
+    "sft.optimizer.learning_rate": "sft.optimizer.lerning_rate",
+    "reward_model.max_length": "reward_model.max_lenght",
+    "rl.steps": "rl.stpes",
+    "rl.grpo.group_size": "rl.grpo.groupsize",
+    "rl.ppo.critic_optimizer": "rl.ppo.critic_optimiser",
+    "rl.sampling.temperature": "rl.sampling.temprature",
+    "rl.rollout.max_length": "rl.rollout.max_lenght",
+    "rl.engine.zero_stage": "rl.engine.zero_stag",
+    "evaluation.samples": "evaluation.sampels",
+    "merge.placement": "merge.placment",
+    "report.samples": "report.sampels",
+    "tracking.wandb": "tracking.wandbb",
+}
+
+LOADING = """
+import json, sys
+from rlhf_core.config.loading import load_recipe
+from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.preflight import preflight
+loaded = load_recipe(sys.argv[1], sys.argv[2:])
+graph = build_graph(loaded, {"torch": "1"})
+print(json.dumps({"nodes": list(graph), "torch": "torch" in sys.modules}))
+"""
+
+
+def loaded_alone(recipe: str, *overrides: str) -> dict[str, Any]:
+    command = [sys.executable, "-c", LOADING, recipe, *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
+    return dict(json.loads(done.stdout))
+
+
+def test_the_recipes_of_the_readme_are_shipped() -> None:
+    assert {"tiny", "smollm2"} <= set(RECIPES)
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
+    found = loaded_alone(recipe)
+    assert found["torch"] is False
+    assert {"base", "sft", "rl", "evaluation.base", "evaluation.sft", "evaluation.rl", "report"} <= set(found["nodes"])
+    assert "reward_model" not in found["nodes"]
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_ppo_is_one_override_away_and_brings_the_reward_model(recipe: str) -> None:
+    graph = build_graph(load_recipe(recipe, ["rl.algorithm=ppo"]), LIBRARIES)
+    assert graph["rl"].inputs["reward_model"] == "reward_model"
+    assert "data.pairs" in graph
+    before = build_graph(load_recipe(recipe), LIBRARIES)
+    assert before["sft"].ref == graph["sft"].ref
+    assert before["rl"].ref != graph["rl"].ref
+
+
+@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize(("right", "wrong"), TYPOS.items())
+def test_a_typo_in_any_section_names_the_right_key(recipe: str, right: str, wrong: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [f"{wrong}=1"])
+    assert f"unknown key `{wrong}`, did you mean `{right.rpartition('.')[2]}`?" in str(caught.value)
+
+
+def test_the_typos_cover_every_section() -> None:
+    sections: set[str] = set()
+    for recipe in RECIPES:
+        sections |= YAML(typ="safe", pure=True).load((SHIPPED_RECIPES / f"{recipe}.yaml").read_text()).keys()
+    assert sections - {"name", "description", "seed"} <= {right.partition(".")[0] for right in TYPOS}
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [
+        ("12", 1.0),
+        ("5 + 7 = 12", 1.0),
+        ("The answer is 12.", 1.0),
+        ("Let us add.\nResult: 12\n", 1.0),
+        ("123", 0.0),
+        ("12 or 13", 0.0),
+        ("12, because 5 + 7 = 13", 0.0),
+        ("", 0.0),
+    ],
+)
+def test_the_verifier_of_smollm2_reads_the_last_answer(completion: str, reward: float) -> None:
+    assert smollm2_verifier()([completion], ["5 + 7 ="], [{"id": "a", "answer": "12"}]).rewards == [reward]
+
+
+@pytest.mark.parametrize(
+    ("completion", "reward"),
+    [("Leave, firmly", 1.0), ("The sorted list is: Leave, firmly.", 1.0), ("firmly, Leave", 0.0)],
+)
+def test_the_verifier_of_smollm2_reads_lists_of_words(completion: str, reward: float) -> None:
+    assert smollm2_verifier()([completion], ["sort"], [{"id": "a", "answer": "Leave, firmly"}]).rewards == [reward]
+
+
+def smollm2_verifier() -> Verifier:
+    rl = load_recipe("smollm2").recipe.rl
+    assert rl is not None
+    reward = rl.settings.reward
+    assert isinstance(reward, VerifierReward)
+    return Verifier(reward)
+
+
+def test_the_made_pairs_of_smollm2_reject_a_wrong_answer() -> None:
+    file = "smollm2_data.py"
+    make = load_function(SHIPPED_RECIPES / file, "task_pairs", file)
+    tasks = {"chain_sum": {"min_terms": 2, "max_terms": 2}, "word_sorting": {"min_words": 2, "max_words": 3}}
+    rows = make(tasks=tasks, seed=1, size=20)
+    assert len(rows) == 40
+    for row in rows[:20]:
+        assert abs(int(row["chosen"]) - int(row["rejected"])) in (1, 2, 10)
+    for row in rows[20:]:
+        assert row["rejected"].split(", ") == row["chosen"].split(", ")[::-1] != row["chosen"].split(", ")
+    assert rows == make(tasks=tasks, seed=1, size=20)
+
+
+def test_smollm2_says_how_to_go_on_where_pip_cannot_download(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    file = "smollm2_data.py"
+    pairs = load_function(SHIPPED_RECIPES / file, "human_pairs", file)
+    with pytest.raises(RuntimeError, match=r"(?s)llamafactory==0\.9\.5, which pip cannot download.*rl\.algorithm=grpo"):
+        pairs(max_characters=100)
