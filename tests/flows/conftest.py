@@ -78,9 +78,8 @@ class Workplace:
         node = self.node(name)
         prefix = f"{node.stage.name}-{node.ref.key[:16]}-a"
         listed = self.jobs._client.list_jobs()
-        return {
-            j.submission_id: str(j.status) for j in listed if j.submission_id and j.submission_id.startswith(prefix)
-        }
+        found = {j.submission_id or "": str(j.status) for j in listed if (j.submission_id or "").startswith(prefix)}
+        return dict(sorted(found.items()))
 
     def start_flow(self, *nodes: str) -> subprocess.Popen[bytes]:
         """The flow `few` in a process of its own."""
