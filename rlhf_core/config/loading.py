@@ -39,6 +39,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     data = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections, this is {_kind(data)}")
+    data = _unshared(data)
     for override in overrides:
         _apply_override(data, override)
     return LoadedRecipe(_validate(data, str(path)), path.parent.resolve())
@@ -66,6 +67,13 @@ def _parse_yaml(text: str, where: str) -> Any:
         return YAML(typ="safe", pure=True).load(StringIO(text))
     except YAMLError as error:
         raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _unshared(value: Any) -> Any:
+    """A copy in which a mapping that YAML aliases put in several places is one mapping each: overrides change one place."""
+    if isinstance(value, dict):
+        return {key: _unshared(item) for key, item in value.items()}
+    return [_unshared(item) for item in value] if isinstance(value, list) else value
 
 
 def _apply_override(data: dict[str, Any], override: str) -> None:

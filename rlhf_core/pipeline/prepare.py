@@ -30,8 +30,8 @@ def prepare(recipe: str, overrides: Sequence[str]) -> Prepared:
     """
     loaded = load_recipe(recipe, overrides)
     libraries = computing_libraries()
-    graph = build_graph(loaded, libraries)
     preflight(loaded)
+    graph = build_graph(loaded, libraries)
     url = store_url()
     store = open_store(url)
     store.probe()

@@ -91,6 +91,16 @@ def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sent
     assert sentence in problem(recipe, override)
 
 
+def test_an_override_changes_one_place_of_what_yaml_aliases_share(tmp_path: Path) -> None:
+    path = tmp_path / "shared.yaml"
+    sft = "sft: {dataset: questions, batch_size: 4, max_length: 64, optimizer: {learning_rate: 1e-4}, engine: *engine}\n"
+    path.write_text(RECIPE + "  engine: &engine {zero_stage: 1}\n" + sft, encoding="utf-8")
+    loaded = load_recipe(str(path), ["rl.engine.zero_stage=3"]).recipe
+    assert loaded.rl is not None
+    assert loaded.sft is not None
+    assert (loaded.rl.engine.zero_stage, loaded.sft.engine.zero_stage) == (3, 1)
+
+
 def test_a_missing_key_is_named(recipe: str) -> None:
     assert problem(recipe, "sft={dataset: questions, batch_size: 2, max_length: 8}") == "`sft.optimizer` is missing"
 
