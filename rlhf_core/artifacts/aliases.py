@@ -35,9 +35,14 @@ class Alias(Config):
 def alias_path(model: str, alias: str) -> str:
     """Raises StoreError for names that are not plain."""
     for name in (model, alias):
-        if not _NAME.fullmatch(name):
+        if not is_name(name):
             raise StoreError(f"`{name}` is no name for a model or an alias: use lower-case letters, digits, `_.-`")
     return f"{ALIASES}/{model}/{alias}.json"
+
+
+def is_name(text: str) -> bool:
+    """Whether a model or an alias may be called so."""
+    return _NAME.fullmatch(text) is not None
 
 
 def read_alias(store: Store, model: str, alias: str) -> Alias | None:

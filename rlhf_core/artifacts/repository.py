@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 
 from pydantic import ValidationError
 
-from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path
+from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.store import Store
@@ -159,7 +159,7 @@ class ArtifactRepository:
 
     def _alias_paths(self, model: str, alias: str) -> Iterable[str]:
         if model:
-            return [alias_path(model, alias)]
+            return [alias_path(model, alias)] if is_name(model) and is_name(alias) else []
         return [path for path in self.store.list(f"{ALIASES}/") if path.endswith(f"/{alias}.json")]
 
     def _refs(self, prefix: str) -> list[ArtifactRef]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import s3fs
@@ -16,8 +16,6 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 
 from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
-
-Result = TypeVar("Result")
 
 # Long enough for a server to be restarted, short enough that a run does not hang on one that is gone.
 _PATIENCE_SECONDS = 60.0
@@ -39,11 +37,12 @@ class S3Store(Store):
             raise StoreError(f"{url}: write the store as s3://bucket or s3://bucket/prefix")
         self._prefix = f"{checked_path(prefix)}/" if prefix else ""
         self._patience = 0.0 if hurried else _PATIENCE_SECONDS
-        self._filesystem = _open(connect_timeout=3 if hurried else 5, read_timeout=5 if hurried else 60)
+        self._timeout = 5.0 if hurried else 120.0
+        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=5 if hurried else 60)
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         try:
-            return self._call(path, lambda: sync(self._filesystem.loop, self._read, self._key(path)))
+            return self._call(path, self._read, self._key(path))
         except StoreError as error:
             # A bucket that is gone is a FileNotFoundError to s3fs too, but no reason to compute everything again.
             if _code(error.__cause__) == "NoSuchKey":
@@ -52,20 +51,19 @@ class S3Store(Store):
 
     async def _read(self, key: str) -> tuple[bytes, str]:
         # One request, so that the tag belongs to these bytes.
-        response = await self._filesystem._call_s3("get_object", Bucket=self._bucket, Key=key)
+        response = await self._s3._call_s3("get_object", Bucket=self._bucket, Key=key)
         async with response["Body"] as body:
             return await body.read(), response["ETag"]
 
     def put(self, path: str, data: bytes) -> None:
-        self._call(path, lambda: self._filesystem.pipe_file(self._full(path), data))
+        self._call(path, self._s3._pipe_file, self._full(path), data)
 
     def put_if_absent(self, path: str, data: bytes) -> None:
-        self._call(path, lambda: self._filesystem.pipe_file(self._full(path), data, mode="create"))
+        self._call(path, self._s3._pipe_file, self._full(path), data, mode="create")
 
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        request = {"Bucket": self._bucket, "Key": self._key(path), "Body": data, "IfMatch": tag}
         try:
-            self._call(path, lambda: self._filesystem.call_s3("put_object", **request))
+            self._request("put_object", path, Body=data, IfMatch=tag)
         except StoreError as error:
             if _code(error.__cause__) == "NoSuchKey":  # AWS's answer where others say 412
                 raise ConflictError(f"{self.url}: {path} is gone since it was read") from error
@@ -75,18 +73,17 @@ class S3Store(Store):
         if self.exists(path):
             return False
         try:
-            self._call(path, lambda: self._filesystem.put_file(str(local_path), self._full(path), mode="create"))
+            self._call(path, self._s3._put_file, str(local_path), self._full(path), mode="create", timeout=None)
         except ConflictError:
             return False
         return True
 
     def get_file(self, path: str, local_path: Path) -> None:
-        self._call(path, lambda: self._filesystem.get_file(self._full(path), str(local_path)))
+        self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
 
     def exists(self, path: str) -> bool:
-        key = self._key(path)
         try:
-            self._call(path, lambda: self._filesystem.call_s3("head_object", Bucket=self._bucket, Key=key))
+            self._request("head_object", path)
         except StoreError as error:
             if isinstance(error.__cause__, FileNotFoundError):  # an answer to HEAD has no body that says more
                 return False
@@ -96,22 +93,22 @@ class S3Store(Store):
     def list(self, prefix: str) -> Paths:
         root, wanted = f"{self._bucket}/{self._prefix}", f"{self._bucket}/{self._prefix}{prefix}"
         folder, _, start = wanted.rpartition("/")
-        found = self._call(prefix, lambda: self._filesystem.find(folder, prefix=start))
+        found = self._call(prefix, self._s3._find, folder, prefix=start, timeout=None)
         # Some servers keep folders; s3fs gives the folder itself, when it is empty, for its content.
         return sorted(name.removeprefix(root) for name in found if name.startswith(wanted) and not name.endswith("/"))
 
     def delete(self, path: str) -> None:
-        key = self._key(path)
-        self._call(path, lambda: self._filesystem.call_s3("delete_object", Bucket=self._bucket, Key=key))
+        self._request("delete_object", path)
 
     def probe(self) -> None:
         S3Store(self.url, hurried=True)._probe()
 
     def _probe(self) -> None:
-        # Asked first, since some servers make a missing bucket at the first write.
+        # Asked first, since some servers make a missing bucket at the first write. A listing's answer says what is
+        # wrong, that of HEAD does not; but a listing of a missing bucket is empty to some.
         listing = {"Bucket": self._bucket, "Prefix": f"{self._prefix}{_PROBE}", "MaxKeys": 1}
-        self._call(_PROBE, lambda: self._filesystem.call_s3("list_objects_v2", **listing))
-        self._call(_PROBE, lambda: self._filesystem.call_s3("head_bucket", Bucket=self._bucket))
+        self._call(_PROBE, self._s3._call_s3, "list_objects_v2", **listing)
+        self._call(_PROBE, self._s3._call_s3, "head_bucket", Bucket=self._bucket)
         probe_contract(self)
 
     def _key(self, path: str) -> str:
@@ -120,15 +117,23 @@ class S3Store(Store):
     def _full(self, path: str) -> str:
         return f"{self._bucket}/{self._key(path)}"
 
-    def _call(self, path: str, request: Callable[[], Result]) -> Result:
-        """The request, repeated over what passes by itself. StoreError's cause is s3fs's error."""
+    def _request(self, method: str, path: str, **arguments: Any) -> None:
+        self._call(path, self._s3._call_s3, method, Bucket=self._bucket, Key=self._key(path), **arguments)
+
+    def _call(self, path: str, function: Callable[..., Any], *args: Any, timeout: float | None = -1, **kwargs: Any) -> Any:
+        """`function` of s3fs, repeated over what passes by itself. StoreError's cause is s3fs's error.
+
+        timeout: seconds; None for what may take long because it is large. The client's own timeouts do not cover a
+        server that is silent before it takes the body of a request.
+        """
+        limit = self._timeout if timeout == -1 else timeout
         try:
             return Retrying(
                 retry=retry_if_exception(_is_transient),
                 stop=stop_after_delay(self._patience),
                 wait=wait_random_exponential(multiplier=0.1, max=2.0),
                 reraise=True,
-            )(request)
+            )(sync, self._s3.loop, function, *args, timeout=limit, **kwargs)
         except _FAILURES as error:
             raise self._explained(path, error) from error
 
