@@ -106,7 +106,7 @@ def test_the_canonical_form_is_pinned() -> None:
         ("rl.grpo.clip_low=0.1", AFTER_RL),
         ("rl.sampling.temperature=0.9", AFTER_RL),
         ("sft.epochs=2", {"sft", "evaluation.sft"} | AFTER_RL),
-        ("evaluation.samples=4", {"evaluation.base", "evaluation.sft", "evaluation.rl", "report"}),
+        ("evaluation.samples=16", {"evaluation.base", "evaluation.sft", "evaluation.rl", "report"}),
         ("seed=1", ALL),
         ("base.dtype=float32", ALL - {"data.talks", "data.questions"}),
     ],
