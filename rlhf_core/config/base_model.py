@@ -13,14 +13,14 @@ class FolderModel(Config):
     """A folder with config.json, safetensors weights and a tokenizer; `path` may be any fsspec URL."""
 
     type: Literal["folder"]
-    path: str
+    path: str = Field(description="the folder; a relative path starts at the recipe's folder")
 
 
 class HubModel(Config):
     type: Literal["hub"]
-    repository: str
-    revision: str = "main"
-    trust_remote_code: bool = False
+    repository: str = Field(description="`owner/name` on the Hugging Face hub")
+    revision: str = Field("main", description="a branch, a tag, or better: a commit")
+    trust_remote_code: bool = Field(False, description="whether the repository's own Python code is run")
 
 
 class WheelModel(Config):
@@ -29,7 +29,7 @@ class WheelModel(Config):
     type: Literal["wheel"]
     requirement: str = Field(description="exact requirement, e.g. name==1.2.3")
     file: str = Field(description="path of the GGUF file inside the wheel")
-    chat_template: str | None = None
+    chat_template: str | None = Field(None, description="Jinja text; none: the template in the GGUF file")
 
 
 class ScratchModel(Config):
@@ -37,18 +37,18 @@ class ScratchModel(Config):
 
     type: Literal["scratch"]
     words: tuple[str, ...] = Field((), description="strings that become one token each, longest match first")
-    hidden_size: PositiveInt = 128
-    intermediate_size: PositiveInt = 384
-    layers: PositiveInt = 4
-    heads: PositiveInt = 4
-    context_length: PositiveInt = 256
-    tie_word_embeddings: bool = True
-    initializer_range: PositiveFloat = 0.05
+    hidden_size: PositiveInt = Field(128, description="width; `heads` times an even number")
+    intermediate_size: PositiveInt = Field(384, description="width of the feed-forward layers")
+    layers: PositiveInt = Field(4, description="transformer layers")
+    heads: PositiveInt = Field(4, description="attention heads")
+    context_length: PositiveInt = Field(256, description="longest sequence, in tokens")
+    tie_word_embeddings: bool = Field(True, description="the output layer shares the embedding's weights")
+    initializer_range: PositiveFloat = Field(0.05, description="standard deviation of the random weights")
 
 
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
 
 
 class BaseModelConfig(Config):
-    source: BaseModelSource
-    dtype: Literal["float32", "bfloat16"] = "bfloat16"
+    source: BaseModelSource = Field(description="where the model comes from")
+    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the stored weights")

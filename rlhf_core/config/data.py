@@ -16,14 +16,16 @@ class FilesSource(Config):
     """Local, S3 or any fsspec files: json, jsonl, csv, parquet."""
 
     type: Literal["files"]
-    paths: tuple[str, ...] = Field(min_length=1)
+    paths: tuple[str, ...] = Field(
+        min_length=1, description="files or URLs; relative paths start at the recipe's folder"
+    )
 
 
 class HubSource(Config):
     type: Literal["hub"]
-    repository: str
-    subset: str | None = None
-    split: str = "train"
+    repository: str = Field(description="`owner/name` of a data set on the Hugging Face hub")
+    subset: str | None = Field(None, description="the data set's configuration, where it has several")
+    split: str = Field("train", description="which of its splits")
     revision: str = Field("main", description="a branch, a tag, or better: a commit")
 
 
@@ -33,32 +35,32 @@ class ReasoningGymSource(Config):
     type: Literal["reasoning_gym"]
     tasks: dict[str, dict[str, Any]] = Field(min_length=1, description="task name -> its generator's options")
     size: PositiveInt = Field(description="rows of each task")
-    seed: NonNegativeInt
+    seed: NonNegativeInt = Field(description="keep the seeds of training and held-out data 10 million apart")
 
 
 class FunctionSource(Config):
     """A user's Python function `(**options) -> list of rows`; the file's content is part of the stage key."""
 
     type: Literal["function"]
-    path: str
-    function: str
-    options: dict[str, Any] = {}
+    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
+    function: str = Field(description="its name in the file")
+    options: dict[str, Any] = Field({}, description="the function's arguments")
 
 
 Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]
 
 
 class WeightedSource(Config):
-    source: Source
-    weight: PositiveFloat = 1.0
+    source: Source = Field(description="where its rows come from")
+    weight: PositiveFloat = Field(1.0, description="its share of the mix, relative to the others")
 
 
 class DatasetConfig(Config):
-    format: DataFormat
-    source: Source | None = None
+    format: DataFormat = Field(description="what a row means, see Rows")
+    source: Source | None = Field(None, description="where the rows come from")
     mix: tuple[WeightedSource, ...] = Field((), description="several sources, drawn by weight, instead of `source`")
     columns: dict[str, str] = Field({}, description="canonical column -> the source's column")
-    limit: PositiveInt | None = None
+    limit: PositiveInt | None = Field(None, description="rows at most; none: all")
     exclude: tuple[str, ...] = Field((), description="datasets whose prompts must not occur here")
-    drop_duplicates: bool = True
-    shuffle: bool = True
+    drop_duplicates: bool = Field(True, description="drop a row that repeats an earlier one")
+    shuffle: bool = Field(True, description="put the rows into a random order made from the recipe's seed")

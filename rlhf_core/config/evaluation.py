@@ -14,9 +14,9 @@ class EvaluationConfig(Config):
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: NonNegativeInt = Field(8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
-    pass_at: tuple[PositiveInt, ...] = (1, 8)
+    pass_at: tuple[PositiveInt, ...] = Field((1, 8), description="each k of pass@k")
     models: tuple[str, ...] = operational(("base", "sft", "rl"), description="stages whose models are compared")
-    rollout: RolloutEngineConfig
+    rollout: RolloutEngineConfig = Field(description="the engines that answer")
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationConfig:

@@ -13,26 +13,32 @@ class RewardModelReward(Config):
     """The run's own reward model; `normalize` subtracts its stored mean and divides by its stored std."""
 
     type: Literal["reward_model"]
-    normalize: bool = True
+    normalize: bool = Field(
+        True, description="subtract the stored mean of the rewards and divide by their standard deviation"
+    )
 
 
 class VerifierReward(Config):
     """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
 
     type: Literal["verifier"]
-    kind: Literal["exact", "reasoning_gym"] = "exact"
-    pattern: str | None = Field(None, description="regular expression whose group 1 is the answer; none: the whole text")
+    kind: Literal["exact", "reasoning_gym"] = Field(
+        "exact", description="compare with the row's `answer`, or ask the task's own scorer"
+    )
+    pattern: str | None = Field(
+        None, description="regular expression whose group 1 is the answer; none: the whole text"
+    )
 
 
 class FunctionReward(Config):
     """`function(completions, prompts, rows, **options)` of a Python file; returns one float or {reward, score, ...} each."""
 
     type: Literal["function"]
-    path: str
-    function: str = "reward"
-    options: dict[str, Any] = {}
-    timeout_seconds: PositiveFloat = 60.0
-    batch_size: PositiveInt = 4096
+    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
+    function: str = Field("reward", description="its name in the file")
+    options: dict[str, Any] = Field({}, description="further keyword arguments")
+    timeout_seconds: PositiveFloat = Field(60.0, description="longest call; a later answer is an error")
+    batch_size: PositiveInt = Field(4096, description="completions of one call at most")
 
 
 RewardConfig = Annotated[RewardModelReward | VerifierReward | FunctionReward, Field(discriminator="type")]

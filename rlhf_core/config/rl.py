@@ -15,27 +15,33 @@ from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig,
 class AlgorithmConfig(Config):
     """What every policy-gradient algorithm shares."""
 
-    reward: RewardConfig
-    optimizer: OptimizerConfig
+    reward: RewardConfig = Field(description="what trains")
+    optimizer: OptimizerConfig = Field(description="of the policy")
     group_size: PositiveInt = Field(1, description="completions of one prompt")
     epochs: PositiveInt = Field(1, description="passes over one batch of experience")
     minibatches: PositiveInt = Field(1, description="optimizer steps of one pass")
-    clip_low: PositiveFloat = 0.2
-    clip_high: PositiveFloat = 0.2
+    clip_low: PositiveFloat = Field(0.2, description="the ratio of new to old probability is clipped at 1 - this")
+    clip_high: PositiveFloat = Field(0.2, description="and at 1 + this")
     kl_coefficient: NonNegativeFloat = Field(0.0, description="0 loads no reference model")
-    entropy_coefficient: NonNegativeFloat = 0.0
+    entropy_coefficient: NonNegativeFloat = Field(0.0, description="weight of the entropy bonus in the loss")
 
 
 class PPOConfig(AlgorithmConfig):
     """arXiv:1707.06347 as used in arXiv:2203.02155: critic, GAE, per-token KL to the SFT model in the reward."""
 
-    critic_optimizer: OptimizerConfig
-    critic_start: Literal["reward_model", "policy"] = "reward_model"
+    critic_optimizer: OptimizerConfig = Field(description="of the critic")
+    critic_start: Literal["reward_model", "policy"] = Field(
+        "reward_model", description="whose weights the critic starts from"
+    )
     critic_warmup_steps: int = Field(0, ge=0, description="first steps that train the critic alone")
-    value_clip: PositiveFloat | None = 0.2
-    gamma: Share = 1.0
-    gae_lambda: Share = 0.95
-    kl_estimator: Literal["k1", "k2", "k3"] = "k1"
+    value_clip: PositiveFloat | None = Field(
+        0.2, description="largest change of a value in one update; none: not clipped"
+    )
+    gamma: Share = Field(1.0, description="discount of a later reward, per token")
+    gae_lambda: Share = Field(0.95, description="0: one-step advantages, 1: whole returns")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(
+        "k1", description="of the KL to the model that RL starts from, part of the reward"
+    )
 
 
 class GRPOConfig(AlgorithmConfig):
@@ -49,18 +55,20 @@ ALGORITHMS = ("ppo", "grpo")
 
 
 class RLConfig(Config):
-    algorithm: Literal["ppo", "grpo"]
+    algorithm: Literal["ppo", "grpo"] = Field(description="which of the blocks below is used; the others are ignored")
     dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
     steps: PositiveInt = Field(description="rollout-and-update steps")
-    prompts_per_step: PositiveInt
-    sampling: SamplingConfig
-    ppo: PPOConfig | None = None
-    grpo: GRPOConfig | None = None
-    lora: LoraConfig | None = None
-    engine: EngineConfig = EngineConfig()
-    rollout: RolloutEngineConfig
-    placement: Placement = operational(Placement)
-    monitors: dict[str, ScorerConfig] = operational(dict, description="scores that are logged each step, never trained on")
+    prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
+    sampling: SamplingConfig = Field(description="of the rollouts")
+    ppo: PPOConfig | None = Field(None, description="settings of PPO")
+    grpo: GRPOConfig | None = Field(None, description="settings of GRPO")
+    lora: LoraConfig | None = Field(None, description="train an adapter; none: all weights")
+    engine: EngineConfig = Field(EngineConfig(), description="how the models are trained")
+    rollout: RolloutEngineConfig = Field(description="the engines that sample")
+    placement: Placement = operational(Placement, description="what the training workers reserve")
+    monitors: dict[str, ScorerConfig] = operational(
+        dict, description="scores that are logged each step, never trained on"
+    )
     probe_tolerance: PositiveFloat | None = Field(
         None, description="largest |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )

@@ -16,23 +16,23 @@ from rlhf_core.config.base import (
 
 
 class SamplingConfig(Config):
-    temperature: NonNegativeFloat = 1.0
-    top_p: Share = 1.0
+    temperature: NonNegativeFloat = Field(1.0, description="0: greedy")
+    top_p: Share = Field(1.0, description="sample from the smallest set of tokens with this probability")
     max_tokens: PositiveInt = Field(description="longest completion, in tokens")
 
 
 class RolloutEngineConfig(Config):
     """vLLM engines. `max_length` bounds prompt plus completion."""
 
-    max_length: PositiveInt
-    engines: PositiveInt = operational(1)
-    tensor_parallel_size: PositiveInt = operational(1)
-    pipeline_parallel_size: PositiveInt = operational(1)
+    max_length: PositiveInt = Field(description="prompt and completion together, in tokens")
+    engines: PositiveInt = operational(1, description="engines, each with a copy of the model")
+    tensor_parallel_size: PositiveInt = operational(1, description="GPUs that share each layer of one engine")
+    pipeline_parallel_size: PositiveInt = operational(1, description="GPUs that share the layers of one engine")
     memory_share: Share = operational(0.9, description="of each GPU's memory")
     cpu_cache_gib: PositiveFloat = operational(1.0, description="key-value cache of an engine on CPU, GiB")
     max_sequences: PositiveInt = operational(256, description="sequences decoded at once")
-    prefix_caching: bool = operational(True)
+    prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
-    cpus_per_engine: PositiveFloat = operational(1.0)
-    gpus_per_engine: NonNegativeFloat = operational(0.0)
+    cpus_per_engine: PositiveFloat = operational(1.0, description="CPUs that Ray reserves")
+    gpus_per_engine: NonNegativeFloat = operational(0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = operational(0, description="0: as many as the reserved CPUs")

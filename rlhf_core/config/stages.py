@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from rlhf_core.config.base import Config, NonNegativeFloat, operational
 from rlhf_core.config.training import LoraConfig, Placement, SupervisedConfig
 
@@ -15,22 +17,26 @@ class PretrainConfig(SupervisedConfig):
 class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
-    lora: LoraConfig | None = None
+    lora: LoraConfig | None = Field(None, description="train an adapter; none: all weights")
 
 
 class RewardModelConfig(SupervisedConfig):
     """Preference pairs, Bradley-Terry. `batch_size` counts pairs."""
 
-    loss: Literal["sigmoid", "logexp"] = "sigmoid"
-    language_model_coefficient: NonNegativeFloat = 0.0
-    lora: LoraConfig | None = None
+    loss: Literal["sigmoid", "logexp"] = Field(
+        "sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
+    )
+    language_model_coefficient: NonNegativeFloat = Field(
+        0.0, description="weight of the language-model loss on chosen completions"
+    )
+    lora: LoraConfig | None = Field(None, description="train an adapter, merged at the end; none: all weights")
 
 
 class MergeConfig(Config):
     """Folds an adapter into its base. A policy of full weights passes through untouched."""
 
-    placement: Placement = operational(Placement)
+    placement: Placement = operational(Placement, description="unused: a merge runs in its job's own process")
 
 
 class ReportConfig(Config):
-    samples: int = 12
+    samples: int = Field(12, description="prompts whose answers are shown, before and after")
