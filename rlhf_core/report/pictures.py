@@ -16,10 +16,13 @@ _FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "
 
 
 def curve_grid(curves: Metrics) -> str:
-    """Small multiples, one per metric of one stage."""
-    shown = [name for name in _FIRST if name in curves]
-    shown += sorted(name for name in curves if name not in _FIRST and len(curves[name]) > 1 and "/" not in name)
-    shown += sorted(name for name in curves if name.startswith("monitor/"))
+    """Small multiples, one per metric of one stage; empty if no metric has two points to join."""
+    lines = [name for name in curves if len(curves[name]) > 1]
+    shown = [name for name in _FIRST if name in lines]
+    shown += sorted(name for name in lines if name.startswith("monitor/"))
+    shown += sorted(name for name in lines if name not in _FIRST and "/" not in name)
+    if not shown:
+        return ""
     columns = 3
     rows = -(-len(shown) // columns)
     figure = Figure(figsize=(11, 2.2 * rows), layout="constrained")
