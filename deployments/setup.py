@@ -153,13 +153,27 @@ def pip(*arguments: str) -> None:
     """Raises SetupError with what to do about pip's own last words."""
     command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
     log = VENV / "setup.log"
+    said = []
     with log.open("a") as out:
         out.write("\n$ %s\n" % " ".join(command))
-        out.flush()
-        start = log.stat().st_size
-        done = subprocess.run(command, stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise SetupError("%s (pip's whole log: %s)" % (explain(log.read_text()[start:]), log))
+        pipe = subprocess.PIPE
+        process = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=pipe, stderr=subprocess.STDOUT)
+        assert process.stdout is not None
+        for raw in process.stdout:
+            line = raw.decode("utf-8", errors="replace")
+            out.write(line)
+            said.append(line)
+            show_progress(line, sum(text.startswith("Collecting ") for text in said))
+        process.wait()
+    if process.returncode:
+        raise SetupError("%s. pip's whole log: %s." % (explain("".join(said)).rstrip("."), log))
+
+
+def show_progress(line: str, collected: int) -> None:
+    if line.startswith("Collecting ") and collected % 25 == 0:
+        print("setup: %d packages downloaded" % collected, flush=True)
+    if line.startswith("Installing collected packages"):
+        print("setup: unpacking them", flush=True)
 
 
 def explain(output: str) -> str:
