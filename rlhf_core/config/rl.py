@@ -47,7 +47,7 @@ class PPOConfig(AlgorithmConfig):
 class GRPOConfig(AlgorithmConfig):
     """arXiv:2402.03300: advantages normalised within a group of completions of one prompt, no critic."""
 
-    group_size: PositiveInt = Field(8, ge=2)
+    group_size: PositiveInt = Field(8, ge=2, description="completions of one prompt")
     kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="the KL is a term of the loss here")
 
 
