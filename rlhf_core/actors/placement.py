@@ -23,11 +23,10 @@ def connect() -> None:
     """
     if ray.is_initialized():
         return
-    options = {"log_to_driver": True, "configure_logging": True}
     try:
-        ray.init(address="auto", **options)
+        ray.init(address="auto")
     except ConnectionError:
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1", **options)
+        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
 
 
 def worker_bundles(placement: Placement) -> list[Bundle]:
@@ -74,4 +73,7 @@ def _total(bundles: Sequence[Bundle]) -> Bundle:
 
 
 def _words(resources: Bundle) -> str:
-    return " and ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU") if name in resources) or "nothing"
+    return (
+        " and ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU") if name in resources)
+        or "nothing"
+    )

@@ -99,7 +99,7 @@ class RayWorkerGroup:
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
         environment = {name: str(worker_threads(placement)) for name in _THREAD_VARIABLES}
-        actor = ray.remote(_Rank).options(
+        actor: Any = ray.remote(_Rank).options(
             num_cpus=placement.cpus_per_worker,
             num_gpus=placement.gpus_per_worker,
             max_restarts=0,  # a rank that comes back has lost its weights: the stage's supervisor restarts all
@@ -126,9 +126,7 @@ class RayWorkerGroup:
         if len(shards) != self.size:
             raise ValueError(f"{method}: {len(shards)} shards for {self.size} ranks")
         shared = [ray.put(argument) for argument in args]
-        calls = {
-            actor.call.remote(method, shards[rank], *shared): rank for rank, actor in enumerate(self._actors)
-        }
+        calls = {actor.call.remote(method, shards[rank], *shared): rank for rank, actor in enumerate(self._actors)}
         return self._wait(method, calls)
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:

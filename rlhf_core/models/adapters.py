@@ -23,17 +23,20 @@ def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
     """
     targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, lora_dropout=lora.dropout, target_modules=targets, task_type=task
+        r=lora.rank,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
+        lora_dropout=lora.dropout,
+        target_modules=targets,
+        task_type=task,
     )
-    if getattr(model, "is_gradient_checkpointing", False):
-        # With frozen embeddings no input of a checkpointed block would ask for a gradient.
-        model.enable_input_require_grads()
     try:
         # The engine decides the dtype of the working copy; its fp32 master weights are the optimizer's.
         return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
-        raise StageError(f"lora.target_modules {targets}: {error}; linear modules here are {', '.join(names)}") from error
+        raise StageError(
+            f"lora.target_modules {targets}: {error}; linear modules here are {', '.join(names)}"
+        ) from error
 
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

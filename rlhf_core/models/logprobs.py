@@ -27,8 +27,8 @@ def chunked_logprobs(
     """log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
     hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and
-    again in backward (if they are more than one chunk). Every rank makes the same calls of `head`, forward and backward,
-    since each is a collective under ZeRO-3.
+    again in backward (if they are more than one chunk). Every rank makes the same calls of `head`, forward and
+    backward, since each is a collective under ZeRO-3.
     """
     rows = hidden.shape[0]
     chunks = _same_on_all_ranks(math.ceil(rows * vocabulary / chunk_elements), head, hidden.device)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
@@ -73,13 +77,13 @@ class ScalarModel(nn.Module):
         return scores.squeeze(-1).float()
 
 
-def hidden_states(model: nn.Module, batch: PackedBatch) -> Tensor:
+def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """(N, d): the last hidden state of each token of `batch`, sequences apart from each other.
 
     Laid out as one row of N tokens with restarting positions, or, where the attention kernel would then compute N x N
     scores, as one right-padded row a sequence (causal attention never looks at what comes after).
     """
-    backbone = getattr(model, model.base_model_prefix)
+    backbone: nn.Module = getattr(model, model.base_model_prefix)
     if _rows_are_cheaper(model, batch):
         return _hidden_states_of_rows(backbone, batch)
     output = backbone(
@@ -98,7 +102,7 @@ def _hidden_states_of_rows(backbone: nn.Module, batch: PackedBatch) -> Tensor:
     return hidden[real]
 
 
-def _rows_are_cheaper(model: nn.Module, batch: PackedBatch) -> bool:
+def _rows_are_cheaper(model: PreTrainedModel, batch: PackedBatch) -> bool:
     """Whether padding costs less than the attention between sequences, which only a mask would throw away."""
     if model.config._attn_implementation not in ("sdpa", "eager"):
         return False  # flash attention takes the boundaries and skips what lies between sequences
@@ -113,6 +117,6 @@ def _scatter(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_put((places,), values)
 
 
-def _base_model(model: nn.Module) -> nn.Module:
-    """The transformers model itself: adapters are layers inside it, so running it runs them."""
-    return model.get_base_model() if hasattr(model, "get_base_model") else model
+def _base_model(model: nn.Module) -> Any:
+    """The transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs them."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -47,7 +47,9 @@ class DeepSpeedEngine:
         self._size = dist.get_world_size()
         # Without ZeRO, DeepSpeed clips but never tells the norm: then the reduced gradients are ours to clip.
         self._manual = _zero_stage(engine) == 0
-        self.device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        self.device = (
+            torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+        )
         self._engine = self._start(model)
 
     def _start(self, model: nn.Module) -> Any:
@@ -55,9 +57,13 @@ class DeepSpeedEngine:
         if self._optimizer_config is None:
             model.requires_grad_(False)
             if self._config.zero_stage < 3:
-                return model.to(self.device, torch_dtype(self._config.dtype) if _wrong_dtype(model, self._config) else None)
+                return model.to(
+                    self.device, torch_dtype(self._config.dtype) if _wrong_dtype(model, self._config) else None
+                )
         deepspeed = _import_deepspeed()
-        optimizer = None if self._optimizer_config is None else _build_optimizer(model, self._config, self._optimizer_config)
+        optimizer = (
+            None if self._optimizer_config is None else _build_optimizer(model, self._config, self._optimizer_config)
+        )
         started, *_ = deepspeed.initialize(
             model=model, optimizer=optimizer, config=_settings(self._config, self._optimizer_config, self._size)
         )
@@ -69,8 +75,8 @@ class DeepSpeedEngine:
         return self._steps
 
     def step(self, micro_batches: Sequence[B], loss: Loss[B]) -> dict[str, float]:
-        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's share of the step's loss, a sum over
-        its tokens divided by a count over the whole step, and metrics that are sums (or counts) too.
+        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's share of the step's loss, a sum
+        over its tokens divided by a count over the whole step, and metrics that are sums (or counts) too.
 
         Gradients are summed over micro-batches and ranks, so how the sequences are split does not change the update.
         Returns each metric summed the same way, with gradient_norm (before clipping) and learning_rate.
@@ -110,8 +116,8 @@ class DeepSpeedEngine:
             norm = float(self._engine.get_global_grad_norm())
         if not math.isfinite(norm):
             raise StageError(
-                f"optimizer step {self._steps}: the gradient's norm is {norm}; lower the learning rate, or look at the "
-                "metrics of the steps before for a loss that runs away"
+                f"optimizer step {self._steps}: the gradient is not finite, weights are unchanged; lower the learning "
+                "rate, or look at the metrics of the steps before for a loss that runs away"
             )
         return norm
 
@@ -129,7 +135,9 @@ class DeepSpeedEngine:
         """
         model = self.module.model
         assert isinstance(model, nn.Module)
-        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad or not isinstance(model, PeftModel)}
+        wanted = {
+            name: p for name, p in model.named_parameters() if p.requires_grad or not isinstance(model, PeftModel)
+        }
         tensors = {name: tensor for name, p in wanted.items() if (tensor := self._gathered(p)) is not None}
         if dist.get_rank() != 0:
             return None

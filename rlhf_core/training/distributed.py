@@ -8,6 +8,7 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import HashStore
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -30,7 +31,7 @@ def join_group(*, rank: int, size: int, local_rank: int = 0, local_size: int = 1
         torch.cuda.set_device(local_rank)
         backend = "nccl"
     if size == 1:
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     else:
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
 

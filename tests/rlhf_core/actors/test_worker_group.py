@@ -107,14 +107,14 @@ def test_stream_is_live(group: RayWorkerGroup) -> None:
 
 
 def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGroup) -> None:
-    with pytest.raises(RewardError, match="^rank 1: reward.py returned 3 values for 4 completions$"):
+    with pytest.raises(RewardError, match=r"^rank 1: reward.py returned 3 values for 4 completions$"):
         group.call("refuse", 1)
 
 
 def test_a_rank_that_dies_is_named_though_the_other_complains_too() -> None:
     group = RayWorkerGroup(HALVES, Worker)
     try:
-        with pytest.raises(StageError, match="^rank 1 died in die: "):
+        with pytest.raises(StageError, match=r"^rank 1 died in die: "):
             group.call("die", 1)
     finally:
         group.shutdown()
@@ -125,23 +125,23 @@ def test_a_failing_stream_names_the_rank_though_rank_0_hangs_and_then_rank_0() -
     try:
         items = group.stream("break_stream", 1)
         assert next(items) == 1
-        with pytest.raises(StageError, match="^rank 1 failed in break_stream: KeyError: 'margin'"):
+        with pytest.raises(StageError, match=r"^rank 1 failed in break_stream: KeyError: 'margin'"):
             list(items)
-        with pytest.raises(StageError, match="^identity: ranks 0 have not answered within 3 s$"):
+        with pytest.raises(StageError, match=r"^identity: ranks 0 have not answered within 3 s$"):
             group.call("identity")
     finally:
         group.shutdown()
 
 
 def test_a_worker_that_cannot_be_built_gives_everything_back() -> None:
-    with pytest.raises(StageError, match="^rank 1 failed in start: ValueError: cannot be built"):
+    with pytest.raises(StageError, match=r"^rank 1 failed in start: ValueError: cannot be built"):
         RayWorkerGroup(Placement(workers=2, cpus_per_worker=1.5), Worker, 0, 1)
     with reserve([{"CPU": 3.0}], timeout=30):
         pass
 
 
 def test_more_than_the_cluster_has_is_refused_at_once() -> None:
-    with pytest.raises(StageError, match="^asked Ray for 18 CPUs, the whole cluster has 4 CPUs"):
+    with pytest.raises(StageError, match=r"^asked Ray for 18 CPUs, the whole cluster has 4 CPUs"):
         RayWorkerGroup(Placement(workers=2, cpus_per_worker=9.0), Worker)
 
 
@@ -178,7 +178,11 @@ class Trainer:
     def build(self, folder: Path, engine: EngineConfig, lora: LoraConfig | None) -> None:
         torch.manual_seed(0)
         model = load_causal_model(
-            folder, dtype=torch.float32, attention="sdpa", lora=lora, gradient_checkpointing=engine.gradient_checkpointing
+            folder,
+            dtype=torch.float32,
+            attention="sdpa",
+            lora=lora,
+            gradient_checkpointing=engine.gradient_checkpointing,
         )
         wrapped = PolicyModel(model, chunk_elements=200)  # several chunks of the head, more on one rank than on another
         optimizer = OptimizerConfig(learning_rate=0.01, weight_decay=0.1, max_gradient_norm=1.5)
@@ -290,7 +294,8 @@ def test_an_adapter_is_trained_and_saved_alone(model_folder: Path, trainers: Ray
     (metrics_2, weights_2), (metrics_3, weights_3) = results
     assert metrics_2[1] == pytest.approx(metrics_3[1], rel=1e-5)
     assert metrics_2[1]["loss"] < metrics_2[0]["loss"]
-    assert set(weights_2) == set(weights_3) and len(weights_2) == 2 * 2 * 7
+    assert set(weights_2) == set(weights_3)
+    assert len(weights_2) == 2 * 2 * 7
     assert "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight" in weights_2
     for name, tensor in weights_2.items():
         torch.testing.assert_close(tensor, weights_3[name], rtol=1e-5, atol=1e-5)

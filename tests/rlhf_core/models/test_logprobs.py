@@ -1,0 +1,95 @@
+"""Chunks change nothing: values to 1e-6 and gradients, against plain log-softmax."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.models.logprobs import chunked_logprobs
+
+VOCABULARY = 17
+
+
+def plain(head: nn.Linear, hidden: Tensor, targets: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    logprobs = torch.log_softmax(head(hidden).float() / temperature, dim=-1)
+    return logprobs.gather(-1, targets[:, None])[:, 0], -(logprobs.exp() * logprobs).sum(-1)
+
+
+@pytest.mark.parametrize("chunk_elements", [1, VOCABULARY * 4, VOCABULARY * 1000])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_values_and_gradients_equal_plain_ones(chunk_elements: int, temperature: float) -> None:
+    torch.manual_seed(0)
+    head = nn.Linear(8, VOCABULARY, bias=False)
+    hidden = torch.randn(11, 8, requires_grad=True)
+    targets = torch.randint(VOCABULARY, (11,))
+    weights = torch.randn(2, 11)
+
+    def gradients(logprobs: Tensor, entropy: Tensor) -> tuple[Tensor, ...]:
+        return torch.autograd.grad((weights[0] * logprobs + weights[1] * entropy).sum(), [hidden, head.weight])
+
+    expected = plain(head, hidden, targets, temperature)
+    logprobs, entropy = chunked_logprobs(
+        head, hidden, targets, vocabulary=VOCABULARY, temperature=temperature, with_entropy=True,
+        chunk_elements=chunk_elements,
+    )  # fmt: skip
+    assert entropy is not None
+    torch.testing.assert_close(logprobs, expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(entropy, expected[1], rtol=1e-6, atol=1e-6)
+    for got, wanted in zip(gradients(logprobs, entropy), gradients(*expected), strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+def test_a_worked_example() -> None:
+    head = nn.Linear(1, 2, bias=False)
+    nn.init.constant_(head.weight, 0.0)
+    head.weight.data[1] = math.log(3.0)
+    logprobs, entropy = chunked_logprobs(
+        head, torch.ones(2, 1), torch.tensor([0, 1]), vocabulary=2, temperature=1.0, with_entropy=True
+    )
+    assert logprobs.tolist() == pytest.approx([math.log(0.25), math.log(0.75)], abs=1e-6)
+    assert entropy is not None
+    assert entropy.tolist() == pytest.approx([-0.25 * math.log(0.25) - 0.75 * math.log(0.75)] * 2, abs=1e-6)
+    half, _ = chunked_logprobs(head, torch.ones(1, 1), torch.tensor([1]), vocabulary=2, temperature=2.0)
+    assert half.item() == pytest.approx(math.log(math.sqrt(3) / (1 + math.sqrt(3))), abs=1e-6)
+
+
+def test_the_soft_cap_bounds_the_logits() -> None:
+    head = nn.Linear(1, 2, bias=False)
+    head.weight.data = torch.tensor([[0.0], [1e6]])
+    logprobs, _ = chunked_logprobs(head, torch.ones(1, 1), torch.tensor([1]), vocabulary=2, soft_cap=1.0)
+    assert logprobs.item() == pytest.approx(math.log(math.e / (1 + math.e)), abs=1e-6)
+
+
+def test_no_rows_give_no_values_but_a_gradient_of_zero() -> None:
+    head = nn.Linear(4, VOCABULARY, bias=False)
+    logprobs, _ = chunked_logprobs(head, torch.empty(0, 4), torch.empty(0, dtype=torch.int64), vocabulary=VOCABULARY)
+    assert logprobs.shape == (0,)
+    logprobs.sum().backward()
+    assert torch.equal(head.weight.grad, torch.zeros(VOCABULARY, 4))
+
+
+def test_bfloat16_weights_get_float32_mathematics() -> None:
+    head = nn.Linear(8, VOCABULARY, bias=False, dtype=torch.bfloat16)
+    logprobs, entropy = chunked_logprobs(
+        head, torch.randn(3, 8, dtype=torch.bfloat16), torch.tensor([0, 1, 2]), vocabulary=VOCABULARY, with_entropy=True
+    )
+    assert entropy is not None
+    assert logprobs.dtype == entropy.dtype == torch.float32
+
+
+def test_logits_of_all_rows_are_never_alive_together() -> None:
+    """What autograd keeps grows with the chunk, not with the batch."""
+    head = nn.Linear(8, VOCABULARY, bias=False)
+    hidden, targets = torch.randn(64, 8, requires_grad=True), torch.zeros(64, dtype=torch.int64)
+    kept: list[int] = []
+
+    def remember(tensor: Tensor) -> Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        chunked_logprobs(head, hidden, targets, vocabulary=VOCABULARY, chunk_elements=VOCABULARY * 8)
+    assert max(kept, default=0) <= hidden.numel()

@@ -1,0 +1,212 @@
+"""DeepSpeed on one rank; two ranks are in tests/rlhf_core/actors/test_worker_group.py."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
+from rlhf_core.errors import StageError
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
+from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.distributed import join_group
+from rlhf_core.training.packing import pack, select
+from rlhf_core.types import PackedBatch
+
+SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]
+TOKENS = sum(len(sequence) - 1 for sequence in SEQUENCES)
+OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_share=0.5, schedule="linear", final_learning_rate_share=0.0)
+Built = tuple[DeepSpeedEngine, nn.Module]
+
+
+def batch() -> PackedBatch:
+    return pack(SEQUENCES, [[i > 0 for i in range(len(sequence))] for sequence in SEQUENCES])
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            tie_word_embeddings=True, initializer_range=0.1,
+        )
+    ).save_pretrained(path)  # fmt: skip
+    join_group(rank=0, size=1)
+    return path
+
+
+def build(folder: Path, *, lora: LoraConfig | None = None, trained: bool = True, **settings: object) -> DeepSpeedEngine:
+    engine = EngineConfig.model_validate({"dtype": "float32", **settings})
+    model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention="sdpa", lora=lora)
+    return DeepSpeedEngine(
+        PolicyModel(model, chunk_elements=100), engine=engine, optimizer=OPTIMIZER if trained else None, total_steps=4
+    )
+
+
+def loss(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    value = -(model(part)[0] * part.loss_mask).sum() / TOKENS
+    return value, {"loss": value, "tokens": part.loss_mask.sum()}
+
+
+def logprobs(model: nn.Module, part: PackedBatch) -> Tensor:
+    result: Tensor = model(part)[0]
+    return result
+
+
+def weights_after(
+    engine: DeepSpeedEngine, parts: list[PackedBatch], steps: int = 2
+) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    metrics = [engine.step(parts, loss) for _ in range(steps)]
+    state = engine.full_state_dict()
+    assert state is not None
+    return metrics, state
+
+
+SPLITS: list[Callable[[], list[PackedBatch]]] = [
+    lambda: [batch()],
+    lambda: [select(batch(), [i]) for i in range(4)],
+    lambda: [select(batch(), [2, 0]), select(batch(), [3, 1])],
+]
+
+
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_the_update_is_the_same_for_any_split_and_stage(folder: Path, stage: int) -> None:
+    expected_metrics, expected = weights_after(build(folder, zero_stage=0), [batch()])
+    for split in SPLITS:
+        metrics, weights = weights_after(build(folder, zero_stage=stage), split())
+        assert [m["tokens"] for m in metrics] == [TOKENS, TOKENS]
+        for got, wanted in zip(metrics, expected_metrics, strict=True):
+            assert got == pytest.approx(wanted, rel=1e-5)
+        for name, wanted_weight in expected.items():
+            torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_bfloat16_keeps_float32_masters_and_gradient_sums(folder: Path, stage: int) -> None:
+    engine = build(folder, zero_stage=stage, dtype="bfloat16")
+    before = engine.full_state_dict()
+    assert before is not None
+    assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
+    exact, _ = weights_after(build(folder, zero_stage=0), [batch()], steps=1)
+    metrics, _ = weights_after(engine, SPLITS[1](), steps=1)
+    assert metrics[0]["gradient_norm"] == pytest.approx(exact[0]["gradient_norm"], rel=0.02)
+    sharded = engine._engine.optimizer
+    masters = sharded.fp32_partitioned_groups_flat if stage == 3 else sharded.single_partition_of_fp32_groups
+    assert masters
+    assert {p.dtype for p in masters} == {torch.float32}
+    rotary = [b for name, b in engine.module.named_buffers() if name.endswith("inv_freq")]
+    assert rotary
+    assert {b.dtype for b in rotary} == {torch.float32}
+
+
+def test_small_bfloat16_updates_are_not_lost(folder: Path) -> None:
+    """One update of 1e-5 vanishes in a bfloat16 weight of 0.1; forty of them must not."""
+    engine = DeepSpeedEngine(
+        PolicyModel(load_causal_model(folder, dtype=torch.bfloat16, attention="sdpa")),
+        engine=EngineConfig(dtype="bfloat16", zero_stage=2),
+        optimizer=OptimizerConfig(learning_rate=1e-5, schedule="constant", warmup_share=0.0),
+        total_steps=1,
+    )
+    before, first = engine.full_state_dict(), weights_after(engine, [batch()], steps=1)[1]
+    after = weights_after(engine, [batch()], steps=40)[1]
+    assert before is not None
+    name = "model.layers.0.mlp.up_proj.weight"
+    changed_once = (first[name] != before[name]).float().mean()
+    changed = (after[name] != before[name]).float().mean()
+    assert changed > changed_once + 0.2
+
+
+def test_the_rate_follows_the_schedule_and_the_norm_is_that_before_clipping(folder: Path) -> None:
+    engine = build(folder, zero_stage=2)
+    metrics = [engine.step([batch()], loss) for _ in range(4)]
+    assert [m["learning_rate"] for m in metrics] == pytest.approx([0.005, 0.01, 0.01, 0.0])
+    assert engine.steps == 4
+    model = load_causal_model(folder, dtype=torch.float32, attention="sdpa")
+    loss(PolicyModel(model), batch())[0].backward()
+    norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]))
+    assert metrics[0]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+    assert metrics[0]["gradient_norm"] > OPTIMIZER.max_gradient_norm
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_stops_and_changes_nothing(folder: Path, stage: int, dtype: str) -> None:
+    engine = build(folder, zero_stage=stage, dtype=dtype)
+    _, before = weights_after(engine, [batch()], steps=1)
+    with pytest.raises(StageError, match="optimizer step 1: the gradient is not finite"):
+        engine.step([batch()], lambda model, part: (loss(model, part)[0] * float("nan"), {}))
+    after = engine.full_state_dict()
+    assert after is not None
+    assert all(torch.equal(after[name], before[name]) for name in before)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_forward_changes_nothing_and_has_no_gradient(folder: Path, stage: int) -> None:
+    plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
+    for trained in (True, False):
+        engine = build(folder, zero_stage=stage, trained=trained)
+        first, second = engine.forward([batch(), select(batch(), [1])], logprobs)
+        assert not first.requires_grad
+        torch.testing.assert_close(first, plain(batch())[0], rtol=0, atol=1e-5)
+        torch.testing.assert_close(second, plain(select(batch(), [1]))[0], rtol=0, atol=1e-5)
+
+
+def test_a_frozen_engine_takes_no_step(folder: Path) -> None:
+    with pytest.raises(RuntimeError, match="built without an optimizer"):
+        build(folder, trained=False).step([batch()], loss)
+
+
+def test_no_micro_batches_is_an_error(folder: Path) -> None:
+    with pytest.raises(StageError, match="use a filler"):
+        build(folder, zero_stage=0).step([], loss)
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_an_adapter_alone_is_in_the_state(folder: Path, stage: int) -> None:
+    engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
+    metrics, state = weights_after(engine, [batch()])
+    assert metrics[1]["loss"] < metrics[0]["loss"]
+    assert len(state) == 2 * 2 * 7
+    assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (2, 16)
+    assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"].abs().max() > 0
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
+    plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
+    engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
+    weights_after(engine, [batch()])
+    with engine.module.model.disable_adapter():
+        off = engine.forward([batch()], logprobs)[0]
+    torch.testing.assert_close(off, plain(batch())[0], rtol=0, atol=1e-5)
+    assert (engine.forward([batch()], logprobs)[0] - off).abs().max() > 1e-3
+    assert engine.step([batch()], loss)["gradient_norm"] > 0
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: int) -> None:
+    engine = DeepSpeedEngine(
+        ScalarModel(load_scalar_model(folder, dtype=torch.float32, attention="sdpa")),
+        engine=EngineConfig(dtype="float32", zero_stage=stage), optimizer=OPTIMIZER, total_steps=4,
+    )  # fmt: skip
+    before = engine.full_state_dict()
+
+    def squares(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        value = ((model(part) - 1) ** 2).sum() / part.num_tokens
+        return value, {"loss": value}
+
+    losses = [engine.step([batch()], squares)["loss"] for _ in range(3)]
+    after = engine.full_state_dict()
+    assert losses[2] < losses[0]
+    assert before is not None
+    assert after is not None
+    assert "score.weight" in after
+    assert all(not torch.equal(after[name], before[name]) for name in before)
