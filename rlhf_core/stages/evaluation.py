@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -49,13 +50,15 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
             )
         )
         engines.wait_ready()
+        started = time.monotonic()
         answered = evaluate(config, prompts, engines, tokenizer, scorers, context)
+        sampling_seconds = time.monotonic() - started
 
     results = summarise(answered, pass_at=config.pass_at, seed=context.seed)
     folder = context.workdir / "evaluation"
     write_results(folder, results, prompts, answered)
     metrics = flat_metrics(results, main_scorer=next(iter(config.scorers)))
-    context.log(0, metrics)
+    context.log(0, {**metrics, "sampling_seconds": sampling_seconds})
     return Output(
         kind=Kind.EVALUATION,
         folder=folder,

@@ -1,0 +1,151 @@
+"""What share of each stage's time is neither sampling nor training: `python -m benchmarks.overhead [RUN ID]`.
+
+Reads a run's record, and the manifests and metrics of its stages, from the store that ALIGNMENT_STORE names (or the
+local stack's); without a RUN ID the newest run. A reused stage is shown as it was when it was computed.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store, open_store, store_url
+from rlhf_core.errors import AlignmentError, StoreError
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record
+
+METRICS = "metrics.jsonl"
+WORK_PHASES = ("seconds/rollout", "seconds/score", "seconds/update")
+AIM_SECONDS = 25.0  # from a stage's start to its first step
+
+Line = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Overhead:
+    """Seconds of one stage; None where it logs no steps, as datasets and merges do."""
+
+    name: str
+    job: float  # from the job's start, lease in hand, to its end, before it publishes
+    work: float | None  # sampling and training
+    start_up: float | None  # from the job's start to that of its first step
+    around: float | None  # what the run waited beyond the job: submission, publishing; None for a reused stage
+
+    @property
+    def share(self) -> float | None:
+        """Of the job's time, what is neither sampling nor training."""
+        return None if self.work is None or self.job <= 0 else max(0.0, 1 - self.work / self.job)
+
+
+def measure(manifest: Manifest, lines: Sequence[Line], record: NodeRecord | None = None) -> Overhead:
+    """lines: of the stage's metrics.jsonl. record: what the run says of the stage."""
+    job = (manifest.finished_at - manifest.started_at).total_seconds()
+    steps = list(_steps(lines))
+    around = record.seconds - job if record is not None and record.outcome == "computed" else None
+    if not steps:
+        return Overhead(manifest.name, job, None, None, around)
+    (ended, whole, _), *_ = steps
+    start_up = ended - whole - manifest.started_at.timestamp()
+    return Overhead(manifest.name, job, sum(work for _, _, work in steps), start_up, around)
+
+
+def _steps(lines: Sequence[Line]) -> Iterator[tuple[float, float, float]]:
+    """For each line about steps: when they ended (UNIX seconds), how long they took, and how much of it was work."""
+    tokens = 0.0
+    for line in lines:
+        phases = {name: seconds for name, seconds in line.items() if name.startswith("seconds/")}
+        if phases:  # an RL step
+            yield line["time"], sum(phases.values()), sum(phases.get(name, 0.0) for name in WORK_PHASES)
+        elif "tokens_per_second" in line:  # supervised steps since the last line
+            seconds = (line["tokens"] - tokens) / line["tokens_per_second"]
+            tokens = line["tokens"]
+            yield line["time"], seconds, seconds
+        elif "sampling_seconds" in line:  # an evaluation
+            yield line["time"], line["sampling_seconds"], line["sampling_seconds"]
+
+
+def measure_run(repository: ArtifactRepository, record: RunRecord) -> list[Overhead]:
+    """Of every stage of the run whose artifact is in the store, in the run's order."""
+    found = []
+    with tempfile.TemporaryDirectory() as cache:
+        for node in record.nodes:
+            manifest = repository.manifest(node.ref)
+            if manifest is not None:
+                found.append(measure(manifest, _lines(repository, manifest, Path(cache)), node))
+    return found
+
+
+def _lines(repository: ArtifactRepository, manifest: Manifest, cache: Path) -> list[Line]:
+    if all(file.path != METRICS for file in manifest.files):
+        return []
+    folder = repository.fetch(manifest.ref, cache, only=[METRICS])
+    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+
+
+def find_run(store: Store, run_id: str | None) -> RunRecord:
+    """The run `run_id`, or the one that ended last. Raises StoreError if there is none."""
+    ids = [run_id] if run_id else [path.split("/")[1] for path in store.list("runs/") if path.endswith("/run.json")]
+    records = [record for record in (read_record(store, each) for each in ids) if record is not None]
+    if not records:
+        raise StoreError(f"{store.url} has no run {run_id or 'yet'}: `alignment run tiny` makes one")
+    return max(records, key=lambda record: record.finished_at)
+
+
+def table(record: RunRecord, stages: Sequence[Overhead]) -> Table:
+    shown = Table(
+        title=f"{record.recipe['name']}, run {record.run_id}",
+        caption=f"until first step: the aim is under {AIM_SECONDS:.0f} s; other = job - work - until first step",
+    )
+    shown.add_column("stage")
+    for column in ("job", "sampling, training", "until first step", "other", "overhead", "around the job"):
+        shown.add_column(column, justify="right")
+    for stage in stages:
+        other = None if stage.work is None or stage.start_up is None else stage.job - stage.work - stage.start_up
+        late = stage.start_up is not None and stage.start_up >= AIM_SECONDS
+        start_up = f"[red]{_seconds(stage.start_up)}[/red]" if late else _seconds(stage.start_up)
+        share = "–" if stage.share is None else f"{stage.share:.0%}"
+        shown.add_row(
+            stage.name,
+            _seconds(stage.job),
+            _seconds(stage.work),
+            start_up,
+            _seconds(other),
+            share,
+            _seconds(stage.around),
+        )
+    jobs, work = sum(stage.job for stage in stages), sum(stage.work or 0.0 for stage in stages)
+    whole = f"{max(0.0, 1 - work / jobs):.0%}" if jobs else "–"
+    shown.add_section()
+    shown.add_row("all", _seconds(jobs), _seconds(work), "", "", whole, "")
+    return shown
+
+
+def _seconds(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f} s"
+
+
+def main(arguments: Sequence[str]) -> int:
+    from deployments.stack.environment import load_stack_environment
+
+    try:
+        load_stack_environment()
+        store = open_store(store_url())
+        record = find_run(store, arguments[0] if arguments else None)
+        Console().print(table(record, measure_run(ArtifactRepository(store), record)))
+    except AlignmentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
