@@ -66,15 +66,12 @@ class EngineActor:
         return self._engine.logprobs(sequences)
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-        return ProbeAnswer(self._name, self._engine.weight_version, self._engine.logprobs(sequences))
+        engine = self._engine
+        return ProbeAnswer(self._name, engine.weight_version, engine.logprobs(sequences), engine.differing_tensors)
 
     def publish(self, weights: bytes, version: int) -> None:
         with weights_folder(weights, self._lora) as folder:
             self._engine.load_weights(folder, version)
-
-    def differing_tensors(self, weights: bytes) -> list[str]:
-        with weights_folder(weights, self._lora) as folder:
-            return self._engine.differing_tensors(folder)
 
     def shutdown(self) -> None:
         self._engine.shutdown()
@@ -104,7 +101,6 @@ class EngineGroup:
     ) -> None:
         """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
         self._stack = ExitStack()
-        self._published: ray.ObjectRef[bytes] | None = None
         self._actors: dict[str, Any] = {}
         self._starts: dict[str, Any] = {}
         with ExitStack() as started:
@@ -152,20 +148,13 @@ class EngineGroup:
         """
         self.wait_ready()
         # Once into the object store: Ray carries it to each node once, and engines of one node read the same memory.
-        self._published = ray.put(weights)
-        _gather({name: actor.publish.remote(self._published, version) for name, actor in self._actors.items()})
+        published = ray.put(weights)
+        _gather({name: actor.publish.remote(published, version) for name, actor in self._actors.items()})
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
         """Every engine's own answer to all `sequences`."""
         self.wait_ready()
         return _gather({name: actor.probe.remote(sequences) for name, actor in self._actors.items()})
-
-    def differing_tensors(self, engine: str) -> list[str]:
-        """The tensors of the last publish that this engine does not serve; empty where it cannot be told."""
-        if self._published is None:
-            return []
-        tensors: list[str] = _gather({engine: self._actors[engine].differing_tensors.remote(self._published)})[0]
-        return tensors
 
     def _shares(self, count: int) -> dict[str, tuple[int, int]]:
         """Contiguous slices, as even as can be; an engine without any is left out."""
@@ -175,7 +164,7 @@ class EngineGroup:
 
     def shutdown(self) -> None:
         """Ends the engines and gives back what this group has reserved."""
-        self._actors, self._starts, self._published = {}, {}, None
+        self._actors, self._starts = {}, {}
         self._stack.close()
 
 

@@ -56,8 +56,9 @@ class ScriptedEngine:
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[0.0, *[self._logprob] * (len(sequence) - 1)] for sequence in sequences]
 
-    def differing_tensors(self, folder: Path) -> list[str]:
-        return []
+    @property
+    def differing_tensors(self) -> tuple[str, ...]:
+        return ()
 
     def shutdown(self) -> None:
         """Nothing to free."""

@@ -47,6 +47,7 @@ class VllmEngine:
         self._lora = lora
         self._repack_tied_head = repack_tied_head
         self._version = 0
+        self._differing: tuple[str, ...] = ()
         self._adapter: Any = None  # the LoRARequest being served
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
@@ -156,7 +157,8 @@ class VllmEngine:
             self._load_adapter(folder, version)
         else:
             self._check_tensors(folder, version)
-            self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
+            answers = self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
+            self._differing = tuple(sorted(set().union(*answers)))
         self._llm.reset_prefix_cache()
         self._version = version
 
@@ -185,15 +187,13 @@ class VllmEngine:
             few = ", ".join(f"{n} (engine {wanted.get(n)}, published {given.get(n)})" for n in wrong[:5])
             raise WeightSyncError(f"version {version} does not fit the engine's model in {len(wrong)} tensors: {few}")
 
-    def differing_tensors(self, folder: Path) -> list[str]:
-        """Names of the tensors in `folder` that the engine does not serve as they are there; for a failed proof.
+    @property
+    def differing_tensors(self) -> tuple[str, ...]:
+        """Tensors of the last load that are not served as they were in its folder; whoever publishes must look.
 
-        Empty where it cannot be told: adapters, and layers split over several GPUs.
+        Always empty for adapters, and for layers that are split over several GPUs: there only log-probs can tell.
         """
-        if self._lora is not None:
-            return []
-        answers: list[list[str]] = self._llm.collective_rpc("differing_tensors", args=(str(folder),))
-        return sorted(set().union(*answers))
+        return self._differing
 
     def shutdown(self) -> None:
         """Frees memory and vLLM's process group; the engine is of no use afterwards."""

@@ -16,42 +16,24 @@ from vllm.model_executor.layers.linear import LinearBase
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
-_PROBE_ROWS = 4
+_EMBEDDING = "model.embed_tokens.weight"
+_COLUMNS = 8  # of each weight, over its whole breadth: every row has a say
 
 
 class PublishedWeights:
-    """Mixed into a vLLM worker: `reload_weights`, `model_runner` and `vllm_config` are the worker's."""
+    """Mixed into a vLLM worker: `reload_weights` and `model_runner` are the worker's."""
 
-    def load_published(self, folder: str, repack_tied_head: bool) -> None:
-        """Every tensor of the safetensors files in `folder` replaces the one being served."""
-        worker: Any = self
-        worker.reload_weights(weights_iterator=_tensors(Path(folder)))
-        if repack_tied_head and current_platform.is_cpu():
-            _repack_heads(worker.model_runner.get_model())
+    def load_published(self, folder: str, repack_tied_head: bool) -> list[str]:
+        """Every tensor of the safetensors files in `folder` replaces the one being served.
 
-    def differing_tensors(self, folder: str) -> list[str]:
-        """Names of published tensors that this worker does not serve as they are in `folder`.
-
-        Layers whose weights are kept only in a packed form answer for a random input instead: the output must be
-        that of the published weight, up to rounding.
+        Returns the names of those that this worker does not serve afterwards as they are in `folder`.
         """
         worker: Any = self
+        worker.reload_weights(weights_iterator=_tensors(Path(folder)))
         model = worker.model_runner.get_model()
-        published = dict(_tensors(Path(folder)))
-        packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
-        differing: list[str] = []
-        for name, layer in model.named_modules():
-            names = _published_names(name, packed)
-            if not all(n in published for n in names):
-                # A tied head has no tensor of its own.
-                if not (isinstance(layer, ParallelLMHead) and "model.embed_tokens.weight" in published):
-                    continue
-                names = ["model.embed_tokens.weight"]
-            weight = torch.cat([published[n] for n in names])
-            if not _serves(layer, weight):
-                tied = isinstance(layer, ParallelLMHead) and names == ["model.embed_tokens.weight"]
-                differing += ["lm_head.weight (tied to model.embed_tokens.weight)"] if tied else names
-        return differing
+        if repack_tied_head and current_platform.is_cpu():
+            _repack_heads(model)
+        return _differing(model, dict(_tensors(Path(folder))))
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
@@ -81,19 +63,41 @@ def _published_names(module: str, packed: Mapping[str, list[str]]) -> list[str]:
 
 
 @torch.inference_mode()
+def _differing(model: nn.Module, published: Mapping[str, Tensor]) -> list[str]:
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    differing: list[str] = []
+    for module, layer in model.named_modules():
+        names = _published_names(module, packed)
+        label = names
+        if isinstance(layer, ParallelLMHead) and names[0] not in published:  # a tied head has no tensor of its own
+            names, label = [_EMBEDDING], [f"{names[0]} (tied to {_EMBEDDING})"]
+        if all(name in published for name in names):
+            weight = torch.cat([published[name] for name in names])
+            if not _serves(layer, weight):
+                differing += label
+    return differing
+
+
 def _serves(layer: nn.Module, weight: Tensor) -> bool:
+    """True also where it cannot be told: layouts that we do not know, and layers split over GPUs."""
     served: Any = getattr(layer, "weight", None)
-    if not isinstance(layer, LinearBase | ParallelLMHead):
-        if served is None or served.shape[1:] != weight.shape[1:] or served.shape[0] < weight.shape[0]:
-            return True  # not a layout that can be compared
-        return bool(torch.equal(served[: weight.shape[0]].cpu(), weight.to(served.dtype)))
-    if layer.tp_size > 1:
-        return True  # split over GPUs: each has a part only
-    dtype: torch.dtype = served.dtype
-    generator = torch.Generator().manual_seed(0)
-    probe = torch.randn(_PROBE_ROWS, weight.shape[1], generator=generator).to(dtype)
-    wanted = nn.functional.linear(probe.float(), weight.to(dtype).float())
+    if isinstance(layer, LinearBase | ParallelLMHead):
+        return layer.tp_size > 1 or _computes_with(layer, weight, served)
+    if served is None or served.shape[1:] != weight.shape[1:] or served.shape[0] < weight.shape[0]:
+        return True
+    return bool(torch.equal(served[: weight.shape[0]].cpu(), weight.to(served.dtype)))
+
+
+def _computes_with(layer: nn.Module, weight: Tensor, served: Tensor) -> bool:
+    """Asks the layer itself: on CPU the weight that it computes with is packed, and the plain one may be gone.
+
+    The answer to an input of one 1 and else 0 is a column of the weight, to the bit: no other rounding happens, unless
+    the GPU multiplies in TF32.
+    """
+    columns = torch.linspace(0, weight.shape[1] - 1, min(_COLUMNS, weight.shape[1])).long()
+    probe = nn.functional.one_hot(columns, weight.shape[1]).to(device=served.device, dtype=served.dtype)
     method: Any = layer.quant_method
-    answer = method.apply(layer, probe.to(served.device), None)[:, : weight.shape[0]].float().cpu()
-    scale = float(wanted.abs().mean())
-    return float((answer - wanted).abs().max()) <= (1e-3 if dtype == torch.float32 else 5e-2) * scale
+    answer = method.apply(layer, probe, None)[:, : weight.shape[0]].cpu()
+    wanted = weight[:, columns].T.to(served.dtype)
+    rounding = 2**-10 if served.is_cuda and served.dtype == torch.float32 else 0.0
+    return bool(torch.allclose(answer, wanted, rtol=rounding, atol=0.0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import pytest
 import torch
@@ -31,13 +31,9 @@ class Answering:
     """Engines that answer the probe with given log-probs."""
 
     answers: list[ProbeAnswer]
-    tensors: list[str] = field(default_factory=list)
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
         return self.answers
-
-    def differing_tensors(self, engine: str) -> list[str]:
-        return self.tensors
 
 
 def test_a_folder_of_full_weights_holds_them_and_goes() -> None:
@@ -90,10 +86,11 @@ def test_the_worst_difference_of_all_engines_is_given_back() -> None:
 def test_what_is_off_is_named() -> None:
     good = ProbeAnswer("engine 0", 3, EXPECTED)
     off = ProbeAnswer("engine 1", 3, [[0.0, -1.0, -2.0], [0.0, -3.5]])
-    tensors = [f"t{i}" for i in range(10)]
-    message = r"engine 1 does not serve version 3 .* up to 0.5 \(tolerance 0.1\); it differs in t0, .*t7 and 2 more"
-    with pytest.raises(WeightSyncError, match=message):
-        verify_weights(Answering([good, off], tensors), SEQUENCES, EXPECTED, 3, 0.1)
+    with pytest.raises(WeightSyncError, match=r"engine 1 does not serve version 3 .* up to 0.5 \(tolerance 0.1\)"):
+        verify_weights(Answering([good, off]), SEQUENCES, EXPECTED, 3, 0.1)
+    old = ProbeAnswer("engine 1", 3, EXPECTED, tuple(f"t{i}" for i in range(10)))
+    with pytest.raises(WeightSyncError, match=r"engine 1 .* up to 0 .* old values of t0, .*t7 and 2 more"):
+        verify_weights(Answering([good, old]), SEQUENCES, EXPECTED, 3, 0.1)
     with pytest.raises(WeightSyncError, match="engine 0 serves version 3, but version 4 was published"):
         verify_weights(Answering([good]), SEQUENCES, EXPECTED, 4, 0.1)
 
@@ -105,4 +102,4 @@ def test_nan_never_passes() -> None:
 
 
 def test_tolerances_grow_with_rounding() -> None:
-    assert default_tolerance("float32") == 1e-4 < default_tolerance("bfloat16")
+    assert default_tolerance("float32") == 1e-3 < default_tolerance("bfloat16")
