@@ -44,7 +44,9 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this
     """Lists what the store has, the newest first."""
     table = Table()
     for column in ("artifact", "node", "kind", "made", "size", "figures"):
-        table.add_column(column, justify="right" if column == "size" else "left")
+        table.add_column(
+            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "figures"
+        )
     found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
         made = f"{m.finished_at:%Y-%m-%d %H:%M}"

@@ -7,6 +7,7 @@ worker's start, a few seconds.
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,7 +22,7 @@ from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
 )
-from prefect.client.schemas.objects import Artifact, FlowRun, TaskRun
+from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
@@ -66,7 +67,14 @@ def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console:
             flow_run = run.follow()
     state = flow_run.state
     assert state is not None, "follow() returns a run in a final state"
-    return Ended(str(run_id), state.is_completed(), f"{state.name}: {state.message or 'no reason given'}", url)
+    return Ended(str(run_id), state.is_completed(), _reason(state), url)
+
+
+def _reason(state: State) -> str:
+    """What the flow raised; Prefect puts words and the exception's type before it."""
+    message = state.message or "no reason given"
+    raised = re.fullmatch(r"Flow run encountered an exception: \w+: (.*)", message, re.DOTALL)
+    return raised[1] if raised else f"{state.name}: {message}"
 
 
 def _start(api: str, recipe: str, overrides: Sequence[str]) -> UUID:

@@ -19,6 +19,7 @@ from deployments.cli.tables import duration
 
 _GLYPHS = {"waiting": "[dim]·[/]", "Reused": "[green]✓[/]", "Computed": "[green]✓[/]", "Completed": "[green]✓[/]",
            "Failed": "[red]✗[/]", "Crashed": "[red]✗[/]", "Cancelled": "[red]✗[/]"}  # fmt: skip
+_WORDS = {"NotReady": "not run"}
 _LINE_SECONDS = 15.0  # between two lines of one stage's progress where there is no terminal
 
 
@@ -89,7 +90,7 @@ class _Lines:
                 continue
             self._said[node.name] = (node.state, node.text)
             self._said_at[node.name] = time.monotonic()
-            what = node.text if node.running and node.text else node.state.lower()
+            what = node.text if node.running and node.text else _WORDS.get(node.state, node.state.lower())
             self._console.print(f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}", highlight=False)
 
     def note(self, text: str) -> None:

@@ -26,7 +26,7 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
     compute = sum(node.action == "compute" for node in nodes)
     table = Table(title=f"{recipe}: {compute} to compute, {len(nodes) - compute} to reuse", title_justify="left")
     for column in ("stage", "", "why", "artifact"):
-        table.add_column(column, overflow="fold")
+        table.add_column(column, overflow="fold", no_wrap=column != "why")
     for node in nodes:
         table.add_row(node.name, _styled(node.action), escape(node.why), str(node.ref))
     return table

@@ -70,9 +70,9 @@ def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], see
     for path in sorted(node.user_files.keys() | before.user_files.keys()):
         if node.user_files.get(path) != before.user_files.get(path):
             yield f"the file {path} changed"
-    for name, ref in node.input_refs.items():
-        if before.parents.get(name) != ref:
-            yield f"after {node.inputs[name]}"
+    changed = [node.inputs[name] for name, ref in node.input_refs.items() if before.parents.get(name) != ref]
+    if changed:
+        yield f"after {', '.join(changed)}"
     if seed != before.seed:
         yield f"seed: {before.seed} → {seed}"
     for name in sorted(libraries.keys() | before.libraries.keys()):

@@ -85,6 +85,8 @@ def _is_bound(name: str) -> bool:
 
 
 def _number(value: float | int | str | None) -> str:
+    if isinstance(value, float) and value.is_integer():
+        return f"{value:.0f}"
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.3f}"
     return str(value)
