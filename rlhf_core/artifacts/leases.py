@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Self
@@ -98,7 +99,9 @@ class Lease:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.release()
 
     def _keep(self) -> None:
@@ -115,18 +118,16 @@ class Lease:
 
     def _write(self, record: LeaseRecord) -> None:
         data = _encoded(record)
-        try:
+        with suppress(ConflictError):
             self._store.replace(self._path, data, self._tag)
-        except ConflictError:
-            pass
         found = self._store.get_tagged(self._path)
-        if found is not None and found[0] == data:
-            self._record, self._tag = record, found[1]
-        elif found is None or _decoded(self._path, found[0]).holder != self._record.holder:
-            who = "was deleted" if found is None else f"was taken by {_described(_decoded(self._path, found[0]).holder)}"
-            self._lost = f"the lease {self._path} {who}: this job stops, and nothing is published from it"
+        stored = None if found is None else _decoded(self._path, found[0])
+        if found is not None and stored is not None and stored.holder == self._record.holder:
+            # `record`, or an earlier write of ours whose answer was lost.
+            self._record, self._tag = stored, found[1]
         else:
-            self._record, self._tag = _decoded(self._path, found[0]), found[1]  # an earlier write of ours, answered late
+            what = "was deleted" if stored is None else f"was taken by {_described(stored.holder)}"
+            self._lost = f"the lease {self._path} {what}: this job stops, and nothing is published from it"
 
 
 def lease_path(ref: ArtifactRef) -> str:

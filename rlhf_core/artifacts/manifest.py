@@ -53,10 +53,10 @@ class Manifest(Config):
     key: str
     files: tuple[FileEntry, ...]
     parents: dict[str, ArtifactRef]  # input name -> artifact
-    user_files: dict[str, str] = {}  # path as the recipe names it -> sha256
+    user_files: dict[str, str] = Field({})  # path as the recipe names it -> sha256
     config: dict[str, Any]
     seed: int
-    metrics: dict[str, float | int | str | None] = {}
+    metrics: dict[str, float | int | str | None] = Field({})
     code_revision: str
     libraries: dict[str, str]
     device_seconds: float  # reserved CPUs or GPUs x seconds

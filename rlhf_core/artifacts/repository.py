@@ -108,15 +108,15 @@ class ArtifactRepository:
             actual = file_digest(to)
             if actual != sha256:
                 raise IntegrityError(
-                    f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: delete it and run "
-                    "again, the stage that made it is then computed anew"
+                    f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: delete it and "
+                    "run again, the stage that made it is then computed anew"
                 )
         except BaseException:
             to.unlink(missing_ok=True)
             raise
 
     def write_spec(self, spec: StageSpec) -> None:
-        """What the job of an artifact must do. The newest stands: two specs of one key differ in nothing that counts."""
+        """What the job of an artifact must do. The newest stands: specs of one key differ in nothing that counts."""
         self.store.put(_spec_path(spec.ref), spec.model_dump_json(indent=1).encode())
 
     def read_spec(self, ref: ArtifactRef) -> StageSpec:

@@ -23,6 +23,7 @@ _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _PROBE = "probe/"
+_PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
 _FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError)
 
 
@@ -42,12 +43,13 @@ class S3Store(Store):
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         try:
-            return self._call(path, self._read, self._key(path))
+            found: tuple[bytes, str] = self._call(path, self._read, self._key(path))
         except StoreError as error:
             # A bucket that is gone is a FileNotFoundError to s3fs too, but no reason to compute everything again.
             if _code(error.__cause__) == "NoSuchKey":
                 return None
             raise
+        return found
 
     async def _read(self, key: str) -> tuple[bytes, str]:
         # One request, so that the tag belongs to these bytes.
@@ -106,8 +108,8 @@ class S3Store(Store):
     def _probe(self) -> None:
         # Asked first, since some servers make a missing bucket at the first write. A listing's answer says what is
         # wrong, that of HEAD does not; but a listing of a missing bucket is empty to some.
-        listing = {"Bucket": self._bucket, "Prefix": f"{self._prefix}{_PROBE}", "MaxKeys": 1}
-        self._call(_PROBE, self._s3._call_s3, "list_objects_v2", **listing)
+        prefix = f"{self._prefix}{_PROBE}"
+        self._call(_PROBE, self._s3._call_s3, "list_objects_v2", Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         self._call(_PROBE, self._s3._call_s3, "head_bucket", Bucket=self._bucket)
         probe_contract(self)
 
@@ -120,7 +122,9 @@ class S3Store(Store):
     def _request(self, method: str, path: str, **arguments: Any) -> None:
         self._call(path, self._s3._call_s3, method, Bucket=self._bucket, Key=self._key(path), **arguments)
 
-    def _call(self, path: str, function: Callable[..., Any], *args: Any, timeout: float | None = -1, **kwargs: Any) -> Any:
+    def _call(
+        self, path: str, function: Callable[..., Any], *args: Any, timeout: float | None = -1, **kwargs: Any
+    ) -> Any:
         """`function` of s3fs, repeated over what passes by itself. StoreError's cause is s3fs's error.
 
         timeout: seconds; None for what may take long because it is large. The client's own timeouts do not cover a
@@ -153,9 +157,11 @@ class S3Store(Store):
         if status == 404:
             return StoreError(f"{self.url} has no object {path}")
         if status == 501:
-            return StoreError(f"{self.url}: the server does not know how to do this ({_line(error)}): use another store")
+            return StoreError(f"{self.url}: the server cannot do this ({_line(error)}): use another store")
         if status is None and _is_transient(error):
-            return StoreError(f"no S3 server answers at {server} ({_line(error)}): start it, or correct AWS_ENDPOINT_URL")
+            return StoreError(
+                f"no S3 server answers at {server} ({_line(error)}): start it or correct AWS_ENDPOINT_URL"
+            )
         return StoreError(f"the store {self.url} fails at `{path}`: {_line(error)}")
 
 
@@ -196,7 +202,7 @@ def _is_transient(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return status in _TRANSIENT_STATUS
-    return isinstance(error, BotoConnectionError | HTTPClientError | TimeoutError | ConnectionError | aiohttp.ClientError)
+    return isinstance(error, _PASSING)
 
 
 def _line(error: BaseException) -> str:

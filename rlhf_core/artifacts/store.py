@@ -44,7 +44,7 @@ class Store(ABC):
 
     @abstractmethod
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        """Write, unless the object is gone or is not the one that `tag` came with: ConflictError, as `put_if_absent`."""
+        """Write, unless the object is gone or not the one that `tag` came with: ConflictError, as `put_if_absent`."""
 
     @abstractmethod
     def put_file_if_absent(self, path: str, local_path: Path) -> bool:
@@ -67,7 +67,7 @@ class Store(ABC):
 
     @abstractmethod
     def probe(self) -> None:
-        """Prove that the store is there, takes our credentials and keeps the contract. StoreError says what is not so."""
+        """Prove that the store is there, takes our credentials and keeps the contract. StoreError says what fails."""
 
     def get(self, path: str) -> bytes | None:
         found = self.get_tagged(path)
@@ -144,6 +144,6 @@ def _must_conflict(store: Store, broken: str, write: Callable[[], None]) -> None
     except ConflictError:
         return
     raise StoreError(
-        f"{store.url}: this store has no conditional writes ({broken}), so two runs could destroy each other's results; "
-        "use one that has them, such as AWS S3 or SeaweedFS"
+        f"{store.url}: this store has no conditional writes ({broken}), so two runs could destroy each other's "
+        "results; use one that has them, such as AWS S3 or SeaweedFS"
     )

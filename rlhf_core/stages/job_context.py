@@ -47,7 +47,9 @@ class JobContext:
         repository = ArtifactRepository(self._store)
         manifest = repository.manifest(ref)
         if manifest is None:
-            raise StoreError(f"{self._store.url} has no artifact {ref}, or not all of its files; run again to make it anew")
+            raise StoreError(
+                f"{self._store.url} has no artifact {ref}, or not all its files: run again to make it anew"
+            )
         return Input(manifest, repository.fetch(ref, node_cache()))
 
     def user_file(self, path: str) -> Path:
@@ -79,7 +81,7 @@ class JobContext:
 
     @cached_property
     def _user_files(self) -> Path:
-        """All of them in one folder, placed to each other as the recipe places them, so that siblings find each other."""
+        """All of them in one folder, placed as the recipe places them, so that siblings find each other."""
         files = {self._place(path): sha256 for path, sha256 in self._spec.user_files.items()}
         return ArtifactRepository(self._store).materialise(files, node_cache())
 

@@ -100,11 +100,11 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Confi
             f"stage {spec.stage}, version {spec.stage_version}, was asked for, but the code on the cluster {here}: "
             "give both the same release"
         )
-    here = computing_libraries()
+    installed = computing_libraries()
     differing = [
-        f"{name} {spec.libraries.get(name, 'none')} there, {here.get(name, 'none')} here"
-        for name in sorted(spec.libraries.keys() | here.keys())
-        if spec.libraries.get(name) != here.get(name)
+        f"{name} {spec.libraries.get(name, 'none')} there, {installed.get(name, 'none')} here"
+        for name in sorted(spec.libraries.keys() | installed.keys())
+        if spec.libraries.get(name) != installed.get(name)
     ]
     if differing:
         raise StageError(

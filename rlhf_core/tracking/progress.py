@@ -15,9 +15,7 @@ _WINDOW = 20  # reports whose pace is taken for the pace of what is left
 class Progress:
     """Prints what it is told, at most twice a second, and says from the newest pace how long it will still take."""
 
-    def __init__(
-        self, write: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic
-    ):
+    def __init__(self, write: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic):
         self._write = write or (lambda line: print(line, flush=True))
         self._clock = clock
         self._recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)

@@ -26,7 +26,7 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """Writes `<folder>/metrics.jsonl`, and below it what the other trackers keep: all of it becomes part of the artifact.
+    """Writes `<folder>/metrics.jsonl`, and beside it what the other trackers keep: all becomes part of the artifact.
 
     settings: which trackers; name: the recipe's node; run_id: the run that the stage belongs to; config: the stage's
     settings, shown beside the figures. The others start with the first figures, since many stages have none.
@@ -63,8 +63,8 @@ class Tracker:
         self._sinks = []
 
     def keep(self, folder: Path) -> None:
-        """Copy, after `close`, what was written into the artifact's `folder`: metrics.jsonl, and the trackers' own files
-        below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
+        """Copy, after `close`, what was written into the artifact's `folder`: metrics.jsonl, and the trackers' own
+        files below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
         """
         if (folder / METRICS_FILE).exists():
             raise FileExistsError(f"{folder / METRICS_FILE}: this name is kept for the figures that a stage logs")
@@ -78,7 +78,9 @@ class Tracker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def _start_sinks(self) -> list[Sink]:
@@ -123,7 +125,8 @@ class WeightsAndBiases:
         # An explicit WANDB_MODE counts; without it, a job must not stop to ask for a key.
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         settings = wandb.Settings(
-            mode=mode, silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
+            mode=mode,  # type: ignore[arg-type]  # a wrong WANDB_MODE is wandb's to refuse
+            silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
             x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
         start: dict[str, Any] = {
@@ -143,7 +146,10 @@ class WeightsAndBiases:
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:
+        import wandb
+
         self._run.finish()
+        wandb.teardown()  # `finish` returns before the file is whole
 
 
 def _number(name: str, value: Any) -> float:

@@ -22,7 +22,11 @@ def manifest(name: str, stage: str = "sft", **changes: object) -> Manifest:
 
 
 def published(
-    repository: ArtifactRepository, folder: Path, name: str, stage: str = "sft", parents: dict[str, ArtifactRef] | None = None
+    repository: ArtifactRepository,
+    folder: Path,
+    name: str,
+    stage: str = "sft",
+    parents: dict[str, ArtifactRef] | None = None,
 ) -> Manifest:
     """An artifact with one file, which holds its name."""
     folder.mkdir(parents=True)

@@ -74,12 +74,11 @@ def test_the_heartbeat_renews(store: Store) -> None:
         time.sleep(0.05)
     assert _record(store).expires_at > before
     lease.release()
-    assert lease.lost == "" and _record(store).released
+    assert lease.lost == ""
+    assert _record(store).released
 
 
-def test_one_that_ran_out_is_taken_over_and_its_holder_learns_it(
-    store: Store, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_that_ran_out_is_taken_over_and_its_holder_learns_it(store: Store, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leases, "CLOCK_SKEW", timedelta(0))
     lost = threading.Event()
     first = _held(store, lifetime=0.4)

@@ -72,7 +72,7 @@ class _CarelessS3(BaseHTTPRequestHandler):
         if self.command != "HEAD":
             self.wfile.write(body)
 
-    def log_message(self, format: str, *arguments: object) -> None:
+    def log_message(self, *arguments: object) -> None:
         pass
 
 
@@ -134,9 +134,7 @@ def test_no_credentials(s3_store_url: str, monkeypatch: pytest.MonkeyPatch, tmp_
     monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "none"))
     monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "none"))
-    assert _reason(s3_store_url) == (
-        "the store needs credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-    )
+    assert _reason(s3_store_url) == ("the store needs credentials: set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY")
 
 
 def test_an_endpoint_where_nobody_listens(s3_store_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from rlhf_core.artifacts.store import Store, open_store
 from rlhf_core.errors import ConflictError, StoreError
+from tests.services import S3Server
 
 
 @pytest.fixture
@@ -136,9 +138,11 @@ def test_list_is_by_prefix_and_never_stale(store: Store) -> None:
 
 def test_another_client_sees_every_write_at_once(store: Store) -> None:
     other = open_store(store.url)
-    assert other.get("a") is None and other.list("") == []
+    assert other.get("a") is None
+    assert other.list("") == []
     store.put("a", b"one")
-    assert other.get("a") == b"one" and other.list("") == ["a"]
+    assert other.get("a") == b"one"
+    assert other.list("") == ["a"]
 
 
 @pytest.mark.parametrize("path", ["", "/a", "../a", "a/../b", "a//b", "a/", ".locks/x"])
@@ -169,3 +173,26 @@ def test_the_probe_passes_and_leaves_nothing(store: Store) -> None:
 def test_urls_that_name_no_store(url: str, message: str) -> None:
     with pytest.raises(StoreError, match=message):
         open_store(url)
+
+
+def test_a_server_that_restarts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    server = S3Server()
+    try:
+        server.start()
+        server.create_bucket("own")
+        for name, value in server.environment().items():
+            monkeypatch.setenv(name, value)
+        store = open_store("s3://own")
+        store.put("a", b"before")
+        server.stop()
+        with ThreadPoolExecutor(1) as pool:
+            reading = pool.submit(store.get, "a")
+            writing = pool.submit(store.put_if_absent, "b", b"after")
+            time.sleep(1)
+            assert not reading.done()
+            server.start()
+            assert reading.result(timeout=60) == b"before"
+            writing.result(timeout=60)
+        assert store.get("b") == b"after"
+    finally:
+        server.close()

@@ -31,7 +31,9 @@ from rlhf_core.stages.table import STAGES
 REPOSITORY = Path(__file__).parents[3]
 QUICK = "def rows():\n    return [{'text': 'one'}, {'text': 'two'}]\n"
 # Says where it is and then works for long, in a way that only a signal ends.
-SLOW = "import time\n\ndef rows():\n    print('at work', flush=True)\n    time.sleep(60)\n    return [{'text': 'one'}]\n"
+SLOW = (
+    "import time\n\ndef rows():\n    print('at work', flush=True)\n    time.sleep(60)\n    return [{'text': 'one'}]\n"
+)
 
 
 @pytest.fixture
@@ -83,7 +85,8 @@ class Job:
 
     def __init__(self, store: Store, ref: ArtifactRef, log: Path):
         self._log = log
-        command = [sys.executable, "-m", "rlhf_core.stages", "--store", store.url, "--stage", ref.stage, "--key", ref.key]
+        which = ["--store", store.url, "--stage", ref.stage, "--key", ref.key]
+        command = [sys.executable, "-m", "rlhf_core.stages", *which]
         environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "PYTHONUNBUFFERED": "1"}
         with log.open("wb") as output:
             self.process = subprocess.Popen(
@@ -147,8 +150,10 @@ def test_a_job_publishes_what_its_spec_says(repository: ArtifactRepository, tmp_
     assert (manifest.kind, manifest.name, manifest.key) == (Kind.DATASET, "data.text", spec.key)
     assert [file.path for file in manifest.files] == ["data.jsonl", "info.json", "metrics.jsonl"]
     assert manifest.metrics["rows"] == 2
-    assert manifest.user_files == spec.user_files and manifest.libraries == spec.libraries
-    assert manifest.device == "cpu" and 0 <= manifest.device_seconds < 60
+    assert manifest.user_files == spec.user_files
+    assert manifest.libraries == spec.libraries
+    assert manifest.device == "cpu"
+    assert 0 <= manifest.device_seconds < 60
     assert manifest.started_at < manifest.finished_at
     folder = repository.fetch(spec.ref, tmp_path / "cache")
     assert json.loads((folder / "metrics.jsonl").read_text())["rows"] == 2
@@ -157,7 +162,9 @@ def test_a_job_publishes_what_its_spec_says(repository: ArtifactRepository, tmp_
     assert list((tmp_path / "work").iterdir()) == []
 
 
-def test_a_finished_stage_is_not_computed_again(local: ArtifactRepository, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_finished_stage_is_not_computed_again(
+    local: ArtifactRepository, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     spec = _specified(local, tmp_path, QUICK)
     first = run_job(local.store.url, spec.ref)
     assert run_job(local.store.url, spec.ref) == first
@@ -168,7 +175,8 @@ def test_an_error_of_the_user_is_the_last_line(local: ArtifactRepository, tmp_pa
     spec = _specified(local, tmp_path, "def rows():\n    raise RuntimeError('no rows today')\n")
     job = jobs.start(local.store, spec.ref)
     assert job.wait() == 1
-    assert "no rows today" in job.error["message"] and job.error["type"] == "StageError"
+    assert "no rows today" in job.error["message"]
+    assert job.error["type"] == "StageError"
     assert "Traceback (most recent call last)" in job.output
     assert local.manifest(spec.ref) is None
     assert _lease(local.store, spec.ref).released
@@ -185,7 +193,10 @@ def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
     job.process.terminate()
     assert job.wait() == 143
     assert time.monotonic() - began < 20
-    assert job.error == {"type": "Stopped", "message": "the job was stopped before it had finished; nothing was published"}
+    assert job.error == {
+        "type": "Stopped",
+        "message": "the job was stopped before it had finished; nothing was published",
+    }
     assert _lease(repository.store, spec.ref).released
     assert repository.manifest(spec.ref) is None
     assert list((tmp_path / "work").iterdir()) == []
@@ -224,7 +235,8 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
         lease_path(spec.ref), LeaseRecord(holder=thief, expires_at=expires, renewals=0).model_dump_json().encode()
     )
     assert job.wait() == 1  # at the next heartbeat
-    assert job.error["type"] == "StageError" and "was taken by process 7 on far" in job.error["message"]
+    assert job.error["type"] == "StageError"
+    assert "was taken by process 7 on far" in job.error["message"]
     assert _lease(local.store, spec.ref).holder == thief
 
 
@@ -236,7 +248,8 @@ def test_of_two_jobs_one_computes_and_the_other_waits(
     first.wait_for("at work")
     second = jobs.start(repository.store, spec.ref)
     assert (first.wait(), second.wait()) == (0, 0)
-    assert "waiting for process" in second.output and "is in the store already" in second.output
+    assert "waiting for process" in second.output
+    assert "is in the store already" in second.output
     assert "at work" not in second.output
 
 
@@ -277,8 +290,6 @@ def test_changed_user_files_are_refused(local: ArtifactRepository, tmp_path: Pat
     local.store.put(f"blobs/sha256/{digest[:2]}/{digest}", SLOW.encode())
     with pytest.raises(IntegrityError):
         run_job(local.store.url, spec.ref)
-
-
 
 
 def wrong_kind(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -331,7 +342,7 @@ def test_user_files_keep_their_places(local: ArtifactRepository, tmp_path: Path)
     assert (recipe / "../shared/data.jsonl").read_text() == "../shared/data.jsonl"
     assert context.user_folder("sub") == recipe / "sub"
     assert context.user_folder("../shared") == recipe.parent / "shared"
-    with pytest.raises(StageError, match="other.py: no file of the recipe"):
+    with pytest.raises(StageError, match=r"other\.py: no file of the recipe"):
         context.user_file("other.py")
     with pytest.raises(StageError, match="nowhere: no folder of the recipe"):
         context.user_folder("nowhere")
@@ -347,10 +358,13 @@ def test_a_context_works_on_another_node_but_does_not_log_there(
     context: JobContext = pickle.loads(sent)
     assert (context.name, context.key, context.seed) == (spec.name, spec.key, 1)
     item = context.fetch(spec.ref)
-    assert item.manifest == made and (item.folder / "data.jsonl").is_file()
+    assert item.manifest == made
+    assert (item.folder / "data.jsonl").is_file()
     assert item.folder.is_relative_to(tmp_path / "other")
     assert context.user_file("code/data.py").read_text() == QUICK
-    assert context.workdir.is_dir() and context.workdir != tmp_path and not any(context.workdir.iterdir())
+    assert context.workdir.is_dir()
+    assert context.workdir != tmp_path
+    assert not any(context.workdir.iterdir())
     with pytest.raises(StageError, match="logged by the job itself"):
         context.log(0, {})
     with pytest.raises(StageError, match="told by the job itself"):

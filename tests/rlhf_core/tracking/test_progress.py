@@ -18,7 +18,8 @@ class _Job:
         self.progress = Progress(self._write, clock=lambda: self.now)
 
     def _write(self, line: str) -> None:
-        assert line.startswith(PREFIX) and parse_progress(line) is not None
+        assert line.startswith(PREFIX)
+        assert parse_progress(line) is not None
         self.lines.append(json.loads(line.removeprefix(PREFIX)))
 
     def left(self) -> list[float | None]:
@@ -28,9 +29,7 @@ class _Job:
 def test_a_line_has_what_a_follower_wants() -> None:
     job = _Job()
     job.progress.report(3, 10, "train", {"loss": 0.5})
-    assert job.lines == [
-        {"step": 3, "total": 10, "phase": "train", "figures": {"loss": 0.5}, "seconds_left": None}
-    ]
+    assert job.lines == [{"step": 3, "total": 10, "phase": "train", "figures": {"loss": 0.5}, "seconds_left": None}]
 
 
 def test_the_time_left_follows_the_pace() -> None:
@@ -65,7 +64,8 @@ def test_at_most_two_lines_a_second_but_never_without_the_last() -> None:
         job.now += 0.1
         job.progress.report(step, 100)
     assert len(job.lines) <= 22
-    assert job.lines[-1]["step"] == 100 and job.left()[-1] == 0.0
+    assert job.lines[-1]["step"] == 100
+    assert job.left()[-1] == 0.0
 
 
 def test_a_new_phase_is_shown_at_once_and_starts_the_clock_anew() -> None:
