@@ -19,8 +19,8 @@ class FolderModel(Config):
 class HubModel(Config):
     type: Literal["hub"]
     repository: str = Field(description="`owner/name` on the Hugging Face hub")
-    revision: str = Field("main", description="a branch, a tag, or better: a commit")
-    trust_remote_code: bool = Field(False, description="whether the repository's own Python code is run")
+    revision: str = Field(default="main", description="a branch, a tag, or better: a commit")
+    trust_remote_code: bool = Field(default=False, description="whether the repository's own Python code is run")
 
 
 class WheelModel(Config):
@@ -29,21 +29,21 @@ class WheelModel(Config):
     type: Literal["wheel"]
     requirement: str = Field(description="exact requirement, e.g. name==1.2.3")
     file: str = Field(description="path of the GGUF file inside the wheel")
-    chat_template: str | None = Field(None, description="Jinja text; none: the template in the GGUF file")
+    chat_template: str | None = Field(default=None, description="Jinja text; none: the template in the GGUF file")
 
 
 class ScratchModel(Config):
     """A small Llama of random weights, with a word-level tokenizer: printable ASCII and the given words."""
 
     type: Literal["scratch"]
-    words: tuple[str, ...] = Field((), description="strings that become one token each, longest match first")
-    hidden_size: PositiveInt = Field(128, description="width; `heads` times an even number")
-    intermediate_size: PositiveInt = Field(384, description="width of the feed-forward layers")
-    layers: PositiveInt = Field(4, description="transformer layers")
-    heads: PositiveInt = Field(4, description="attention heads")
-    context_length: PositiveInt = Field(256, description="longest sequence, in tokens")
-    tie_word_embeddings: bool = Field(True, description="the output layer shares the embedding's weights")
-    initializer_range: PositiveFloat = Field(0.05, description="standard deviation of the random weights")
+    words: tuple[str, ...] = Field(default=(), description="strings that become one token each, longest match first")
+    hidden_size: PositiveInt = Field(default=128, description="width; `heads` times an even number")
+    intermediate_size: PositiveInt = Field(default=384, description="width of the feed-forward layers")
+    layers: PositiveInt = Field(default=4, description="transformer layers")
+    heads: PositiveInt = Field(default=4, description="attention heads")
+    context_length: PositiveInt = Field(default=256, description="longest sequence, in tokens")
+    tie_word_embeddings: bool = Field(default=True, description="the output layer shares the embedding's weights")
+    initializer_range: PositiveFloat = Field(default=0.05, description="standard deviation of the random weights")
 
 
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
@@ -51,4 +51,4 @@ BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, 
 
 class BaseModelConfig(Config):
     source: BaseModelSource = Field(description="where the model comes from")
-    dtype: Literal["float32", "bfloat16"] = Field("bfloat16", description="of the stored weights")
+    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")

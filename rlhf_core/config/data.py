@@ -24,9 +24,9 @@ class FilesSource(Config):
 class HubSource(Config):
     type: Literal["hub"]
     repository: str = Field(description="`owner/name` of a data set on the Hugging Face hub")
-    subset: str | None = Field(None, description="the data set's configuration, where it has several")
-    split: str = Field("train", description="which of its splits")
-    revision: str = Field("main", description="a branch, a tag, or better: a commit")
+    subset: str | None = Field(default=None, description="the data set's configuration, where it has several")
+    split: str = Field(default="train", description="which of its splits")
+    revision: str = Field(default="main", description="a branch, a tag, or better: a commit")
 
 
 class ReasoningGymSource(Config):
@@ -44,7 +44,7 @@ class FunctionSource(Config):
     type: Literal["function"]
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(description="its name in the file")
-    options: dict[str, Any] = Field({}, description="the function's arguments")
+    options: dict[str, Any] = Field(default={}, description="the function's arguments")
 
 
 Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]
@@ -52,15 +52,17 @@ Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource
 
 class WeightedSource(Config):
     source: Source = Field(description="where its rows come from")
-    weight: PositiveFloat = Field(1.0, description="its share of the mix, relative to the others")
+    weight: PositiveFloat = Field(default=1.0, description="its share of the mix, relative to the others")
 
 
 class DatasetConfig(Config):
     format: DataFormat = Field(description="what a row means, see Rows")
-    source: Source | None = Field(None, description="where the rows come from")
-    mix: tuple[WeightedSource, ...] = Field((), description="several sources, drawn by weight, instead of `source`")
-    columns: dict[str, str] = Field({}, description="canonical column -> the source's column")
-    limit: PositiveInt | None = Field(None, description="rows at most; none: all")
-    exclude: tuple[str, ...] = Field((), description="datasets whose prompts must not occur here")
-    drop_duplicates: bool = Field(True, description="drop a row that repeats an earlier one")
-    shuffle: bool = Field(True, description="put the rows into a random order made from the recipe's seed")
+    source: Source | None = Field(default=None, description="where the rows come from")
+    mix: tuple[WeightedSource, ...] = Field(
+        default=(), description="several sources, drawn by weight, instead of `source`"
+    )
+    columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
+    limit: PositiveInt | None = Field(default=None, description="rows at most; none: all")
+    exclude: tuple[str, ...] = Field(default=(), description="datasets whose prompts must not occur here")
+    drop_duplicates: bool = Field(default=True, description="drop a row that repeats an earlier one")
+    shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")

@@ -13,8 +13,10 @@ class EvaluationConfig(Config):
     dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
-    samples: NonNegativeInt = Field(8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
-    pass_at: tuple[PositiveInt, ...] = Field((1, 8), description="each k of pass@k")
+    samples: NonNegativeInt = Field(
+        default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only"
+    )
+    pass_at: tuple[PositiveInt, ...] = Field(default=(1, 8), description="each k of pass@k")
     models: tuple[str, ...] = operational(("base", "sft", "rl"), description="stages whose models are compared")
     rollout: RolloutEngineConfig = Field(description="the engines that answer")
 

@@ -14,7 +14,7 @@ class RewardModelReward(Config):
 
     type: Literal["reward_model"]
     normalize: bool = Field(
-        True, description="subtract the stored mean of the rewards and divide by their standard deviation"
+        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )
 
 
@@ -23,22 +23,22 @@ class VerifierReward(Config):
 
     type: Literal["verifier"]
     kind: Literal["exact", "reasoning_gym"] = Field(
-        "exact", description="compare with the row's `answer`, or ask the task's own scorer"
+        default="exact", description="compare with the row's `answer`, or ask the task's own scorer"
     )
     pattern: str | None = Field(
-        None, description="regular expression whose group 1 is the answer; none: the whole text"
+        default=None, description="regular expression whose group 1 is the answer; none: the whole text"
     )
 
 
 class FunctionReward(Config):
-    """`function(completions, prompts, rows, **options)` of a Python file; returns one float or {reward, score, ...} each."""
+    """`function(completions, prompts, rows, **options)` of a Python file; a float or {reward, score, ...} for each."""
 
     type: Literal["function"]
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
-    function: str = Field("reward", description="its name in the file")
-    options: dict[str, Any] = Field({}, description="further keyword arguments")
-    timeout_seconds: PositiveFloat = Field(60.0, description="longest call; a later answer is an error")
-    batch_size: PositiveInt = Field(4096, description="completions of one call at most")
+    function: str = Field(default="reward", description="its name in the file")
+    options: dict[str, Any] = Field(default={}, description="further keyword arguments")
+    timeout_seconds: PositiveFloat = Field(default=60.0, description="longest call; a later answer is an error")
+    batch_size: PositiveInt = Field(default=4096, description="completions of one call at most")
 
 
 RewardConfig = Annotated[RewardModelReward | VerifierReward | FunctionReward, Field(discriminator="type")]

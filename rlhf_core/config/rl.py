@@ -17,13 +17,15 @@ class AlgorithmConfig(Config):
 
     reward: RewardConfig = Field(description="what trains")
     optimizer: OptimizerConfig = Field(description="of the policy")
-    group_size: PositiveInt = Field(1, description="completions of one prompt")
-    epochs: PositiveInt = Field(1, description="passes over one batch of experience")
-    minibatches: PositiveInt = Field(1, description="optimizer steps of one pass")
-    clip_low: PositiveFloat = Field(0.2, description="the ratio of new to old probability is clipped at 1 - this")
-    clip_high: PositiveFloat = Field(0.2, description="and at 1 + this")
-    kl_coefficient: NonNegativeFloat = Field(0.0, description="0 loads no reference model")
-    entropy_coefficient: NonNegativeFloat = Field(0.0, description="weight of the entropy bonus in the loss")
+    group_size: PositiveInt = Field(default=1, description="completions of one prompt")
+    epochs: PositiveInt = Field(default=1, description="passes over one batch of experience")
+    minibatches: PositiveInt = Field(default=1, description="optimizer steps of one pass")
+    clip_low: PositiveFloat = Field(
+        default=0.2, description="the ratio of new to old probability is clipped at 1 - this"
+    )
+    clip_high: PositiveFloat = Field(default=0.2, description="and at 1 + this")
+    kl_coefficient: NonNegativeFloat = Field(default=0.0, description="0 loads no reference model")
+    entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")
 
 
 class PPOConfig(AlgorithmConfig):
@@ -31,24 +33,24 @@ class PPOConfig(AlgorithmConfig):
 
     critic_optimizer: OptimizerConfig = Field(description="of the critic")
     critic_start: Literal["reward_model", "policy"] = Field(
-        "reward_model", description="whose weights the critic starts from"
+        default="reward_model", description="whose weights the critic starts from"
     )
-    critic_warmup_steps: int = Field(0, ge=0, description="first steps that train the critic alone")
+    critic_warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic alone")
     value_clip: PositiveFloat | None = Field(
-        0.2, description="largest change of a value in one update; none: not clipped"
+        default=0.2, description="largest change of a value in one update; none: not clipped"
     )
-    gamma: Share = Field(1.0, description="discount of a later reward, per token")
-    gae_lambda: Share = Field(0.95, description="0: one-step advantages, 1: whole returns")
+    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+    gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
     kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        "k1", description="of the KL to the model that RL starts from, part of the reward"
+        default="k1", description="of the KL to the model that RL starts from, part of the reward"
     )
 
 
 class GRPOConfig(AlgorithmConfig):
     """arXiv:2402.03300: advantages normalised within a group of completions of one prompt, no critic."""
 
-    group_size: PositiveInt = Field(8, ge=2, description="completions of one prompt")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field("k3", description="the KL is a term of the loss here")
+    group_size: PositiveInt = Field(default=8, ge=2, description="completions of one prompt")
+    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="the KL is a term of the loss here")
 
 
 ALGORITHMS = ("ppo", "grpo")
@@ -60,17 +62,17 @@ class RLConfig(Config):
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
-    ppo: PPOConfig | None = Field(None, description="settings of PPO")
-    grpo: GRPOConfig | None = Field(None, description="settings of GRPO")
-    lora: LoraConfig | None = Field(None, description="train an adapter; none: all weights")
-    engine: EngineConfig = Field(EngineConfig(), description="how the models are trained")
+    ppo: PPOConfig | None = Field(default=None, description="settings of PPO")
+    grpo: GRPOConfig | None = Field(default=None, description="settings of GRPO")
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
     placement: Placement = operational(Placement, description="what the training workers reserve")
     monitors: dict[str, ScorerConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
     )
     probe_tolerance: PositiveFloat | None = Field(
-        None, description="largest |log-prob difference| of engine and trainer on the probe; none: by dtype"
+        default=None, description="largest |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
 
     @model_validator(mode="after")

@@ -16,8 +16,8 @@ from rlhf_core.config.base import (
 
 
 class SamplingConfig(Config):
-    temperature: NonNegativeFloat = Field(1.0, description="0: greedy")
-    top_p: Share = Field(1.0, description="sample from the smallest set of tokens with this probability")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
+    top_p: Share = Field(default=1.0, description="sample from the smallest set of tokens with this probability")
     max_tokens: PositiveInt = Field(description="longest completion, in tokens")
 
 

@@ -17,19 +17,19 @@ class PretrainConfig(SupervisedConfig):
 class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
-    lora: LoraConfig | None = Field(None, description="train an adapter; none: all weights")
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
 
 
 class RewardModelConfig(SupervisedConfig):
     """Preference pairs, Bradley-Terry. `batch_size` counts pairs."""
 
     loss: Literal["sigmoid", "logexp"] = Field(
-        "sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
+        default="sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
     )
     language_model_coefficient: NonNegativeFloat = Field(
-        0.0, description="weight of the language-model loss on chosen completions"
+        default=0.0, description="weight of the language-model loss on chosen completions"
     )
-    lora: LoraConfig | None = Field(None, description="train an adapter, merged at the end; none: all weights")
+    lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
 
 
 class MergeConfig(Config):
@@ -39,4 +39,4 @@ class MergeConfig(Config):
 
 
 class ReportConfig(Config):
-    samples: int = Field(12, description="prompts whose answers are shown, before and after")
+    samples: int = Field(default=12, description="prompts whose answers are shown, before and after")
