@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
@@ -17,16 +20,20 @@ Bundle = dict[str, float]
 
 
 def connect() -> None:
-    """Connect this process to Ray: to the cluster whose job it is, or RAY_ADDRESS names; else to a new local one.
+    """Connect this process to the Ray cluster whose job it is (RAY_ADDRESS says so), else to a new one of its own.
 
-    A process that is connected already stays so.
+    A process that is connected already stays so. A cluster that merely happens to run on this machine is left alone.
     """
     if ray.is_initialized():
         return
-    try:
+    on_stop = signal.getsignal(signal.SIGTERM)
+    if "RAY_ADDRESS" in os.environ:
         ray.init(address="auto")
-    except ConnectionError:
+    else:
         ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+    if threading.current_thread() is threading.main_thread():
+        # Ray puts a handler in place that aborts the process: a job that is stopped must end its work in order.
+        signal.signal(signal.SIGTERM, on_stop)
 
 
 def worker_bundles(placement: Placement) -> list[Bundle]:

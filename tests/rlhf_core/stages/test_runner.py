@@ -202,6 +202,23 @@ def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_a_job_that_waits_for_its_ray_workers_stops_in_order_too(
+    local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    code = (
+        "import time, ray\nfrom rlhf_core.actors.placement import connect\n\n"
+        "@ray.remote\ndef work():\n    time.sleep(60)\n\n"
+        "def rows():\n    connect()\n    print('at work', flush=True)\n    ray.get(work.remote())\n"
+    )
+    spec = _specified(local, tmp_path, code)
+    job = jobs.start(local.store, spec.ref)
+    job.wait_for("at work")
+    job.process.terminate()
+    assert job.wait() == 143, job.output
+    assert _lease(local.store, spec.ref).released
+
+
 def test_a_killed_job_is_replaced_at_once_on_the_same_machine(
     local: ArtifactRepository, tmp_path: Path, jobs: _Jobs
 ) -> None:
