@@ -21,6 +21,7 @@ _ENVIRONMENT = {
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
 _WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
 _GIB = 2**30
+_BATCHED_TOKENS = 4096  # of one forward, on CPU: enough for matrix products to be efficient
 
 
 def engine_arguments(
@@ -39,7 +40,7 @@ def engine_arguments(
     _check_length(config.max_length, model)
     # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
     os.environ.update(_ENVIRONMENT)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
+    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # an error is raised too; its dump has a hundred pages
     from vllm.platforms import current_platform
 
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
@@ -65,6 +66,10 @@ def engine_arguments(
         # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
+        # A prompt cut in two by the token budget fails on CPU if its request has a seed: vLLM would wind back a random
+        # generator that cannot be. So a prompt is taken whole, in the next forward if need be.
+        arguments["enable_chunked_prefill"] = False
+        arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS, config.max_length + 1)
     else:
         arguments["gpu_memory_utilization"] = config.memory_share
     if lora is not None:

@@ -191,6 +191,18 @@ def test_the_proof_by_tensors_needs_no_visible_difference(unmended: Served) -> N
         verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 2, 1e9)
 
 
+def test_more_prompt_tokens_than_one_forward_takes(tmp_path: Path) -> None:
+    """On CPU vLLM cannot cut a seeded request's prompt in two: it must wait for the next forward whole."""
+    model = make_model(tmp_path, tied=True)
+    engine = VllmEngine(tmp_path, CONFIG.model_copy(update={"max_sequences": 128}), dtype="float32", seed=0)
+    prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
+    completions = engine.generate(prompts, SAMPLED)
+    for index in (0, 83, 84, 99):
+        expected = expected_logprobs(model, [[*prompts[index], *completions[index].token_ids]], temperature=0.7)
+        assert completions[index].logprobs == pytest.approx(expected[0][49:], abs=1e-4)
+    engine.shutdown()
+
+
 def test_bfloat16_is_proven_too(tmp_path: Path) -> None:
     model = make_model(tmp_path, tied=True, dtype=torch.bfloat16)
     engine = VllmEngine(tmp_path, CONFIG, dtype="bfloat16", seed=0)
