@@ -19,7 +19,7 @@ name: smallest
 data: {unused: {format: text, source: {type: hub, repository: some/set}}}
 base:
   dtype: float32
-  source: {type: scratch, words: [WORD], hidden_size: 64, intermediate_size: 64, layers: 1, heads: 2, context_length: 32}
+  source: {type: scratch, words: [WORD], hidden_size: 64, intermediate_size: 64, layers: 1, heads: 2}
 """
 
 
