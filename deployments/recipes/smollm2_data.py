@@ -43,7 +43,7 @@ def task_pairs(tasks: Mapping[str, Mapping[str, Any]], seed: int, size: int) -> 
 
     tasks: chain_sum and word_sorting, with the options of their generators.
     """
-    generator = random.Random(seed)  # noqa: S311
+    generator = random.Random(seed)
     rows = []
     for task, options in tasks.items():
         for item in reasoning_gym.create_dataset(task, seed=seed, size=size, **options):

@@ -43,7 +43,7 @@ def conversations(
     """Demonstrations by two annotators, `stated_share` of them by the one who states the answer.
 
     Both are often in a hurry and leave the last letter out, in `hasty_share` of all: imitation alone cannot tell that
-    this is wrong, a verifier can. Haste and form are independent, so neither the verifier nor the rule implies the other.
+    this is wrong, a verifier can. Haste and form are independent: neither the verifier nor the rule implies the other.
     """
     generator = random.Random(seed)
     rows = []

@@ -70,7 +70,7 @@ def _parse_yaml(text: str, where: str) -> Any:
 
 
 def _unshared(value: Any) -> Any:
-    """A copy in which a mapping that YAML aliases put in several places is one mapping each: overrides change one place."""
+    """A copy in which what YAML aliases share is one mapping in each place, so that an override changes one."""
     if isinstance(value, dict):
         return {key: _unshared(item) for key, item in value.items()}
     return [_unshared(item) for item in value] if isinstance(value, list) else value
@@ -104,7 +104,7 @@ def _validate(data: dict[str, Any], where: str) -> Recipe:
 
 
 def _sentence(problem: Any) -> str:
-    location = [part for part in problem["loc"]]
+    location = list(problem["loc"])
     if problem["type"] == "extra_forbidden":
         *parents, wrong = location
         return f"unknown key `{_dotted(location)}`{_nearest(str(wrong), _known_keys(parents))}"

@@ -18,7 +18,7 @@ def mix(sources: Sequence[Sequence[T]], weights: Sequence[float], *, seed: int, 
     """
     orders = [list(range(len(rows))) for rows in sources]
     if shuffle:
-        generator = random.Random(seed)  # noqa: S311
+        generator = random.Random(seed)
         for order in orders:
             generator.shuffle(order)
     total = sum(weights)

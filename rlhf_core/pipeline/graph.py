@@ -1,4 +1,4 @@
-"""A recipe becomes a graph of nodes; each node is one stage with its settings, its inputs, and the key of its result."""
+"""A recipe becomes a graph of nodes; each is one stage with its settings, its inputs, and the key of its result."""
 
 from __future__ import annotations
 
@@ -42,9 +42,7 @@ class _Builder:
         stage = STAGES[stage_name]
         files = user_files(config, self.root)
         refs = {input_name: self.nodes[node].ref for input_name, node in inputs.items()}
-        key = stage_key(
-            stage, config, inputs=refs, user_files=files, seed=self.recipe.seed, libraries=self.libraries
-        )
+        key = stage_key(stage, config, inputs=refs, user_files=files, seed=self.recipe.seed, libraries=self.libraries)
         self.nodes[name] = Node(name, stage, config, dict(inputs), refs, files, ArtifactRef(stage=stage_name, key=key))
         return name
 
@@ -74,7 +72,9 @@ class _Builder:
             return node
         merge = self.recipe.merge
         if merge is None:
-            raise RecipeError(f"{node} writes a LoRA adapter and later stages need full weights: give the section `merge`")
+            raise RecipeError(
+                f"{node} writes a LoRA adapter, and later stages need full weights: give the section `merge`"
+            )
         return self.add(f"merge.{node}", "merge", merge, adapter=node, model=self.nodes[node].inputs["model"])
 
 
@@ -102,14 +102,14 @@ def build_graph(loaded: LoadedRecipe, libraries: Mapping[str, str]) -> dict[str,
         inputs = {"model": model, "dataset": b.dataset(recipe.rl.dataset, "rl.dataset")}
         if _needs_reward_model(recipe):
             if "reward_model" not in b.nodes:
-                raise RecipeError(f"rl.{recipe.rl.algorithm} uses a reward model, but there is no section `reward_model`")
+                raise RecipeError(f"rl.{recipe.rl.algorithm} uses a reward model: give the section `reward_model`")
             inputs["reward_model"] = "reward_model"
         models["rl"] = b.full_weights(b.add_node("rl", "rl", recipe.rl, inputs))
     if recipe.evaluation:
         dataset = b.dataset(recipe.evaluation.dataset, "evaluation.dataset")
         for name in recipe.evaluation.models:
             if name not in models:
-                raise RecipeError(f"evaluation.models: no stage `{name}` makes a model here; there are {', '.join(models)}")
+                raise RecipeError(f"evaluation.models: no stage `{name}` makes a model; there are {', '.join(models)}")
             b.add(f"evaluation.{name}", "evaluation", recipe.evaluation, model=models[name], dataset=dataset)
     if recipe.report:
         b.add_node("report", "report", recipe.report, {f"node.{name}": name for name in b.nodes})

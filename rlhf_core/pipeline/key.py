@@ -56,4 +56,4 @@ def _installed_version(library: str) -> str:
             return version(distribution)
         except PackageNotFoundError:
             continue
-    raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/clusters.md for a light orchestrator")
+    raise RecipeError(f"{library} is not installed here: run `make setup`, or see docs/setup.md")

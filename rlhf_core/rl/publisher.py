@@ -36,7 +36,7 @@ class Publisher:
         self._verify()
 
     def publish(self, version: int) -> dict[str, float]:
-        """The worst difference on the probe, as a metric. Raises WeightSyncError, naming tensors, if it is too large."""
+        """The worst difference on the probe, as a metric. Raises WeightSyncError if it is too large."""
         self._engines.publish(self._trainer.weights(), version)
         self._version = version
         return {"weight_difference": self._verify()}

@@ -57,6 +57,7 @@ class VllmEngine:
             from vllm import LLM
 
             gc.freeze()
+            self._joined = torch.distributed.is_initialized()  # vLLM takes a process group that is there
             self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
             self._llm: Any = LLM(str(folder), **arguments)
 
@@ -199,12 +200,15 @@ class VllmEngine:
         return self._differing
 
     def shutdown(self) -> None:
-        """Frees memory and vLLM's process group; the engine is of no use afterwards."""
-        from vllm.distributed import cleanup_dist_env_and_memory
+        """Frees memory, and the process group if vLLM made it; the engine is of no use afterwards."""
+        from vllm.distributed import cleanup_dist_env_and_memory, destroy_model_parallel
 
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
-        cleanup_dist_env_and_memory()
+        if self._joined:
+            destroy_model_parallel()
+        else:
+            cleanup_dist_env_and_memory()
         torch.set_num_threads = self._set_num_threads
 
 

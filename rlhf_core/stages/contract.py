@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
+from pydantic import Field
+
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.config.base import Config
 
@@ -33,7 +35,7 @@ class StageSpec(Config):
     user_files: dict[str, str]  # path as the recipe names it -> sha256 of a blob in the store
     seed: int
     libraries: dict[str, str]
-    tracking: dict[str, Any] = {}
+    tracking: dict[str, Any] = Field(default_factory=dict)
     run_id: str = ""
 
     @property
@@ -74,7 +76,7 @@ class StageContext(Protocol):
         """The user's file that the recipe calls `path`, as it was when the key was computed."""
 
     def user_folder(self, path: str) -> Path:
-        """The user's folder that the recipe calls `path`: the files of it that are part of the key, under `path`'s names."""
+        """The user's folder that the recipe calls `path`: those of its files that are part of the key."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""

@@ -114,13 +114,13 @@ def _ordered(
     else:
         mixed = [(0, row) for row in kept[0]]
         if config.shuffle:
-            random.Random(seed).shuffle(mixed)  # noqa: S311
+            random.Random(seed).shuffle(mixed)
     counts.not_drawn = sum(map(len, kept)) - len(mixed)
     limited = mixed[: config.limit]
     counts.over_limit = len(mixed) - len(limited)
     if config.mix and config.shuffle:
         # The mix interleaves its sources evenly; training wants them in no pattern.
-        random.Random(seed + 1).shuffle(limited)  # noqa: S311
+        random.Random(seed + 1).shuffle(limited)
     drawn = [sum(1 for index, _ in limited if index == source) for source in range(len(kept))]
     return [row for _, row in limited], drawn
 

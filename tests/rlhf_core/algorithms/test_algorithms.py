@@ -9,7 +9,8 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.types import Experience
 
 BASE = {
-    "dataset": "prompts", "steps": 1, "prompts_per_step": 1, "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
+    "dataset": "prompts", "steps": 1, "prompts_per_step": 1,
+    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
 }  # fmt: skip
 OPTIMIZER = {"learning_rate": 1e-3}
 

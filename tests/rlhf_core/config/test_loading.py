@@ -93,7 +93,9 @@ def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sent
 
 def test_an_override_changes_one_place_of_what_yaml_aliases_share(tmp_path: Path) -> None:
     path = tmp_path / "shared.yaml"
-    sft = "sft: {dataset: questions, batch_size: 4, max_length: 64, optimizer: {learning_rate: 1e-4}, engine: *engine}\n"
+    sft = (
+        "sft: {dataset: questions, batch_size: 4, max_length: 64, optimizer: {learning_rate: 1e-4}, engine: *engine}\n"
+    )
     path.write_text(RECIPE + "  engine: &engine {zero_stage: 1}\n" + sft, encoding="utf-8")
     loaded = load_recipe(str(path), ["rl.engine.zero_stage=3"]).recipe
     assert loaded.rl is not None

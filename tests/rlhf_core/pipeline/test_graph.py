@@ -86,9 +86,9 @@ def test_excluded_datasets_are_read_first_and_only_used_ones_run(tmp_path: Path)
     [
         (("sft=" + TRAIN, "sft.dataset=e"), "sft.dataset: there is no dataset `e` in `data`; it has d"),
         (("sft=" + TRAIN, "data.d.exclude=[d]"), "data.d: `exclude` goes in a circle: d -> d"),
-        (("rl=" + RL, "rl.algorithm=ppo"), "rl.ppo uses a reward model, but there is no section `reward_model`"),
-        (("sft=" + TRAIN, "sft.lora={rank: 4}", "merge=null"), "sft writes a LoRA adapter and later stages need full"),
-        (("evaluation=" + EVALUATION,), "evaluation.models: no stage `sft` makes a model here; there are base"),
+        (("rl=" + RL, "rl.algorithm=ppo"), "rl.ppo uses a reward model: give the section `reward_model`"),
+        (("sft=" + TRAIN, "sft.lora={rank: 4}", "merge=null"), "sft writes a LoRA adapter, and later stages need full"),
+        (("evaluation=" + EVALUATION,), "evaluation.models: no stage `sft` makes a model; there are base"),
     ],
 )  # fmt: skip
 def test_sections_that_name_what_is_not_there(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:

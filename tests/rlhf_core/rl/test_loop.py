@@ -71,7 +71,8 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
     return Loop(
         config, algorithm, PromptSampler(prompts, 0), RolloutSampler(config, engines, TOKENIZER, 0), reward,
-        {"long": FunctionOf(lambda c: float(len(c) > 1))}, trainer, Publisher(config, trainer, engines, prompts[:2]), context,
+        {"long": FunctionOf(lambda c: float(len(c) > 1))}, trainer, Publisher(config, trainer, engines, prompts[:2]),
+        context,
     )  # fmt: skip
 
 
