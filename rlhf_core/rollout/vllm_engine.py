@@ -25,7 +25,7 @@ class VllmEngine:
     """One vLLM engine over the GPUs of this process, or its CPU cores. Implements rollout.engine.RolloutEngine.
 
     With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
-    One engine per process at a time: vLLM keeps process-wide state.
+    It wants a process without training in it: vLLM keeps process-wide state, and ends the process group at its own end.
     """
 
     def __init__(
@@ -57,7 +57,6 @@ class VllmEngine:
             from vllm import LLM
 
             gc.freeze()
-            self._joined = torch.distributed.is_initialized()  # vLLM takes a process group that is there
             self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
             self._llm: Any = LLM(str(folder), **arguments)
 
@@ -200,15 +199,9 @@ class VllmEngine:
         return self._differing
 
     def shutdown(self) -> None:
-        """Frees memory, and the process group if vLLM made it; the engine is of no use afterwards."""
-        from vllm.distributed import cleanup_dist_env_and_memory, destroy_model_parallel
-
+        """Frees memory and ends vLLM's process group; the engine is of no use afterwards."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
-        if self._joined:
-            destroy_model_parallel()
-        else:
-            cleanup_dist_env_and_memory()
         torch.set_num_threads = self._set_num_threads
 
 

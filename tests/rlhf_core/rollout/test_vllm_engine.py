@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publishing import default_tolerance, serialize_weights, verify_weights, weights_folder
-from rlhf_core.rollout.vllm_engine import VllmEngine
+from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
@@ -25,25 +26,27 @@ PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=11)
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=0)
 
-Served = tuple[LlamaForCausalLM, VllmEngine]
+Served = tuple[LlamaForCausalLM, RemoteEngine]
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(
+    engine_process: ProcessPoolExecutor, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Served]:
     """A model and an engine that serves it; each test leaves the engine with the model's weights."""
     folder = tmp_path_factory.mktemp(request.param)
     model = make_model(folder, tied=request.param == "tied")
-    engine = VllmEngine(folder, CONFIG, dtype="float32", seed=0)
+    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
     yield model, engine
     engine.shutdown()
 
 
 @pytest.fixture(scope="module")
-def unmended(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def unmended(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A tied model, and an engine without the cure for its head."""
     folder = tmp_path_factory.mktemp("unmended")
     model = make_model(folder, tied=True)
-    engine = VllmEngine(folder, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
+    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
     yield model, engine
     engine.shutdown()
 
@@ -128,17 +131,20 @@ def test_a_stale_version_is_caught(served: Served) -> None:
         verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 21, 1e-4)
 
 
-class SwappingEngine(VllmEngine):
+class SwappingEngine:
     """Loads what was published, with two tensors in each other's place."""
 
-    def __init__(self, engine: VllmEngine) -> None:
-        vars(self).update(vars(engine))
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
 
     def load_weights(self, folder: Path, version: int) -> None:
         state = load_file(folder / "model.safetensors")
         state[SWAPPED[0]], state[SWAPPED[1]] = state[SWAPPED[1]], state[SWAPPED[0]]
         with weights_folder(serialize_weights(state)) as wrong:
-            super().load_weights(wrong, version)
+            self._engine.load_weights(wrong, version)
 
 
 SWAPPED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
@@ -191,10 +197,12 @@ def test_the_proof_by_tensors_needs_no_visible_difference(unmended: Served) -> N
         verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 2, 1e9)
 
 
-def test_more_prompt_tokens_than_one_forward_takes(tmp_path: Path) -> None:
+def test_more_prompt_tokens_than_one_forward_takes(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
     """On CPU vLLM cannot cut a seeded request's prompt in two: it must wait for the next forward whole."""
     model = make_model(tmp_path, tied=True)
-    engine = VllmEngine(tmp_path, CONFIG.model_copy(update={"max_sequences": 128}), dtype="float32", seed=0)
+    engine = RemoteEngine(
+        engine_process, tmp_path, CONFIG.model_copy(update={"max_sequences": 128}), dtype="float32", seed=0
+    )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
     completions = engine.generate(prompts, SAMPLED)
     for index in (0, 83, 84, 99):
@@ -203,9 +211,9 @@ def test_more_prompt_tokens_than_one_forward_takes(tmp_path: Path) -> None:
     engine.shutdown()
 
 
-def test_bfloat16_is_proven_too(tmp_path: Path) -> None:
+def test_bfloat16_is_proven_too(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
     model = make_model(tmp_path, tied=True, dtype=torch.bfloat16)
-    engine = VllmEngine(tmp_path, CONFIG, dtype="bfloat16", seed=0)
+    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="bfloat16", seed=0)
     engines = InlineEngines(engine)
     disturb(model, seed=1)
     # As a trainer with float32 master weights publishes it.
@@ -216,8 +224,9 @@ def test_bfloat16_is_proven_too(tmp_path: Path) -> None:
     engine.shutdown()
 
 
-def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(tmp_path: Path) -> None:
+def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(
+    engine_process: ProcessPoolExecutor, tmp_path: Path
+) -> None:
     make_model(tmp_path, tied=True)
     with pytest.raises(ValueError, match="max_length is 65, but the model was made for 64 tokens"):
-        VllmEngine(tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)
-    assert os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
+        RemoteEngine(engine_process, tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publishing import serialize_weights, verify_weights
-from rlhf_core.rollout.vllm_engine import VllmEngine
+from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
@@ -27,12 +28,12 @@ Served = tuple[PeftModel, InlineEngines]
 
 
 @pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("lora")
     base = make_model(folder, tied=True)
     settings = PeftConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, settings)
-    engine = VllmEngine(folder, CONFIG, dtype="float32", seed=0, lora=LORA)
+    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0, lora=LORA)
     yield model, InlineEngines(engine, LORA)
     engine.shutdown()
 
