@@ -71,6 +71,10 @@ def test_a_retry_repeats_the_failed_stage_and_nothing_else(
     assert "data.words: " in (failed.state.message or "")
     assert "ValueError: there is no sign" in (failed.state.message or "")
     workplace.sign.touch()
+    # A run that is scheduled anew while its failed process still ends is taken for a crash by the worker.
+    log = workplace.folder / "worker.log"
+    wait_until(lambda: f"flow run '{failed.name}' exited with status code" in " ".join(log.read_text().split()))
+    time.sleep(3)
     # What the Retry button of the UI sends.
     client.set_flow_run_state(failed.id, AwaitingRetry(message="Retry from the UI"), force=True)
     wait_for(client, failed, StateType.RUNNING)

@@ -119,7 +119,7 @@ def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> No
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)
 def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "rows.py").unlink()
-    with pytest.raises(RecipeError, match=r"^rows.py: the recipe names this file, but it cannot be read"):
+    with pytest.raises(RecipeError, match=r"rows\.py: .*cannot be read"):
         few(workplace.recipe, NODES)
     with pytest.raises(RecipeError, match="unknown recipe `fww`"):
         few("fww", NODES)
