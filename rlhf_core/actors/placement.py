@@ -30,7 +30,7 @@ def connect() -> None:
     if "RAY_ADDRESS" in os.environ:
         ray.init(address="auto")
     else:
-        ray.init(address="local", include_dashboard=False, _node_ip_address="127.0.0.1")
+        ray.init(address="local", include_dashboard=False)
     if threading.current_thread() is threading.main_thread():
         # Ray puts a handler in place that aborts the process: a job that is stopped must end its work in order.
         signal.signal(signal.SIGTERM, on_stop)

@@ -30,8 +30,9 @@ class _Rank:
     """The actor: joins the process group, builds the worker, and runs its methods."""
 
     def node(self) -> tuple[str, int]:
-        """This node's address and a port that is free now."""
-        address = ray.util.get_node_ip_address()
+        """This node's address as the cluster knows it (loopback, if the cluster is), and a port that is free now."""
+        own = ray.get_runtime_context().get_node_id()
+        address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
         with socket.socket() as probe:
             probe.bind((address, 0))
             return address, probe.getsockname()[1]

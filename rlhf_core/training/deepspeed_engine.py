@@ -64,9 +64,9 @@ class DeepSpeedEngine:
         optimizer = (
             None if self._optimizer_config is None else _build_optimizer(model, self._config, self._optimizer_config)
         )
-        started, *_ = deepspeed.initialize(
-            model=model, optimizer=optimizer, config=_settings(self._config, self._optimizer_config, self._size)
-        )
+        parameters = sum(p.numel() for p in model.parameters())
+        settings = _settings(self._config, self._optimizer_config, self._size, parameters)
+        started, *_ = deepspeed.initialize(model=model, optimizer=optimizer, config=settings)
         return started
 
     @property
@@ -210,9 +210,15 @@ def _zero_stage(engine: EngineConfig) -> int:
     return max(2, engine.zero_stage) if engine.dtype == "bfloat16" else engine.zero_stage
 
 
-def _settings(engine: EngineConfig, optimizer: OptimizerConfig | None, size: int) -> dict[str, Any]:
+def _settings(engine: EngineConfig, optimizer: OptimizerConfig | None, size: int, parameters: int) -> dict[str, Any]:
     stage = _zero_stage(engine)
-    zero: dict[str, Any] = {"stage": stage, "overlap_comm": False}
+    bucket = min(parameters, 500_000_000)  # elements; DeepSpeed would set its 500 million aside for any model
+    zero: dict[str, Any] = {
+        "stage": stage,
+        "overlap_comm": False,
+        "reduce_bucket_size": bucket,
+        "allgather_bucket_size": bucket,
+    }
     if engine.offload_optimizer and optimizer is not None:
         zero["offload_optimizer"] = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     settings: dict[str, Any] = {
@@ -229,6 +235,7 @@ def _settings(engine: EngineConfig, optimizer: OptimizerConfig | None, size: int
     if engine.dtype == "bfloat16":
         settings["bf16"] = {"enabled": True}
         settings["data_types"] = {"grad_accum_dtype": "fp32"}
+        settings["communication_data_type"] = "fp32"
     # Said even where it is 0: DeepSpeed clips at 1 unless told otherwise.
     settings["gradient_clipping"] = optimizer.max_gradient_norm if optimizer is not None and stage > 0 else 0.0
     return settings

@@ -22,7 +22,7 @@ from rlhf_core.actors.placement import reserve, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig, Placement
 from rlhf_core.errors import RewardError, StageError
-from rlhf_core.models.loading import load_causal_model, save_model
+from rlhf_core.models.loading import load_causal_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.packing import filler, pack, plan_micro_batches, select
@@ -179,7 +179,7 @@ class Trainer:
         torch.manual_seed(0)
         model = load_causal_model(
             folder,
-            dtype=torch.float32,
+            dtype=torch_dtype(engine.dtype),
             attention="sdpa",
             lora=lora,
             gradient_checkpointing=engine.gradient_checkpointing,
@@ -273,6 +273,19 @@ def test_two_ranks_train_what_plain_torch_trains(
         torch.testing.assert_close(gradient[name], expected_gradient[name], rtol=1e-5, atol=1e-5 * scale)
         # AdamW divides by the gradient's own size, which magnifies the rounding of the smallest ones.
         torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_two_ranks_in_bfloat16_are_near_plain_float32(model_folder: Path, trainers: RayWorkerGroup, stage: int) -> None:
+    expected_metrics, expected_gradient, _ = reference_steps(model_folder)
+    trainers.call("build", model_folder, EngineConfig(dtype="bfloat16", zero_stage=stage), None)
+    (metrics, gradient, weights), _ = trainers.call("train", shards_of(2, 12), whole_batch().num_trained_tokens)
+    for got, wanted in zip(metrics, expected_metrics, strict=True):
+        assert got == pytest.approx(wanted, rel=0.02)
+    for name, wanted_gradient in expected_gradient.items():
+        assert weights[name].dtype == torch.bfloat16
+        assert gradient[name].dtype == torch.float32
+        assert (gradient[name] - wanted_gradient).norm() < 0.03 * wanted_gradient.norm()
 
 
 def test_a_sharded_model_is_saved_whole(model_folder: Path, trainers: RayWorkerGroup, tmp_path: Path) -> None:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 
 import pytest
+import torch
 import torch.distributed as dist
 
 from rlhf_core.training.distributed import join_group
@@ -39,3 +44,29 @@ def test_a_process_cannot_be_two_ranks() -> None:
     join_group(rank=0, size=1)
     with pytest.raises(RuntimeError, match="this process is rank 0 of 1 already"):
         join_group(rank=1, size=2, address="127.0.0.1:1")
+
+
+JOIN = """
+import os, sys, torch, torch.distributed as dist
+from rlhf_core.training.distributed import join_group
+join_group(rank=int(sys.argv[1]), size=2, address=sys.argv[2])
+total = torch.tensor(10 + dist.get_rank())
+dist.all_reduce(total)
+print(int(total), dist.get_backend(), os.environ.get("GLOO_SOCKET_IFNAME"))
+dist.destroy_process_group()
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="gloo, and Linux's name of loopback")
+def test_two_processes_that_meet_on_loopback_stay_there() -> None:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    environment = {name: v for name, v in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | {"PYTHONPATH": "."}
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", JOIN, str(rank), address], env=environment, stdout=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo"]] * 2
