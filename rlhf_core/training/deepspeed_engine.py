@@ -37,6 +37,8 @@ class DeepSpeedEngine:
         self, model: nn.Module, *, engine: EngineConfig, optimizer: OptimizerConfig | None, total_steps: int
     ) -> None:
         """optimizer None: a frozen model, for forwards alone. total_steps: optimizer steps of the whole schedule."""
+        if optimizer is not None and engine.offload_optimizer and _zero_stage(engine) == 0:
+            raise StageError("engine.offload_optimizer needs engine.zero_stage 1, 2 or 3; set one of them")
         if not dist.is_initialized():
             raise RuntimeError("call rlhf_core.training.distributed.join_group before building an engine")
         self.module = model

@@ -164,6 +164,11 @@ def test_a_frozen_engine_takes_no_step(folder: Path) -> None:
         build(folder, trained=False).step([batch()], loss)
 
 
+def test_offload_without_sharding_is_refused(folder: Path) -> None:
+    with pytest.raises(StageError, match=r"offload_optimizer needs engine\.zero_stage 1, 2 or 3"):
+        build(folder, zero_stage=0, offload_optimizer=True)
+
+
 def test_no_micro_batches_is_an_error(folder: Path) -> None:
     with pytest.raises(StageError, match="use a filler"):
         build(folder, zero_stage=0).step([], loss)
