@@ -6,6 +6,7 @@ import asyncio
 import json
 import queue
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -15,6 +16,7 @@ import aiohttp
 PROGRESS_PREFIX = "@progress "
 ERROR_PREFIX = "@error "
 _RECONNECT_SECONDS = 1.0
+_SETTLE_SECONDS = 0.3
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +79,7 @@ class JobLog:
         self._follower.join(wait_seconds)
         self._follower.stop()
         self.deliver(wait_seconds=0.0)
-        self._feed(whole_log()[self._seen :])
+        self._feed(_settled(whole_log)[self._seen :])
         if self._unfinished:
             self._feed("\n")
 
@@ -88,8 +90,7 @@ class JobLog:
         self._seen += len(piece)
         *lines, self._unfinished = (self._unfinished + piece).split("\n")
         for line in lines:
-            # A progress bar redraws its line; what it drew last is what counts.
-            self._take(line.rstrip("\r").rpartition("\r")[2])
+            self._take(line)
 
     def _take(self, line: str) -> None:
         if line.startswith(PROGRESS_PREFIX):
@@ -102,6 +103,17 @@ class JobLog:
         elif line.strip():
             self.last_line = line.strip()
         self._on_line(line)
+
+
+def _settled(whole_log: Callable[[], str]) -> str:
+    """The log once it has stopped growing: on a busy node its end has been seen to come after the job's."""
+    log = whole_log()
+    while True:
+        time.sleep(_SETTLE_SECONDS)
+        again = whole_log()
+        if again == log:
+            return log
+        log = again
 
 
 def parse_progress(line: str) -> Progress | None:
