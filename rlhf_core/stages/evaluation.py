@@ -21,6 +21,7 @@ from rlhf_core.evaluation.summary import Answered, ScoredCompletion, flat_metric
 from rlhf_core.rewards import Reward, build_reward
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.stages.workers import reserved_engines
 from rlhf_core.types import Completion, Prompt
 
 _STEPS = 3  # what progress counts: greedy completions, sampled ones, scores
@@ -63,7 +64,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         kind=Kind.EVALUATION,
         folder=folder,
         metrics=metrics,
-        devices=config.rollout.engines * (config.rollout.gpus_per_engine or config.rollout.cpus_per_engine),
+        devices=reserved_engines(config.rollout),
     )
 
 
