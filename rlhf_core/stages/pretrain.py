@@ -9,9 +9,9 @@ from rlhf_core.config.stages import PretrainConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.stages.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
-from rlhf_core.trainers.sft import LanguageModelWorker, document_examples, pack_sequences
-from rlhf_core.trainers.supervised import count_steps, require_fit, train
+from rlhf_core.stages.language_model import train_language_model
+from rlhf_core.stages.workers import GroupFactory, ray_workers
+from rlhf_core.trainers.sft import document_examples
 
 
 def run(
@@ -20,18 +20,4 @@ def run(
     model = inputs["model"]
     rows = read_rows(inputs["dataset"].folder)
     examples = document_examples(load_tokenizer(model.folder), rows, config.max_length)
-    require_fit(examples, model.folder, config.max_length)
-
-    folder = context.workdir / "model"
-    steps = count_steps(len(examples), config)
-    context.progress(0, steps, "start workers")
-    with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
-        metrics = train(config, examples, pack_sequences, workers, context)
-        save(workers, folder)
-
-    return Output(
-        kind=Kind.BASE_MODEL,
-        folder=folder,
-        metrics={**metrics, "steps": steps},
-        devices=reserved_devices(config.placement),
-    )
+    return train_language_model(config, model, examples, context, group, Kind.BASE_MODEL)
