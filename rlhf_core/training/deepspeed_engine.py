@@ -18,6 +18,7 @@ from rlhf_core.config.training import EngineConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapter_state
 from rlhf_core.models.loading import torch_dtype
+from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.optimizers import learning_rate, parameter_groups
 from rlhf_core.types import PackedBatch
 
@@ -78,7 +79,8 @@ class DeepSpeedEngine:
 
     def step(self, micro_batches: Sequence[B], loss: Loss[B]) -> dict[str, float]:
         """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's share of the step's loss, a sum
-        over its tokens divided by a count over the whole step, and metrics that are sums (or counts) too.
+        over its tokens divided by a count over the whole step, and metrics that are sums (or counts) too; of a metric
+        whose name ends in `_max`, the largest is taken over micro-batches and ranks.
 
         Gradients are summed over micro-batches and ranks, so how the sequences are split does not change the update.
         Returns each metric summed the same way, with gradient_norm (before clipping) and learning_rate.
@@ -91,19 +93,17 @@ class DeepSpeedEngine:
         rate = learning_rate(self._optimizer_config, self._steps, self._total_steps)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate
-        totals: dict[str, Tensor] = {}
+        totals = StepMetrics()
         for i, micro_batch in enumerate(micro_batches):
             if self._manual:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             value, metrics = loss(self._engine, micro_batch.to(self.device))
             # DeepSpeed takes the mean over ranks; we want the sum.
             self._engine.backward(value * self._size)
-            for name, metric in metrics.items():
-                metric = metric.detach().double()
-                totals[name] = totals[name] + metric if name in totals else metric
+            totals.add(metrics)
         norm = self._apply()
         self._steps += 1
-        return {**self._sum_over_ranks(totals), "gradient_norm": norm, "learning_rate": rate}
+        return {**totals.over_ranks(self.device), "gradient_norm": norm, "learning_rate": rate}
 
     def _apply(self) -> float:
         """Clip and apply the gradients; the global norm they had before clipping."""
@@ -167,15 +167,6 @@ class DeepSpeedEngine:
         least, most = int(counts[0]), -int(counts[1])
         if least != most or least == 0:
             raise StageError(f"ranks have {least} to {most} micro-batches; all must have as many, and at least one")
-
-    def _sum_over_ranks(self, totals: Mapping[str, Tensor]) -> dict[str, float]:
-        if not totals:
-            return {}
-        names = sorted(totals)
-        values = torch.stack([totals[name].to(self.device) for name in names])
-        if self._size > 1:
-            dist.all_reduce(values)
-        return dict(zip(names, values.tolist(), strict=True))
 
 
 def _import_deepspeed() -> Any:
