@@ -1,0 +1,40 @@
+"""Specs of a quick and a slow stage, stored as a flow stores them. Import it as tests.rlhf_core.stages.specs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.pipeline.key import computing_libraries, stage_key
+from rlhf_core.pipeline.user_files import user_files
+from rlhf_core.stages.contract import Stage, StageSpec
+from rlhf_core.stages.table import STAGES
+
+QUICK = "def rows():\n    return [{'text': 'one'}, {'text': 'two'}]\n"
+# Says where it is and then works for long, in a way that only a signal ends.
+SLOW = (
+    "import time\n\ndef rows():\n    print('at work', flush=True)\n    time.sleep(60)\n    return [{'text': 'one'}]\n"
+)
+CONFIG = DatasetConfig.model_validate(
+    {"format": "text", "source": {"type": "function", "path": "code/data.py", "function": "rows"}}
+)
+
+
+def specified(
+    repository: ArtifactRepository, root: Path, code: str, stage: Stage = STAGES["dataset"], **changes: object
+) -> StageSpec:
+    """The spec of a dataset that the user's `code` makes, with everything a flow stores before it starts the job."""
+    (root / "code").mkdir(parents=True, exist_ok=True)
+    (root / "code" / "data.py").write_text(code)
+    files = user_files(CONFIG, root)
+    for path in files:
+        repository.put_blob(root / path)
+    libraries = computing_libraries()
+    key = stage_key(stage, CONFIG, inputs={}, user_files=files, seed=1, libraries=libraries)
+    spec = StageSpec(
+        name="data.text", stage=stage.name, stage_version=stage.version, key=key, config=CONFIG.model_dump(mode="json"),
+        inputs={}, user_files=files, seed=1, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
+    ).model_copy(update=changes)  # fmt: skip
+    repository.write_spec(spec)
+    return spec

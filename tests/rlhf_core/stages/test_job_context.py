@@ -1,0 +1,57 @@
+"""What a stage that runs as a job may ask for."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.errors import StageError
+from rlhf_core.stages.job_context import JobContext
+from rlhf_core.stages.runner import run_job
+from tests.rlhf_core.stages.specs import QUICK, specified
+
+pytestmark = pytest.mark.usefixtures("own_folders")
+
+
+def test_user_files_keep_their_places(local: ArtifactRepository, tmp_path: Path) -> None:
+    paths = ["reward.py", "sub/./helper.py", "../shared/data.jsonl", "/etc/made-up/x.json", "../../top.txt"]
+    files = {path: local.put_blob(path.encode()) for path in paths}
+    spec = specified(local, tmp_path, QUICK).model_copy(update={"user_files": files})
+    context = JobContext(spec, local.store)
+    for path in paths:
+        assert context.user_file(path).read_text() == path
+        assert context.user_file(path).name == Path(path).name
+    recipe = context.user_file("reward.py").parent
+    assert (recipe / "../shared/data.jsonl").read_text() == "../shared/data.jsonl"
+    assert context.user_folder("sub") == recipe / "sub"
+    assert context.user_folder("../shared") == recipe.parent / "shared"
+    with pytest.raises(StageError, match=r"other\.py: no file of the recipe"):
+        context.user_file("other.py")
+    with pytest.raises(StageError, match="nowhere: no folder of the recipe"):
+        context.user_folder("nowhere")
+
+
+def test_a_context_works_on_another_node_but_does_not_log_there(
+    repository: ArtifactRepository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spec = specified(repository, tmp_path, QUICK)
+    made = run_job(repository.store.url, spec.ref)
+    sent = pickle.dumps(JobContext(spec, repository.store, tmp_path))
+    monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "other" / "cache"))
+    context: JobContext = pickle.loads(sent)
+    assert (context.name, context.key, context.seed) == (spec.name, spec.key, 1)
+    item = context.fetch(spec.ref)
+    assert item.manifest == made
+    assert (item.folder / "data.jsonl").is_file()
+    assert item.folder.is_relative_to(tmp_path / "other")
+    assert context.user_file("code/data.py").read_text() == QUICK
+    assert context.workdir.is_dir()
+    assert context.workdir != tmp_path
+    assert not any(context.workdir.iterdir())
+    with pytest.raises(StageError, match="logged by the job itself"):
+        context.log(0, {})
+    with pytest.raises(StageError, match="told by the job itself"):
+        context.progress(0, 1)
