@@ -21,6 +21,8 @@ class Stage:
     reads: Mapping[str, frozenset[Kind]]  # input name -> kinds it accepts; a name ending in "*" takes many
     writes: frozenset[Kind]
     entry: str  # "package.module:function", called as function(config, inputs, context) -> Output
+    # Input name, as in `reads` -> the files of it that the job fetches, where it has them; other inputs come whole.
+    files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
 
 class StageSpec(Config):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -43,14 +43,15 @@ class JobContext:
     def workdir(self) -> Path:
         return self._given_workdir or Path(self._own_workdir.name)
 
-    def fetch(self, ref: ArtifactRef) -> Input:
+    def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
+        """The artifact on this node, of its files those in `only`."""
         repository = ArtifactRepository(self._store)
         manifest = repository.manifest(ref)
         if manifest is None:
             raise StoreError(
                 f"{self._store.url} has no artifact {ref}, or not all its files: run again to make it anew"
             )
-        return Input(manifest, repository.fetch(ref, node_cache()))
+        return Input(manifest, repository.fetch(ref, node_cache(), only))
 
     def user_file(self, path: str) -> Path:
         if path not in self._spec.user_files:

@@ -21,7 +21,7 @@ from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
@@ -38,6 +38,7 @@ from rlhf_core.tracking.progress import Progress
 from rlhf_core.tracking.tracker import Tracker
 
 Metrics = dict[str, float | int | str | None]
+Declared = TypeVar("Declared")
 
 
 def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAGES) -> Manifest:
@@ -80,7 +81,7 @@ def _compute(
             (folder / "work").mkdir()
             context = JobContext(spec, repository.store, folder / "work", tracker, progress)
             progress.report(0, 0, "fetch inputs")
-            inputs = {name: _input(stage, name, context.fetch(input_ref)) for name, input_ref in spec.inputs.items()}
+            inputs = {name: _input(stage, name, input_ref, context) for name, input_ref in spec.inputs.items()}
             began = time.monotonic()
             output: Output = _entry(stage)(config, inputs, context)
             seconds = time.monotonic() - began
@@ -123,12 +124,18 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Confi
     return stage, config
 
 
-def _input(stage: Stage, name: str, item: Input) -> Input:
-    kinds = [kinds for pattern, kinds in stage.reads.items() if fnmatchcase(name, pattern)]
-    if not kinds or item.manifest.kind not in kinds[0]:
-        accepted = ", ".join(sorted(kinds[0])) if kinds else "no such input"
+def _input(stage: Stage, name: str, ref: ArtifactRef, context: JobContext) -> Input:
+    item = context.fetch(ref, only=_declared(stage.files, name))
+    kinds = _declared(stage.reads, name)
+    if kinds is None or item.manifest.kind not in kinds:
+        accepted = "no such input" if kinds is None else ", ".join(sorted(kinds))
         raise StageError(f"{stage.name}: the input {name} is a {item.manifest.kind}, but the stage takes: {accepted}")
     return item
+
+
+def _declared(by_pattern: Mapping[str, Declared], name: str) -> Declared | None:
+    """What the stage says of its input `name`, by the name or by a pattern such as `node.*`."""
+    return next((found for pattern, found in by_pattern.items() if fnmatchcase(name, pattern)), None)
 
 
 def _entry(stage: Stage) -> Any:

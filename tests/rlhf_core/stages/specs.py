@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
+from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.pipeline.key import computing_libraries, stage_key
@@ -22,7 +25,12 @@ CONFIG = DatasetConfig.model_validate(
 
 
 def specified(
-    repository: ArtifactRepository, root: Path, code: str, stage: Stage = STAGES["dataset"], **changes: object
+    repository: ArtifactRepository,
+    root: Path,
+    code: str,
+    stage: Stage = STAGES["dataset"],
+    inputs: Mapping[str, ArtifactRef] = MappingProxyType({}),
+    **changes: object,
 ) -> StageSpec:
     """The spec of a dataset that the user's `code` makes, with everything a flow stores before it starts the job."""
     (root / "code").mkdir(parents=True, exist_ok=True)
@@ -31,10 +39,11 @@ def specified(
     for path in files:
         repository.put_blob(root / path)
     libraries = computing_libraries()
-    key = stage_key(stage, CONFIG, inputs={}, user_files=files, seed=1, libraries=libraries)
+    key = stage_key(stage, CONFIG, inputs=inputs, user_files=files, seed=1, libraries=libraries)
     spec = StageSpec(
         name="data.text", stage=stage.name, stage_version=stage.version, key=key, config=CONFIG.model_dump(mode="json"),
-        inputs={}, user_files=files, seed=1, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
+        inputs=dict(inputs), user_files=files, seed=1, libraries=libraries,
+        tracking={"wandb": False, "tensorboard": False},
     ).model_copy(update=changes)  # fmt: skip
     repository.write_spec(spec)
     return spec

@@ -15,6 +15,7 @@ from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.pipeline.key import computing_libraries
 from rlhf_core.stages.contract import Input, Output, Stage, StageContext
 from rlhf_core.stages.runner import run_job
+from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -93,3 +94,32 @@ def test_a_metric_that_is_not_finite_is_unknown(local: ArtifactRepository, tmp_p
 def test_a_metric_must_be_plain(local: ArtifactRepository, tmp_path: Path) -> None:
     with pytest.raises(StageError, match="the metric loss is a list"):
         _run(local, tmp_path, "list_metric")
+
+
+def lists_inputs(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    for name, item in inputs.items():
+        found = sorted(path.name for path in item.folder.iterdir())
+        (context.workdir / name).write_text(" ".join(found))
+    return Output(Kind.DATASET, context.workdir)
+
+
+def test_only_the_declared_files_of_an_input_are_fetched(local: ArtifactRepository, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    for name in ("metrics.jsonl", "model.safetensors"):
+        (made / name).write_text(name)
+    parent = local.publish(manifest("parent"), made)
+    stage = Stage(
+        "own", 1, DatasetConfig, {"node.*": frozenset(Kind), "model": frozenset(Kind)}, frozenset({Kind.DATASET}),
+        "tests.rlhf_core.stages.test_runner:lists_inputs",
+        files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})},
+    )  # fmt: skip
+    part = specified(local, tmp_path, QUICK, stage, inputs={"node.sft": parent.ref})
+    run_job(local.store.url, part.ref, {"own": stage})
+    cached = {path.read_text() for path in (tmp_path / "cache" / "blobs").iterdir() if path.suffix != ".size"}
+    assert cached == {"metrics.jsonl"}
+    whole = specified(local, tmp_path, QUICK, stage, inputs={"model": parent.ref, "node.sft": parent.ref})
+    run_job(local.store.url, whole.ref, {"own": stage})
+    folder = local.fetch(whole.ref, tmp_path / "cache")
+    assert (folder / "model").read_text() == "metrics.jsonl model.safetensors"
+    assert (folder / "node.sft").read_text() == "metrics.jsonl"
