@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from rlhf_core.config.rl import AlgorithmConfig
+from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.types import Experience
 
 Metrics = dict[str, Tensor]

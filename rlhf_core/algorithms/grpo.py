@@ -8,7 +8,7 @@ from torch import Tensor
 
 from rlhf_core.algorithms.base import Metrics
 from rlhf_core.algorithms.ppo import with_entropy_bonus
-from rlhf_core.config.rl import GRPOConfig
+from rlhf_core.config.algorithms import GRPOConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.losses import kl
 from rlhf_core.losses.policy import clipped_policy_loss
@@ -39,8 +39,8 @@ class GRPO:
             logprobs, old, experience.advantages, mask,
             clip_low=self.config.clip_low, clip_high=self.config.clip_high, num_tokens=num_tokens,
         )  # fmt: skip
-        if self.config.kl_coefficient > 0:
+        if self.config.kl.coefficient > 0:
             assert experience.ref_logprobs is not None
-            term = kl.loss_term(logprobs, experience.ref_logprobs, mask, self.config.kl_estimator, num_tokens)
-            loss = loss + self.config.kl_coefficient * term
+            term = kl.loss_term(logprobs, experience.ref_logprobs, mask, self.config.kl.estimator, num_tokens)
+            loss = loss + self.config.kl.coefficient * term
         return with_entropy_bonus(loss, entropy, mask, self.config.entropy_coefficient, num_tokens), metrics

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Metrics
-from rlhf_core.config.rl import PPOConfig
+from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.losses import kl
 from rlhf_core.losses.masking import masked_sum
@@ -23,7 +23,7 @@ class PPO:
 
     @property
     def kl_in_reward(self) -> bool:
-        return self.config.kl_coefficient > 0
+        return self.config.kl.coefficient > 0
 
     def advantages(self, experience: Experience, rewards: Tensor, group_ids: Tensor) -> Experience:
         """GAE (arXiv:1506.02438) over r_t = -beta KL_t, plus the sequence's reward on its last sampled token."""
@@ -33,8 +33,8 @@ class PPO:
         if self.kl_in_reward:
             assert e.old_logprobs is not None
             assert e.ref_logprobs is not None
-            divergence = kl.estimate(e.old_logprobs, e.ref_logprobs, self.config.kl_estimator)
-            token_rewards = torch.where(mask, -self.config.kl_coefficient * divergence, token_rewards)
+            divergence = kl.estimate(e.old_logprobs, e.ref_logprobs, self.config.kl.estimator)
+            token_rewards = torch.where(mask, -self.config.kl.coefficient * divergence, token_rewards)
         token_rewards[last_trained_token(e)] += rewards
         advantages, returns = adv.gae(
             token_rewards, e.values, mask, e.sequence_lengths, gamma=self.config.gamma, lam=self.config.gae_lambda

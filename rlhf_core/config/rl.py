@@ -2,68 +2,54 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share, operational
-from rlhf_core.config.rewards import RewardConfig, ScorerConfig
+from rlhf_core.config.algorithms import (
+    AlgorithmConfig,
+    CISPOConfig,
+    DAPOConfig,
+    DrGRPOConfig,
+    GRPOConfig,
+    GSPOConfig,
+    PPOConfig,
+    ReinforcePlusPlusBaselineConfig,
+    ReinforcePlusPlusConfig,
+    RLOOConfig,
+)
+from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig, Placement
+from rlhf_core.config.training import EngineConfig, LoraConfig, Placement
+
+AlgorithmName = Literal[
+    "ppo", "reinforce++", "reinforce++-baseline", "rloo", "grpo", "dr-grpo", "dapo", "gspo", "cispo"
+]
 
 
-class AlgorithmConfig(Config):
-    """What every policy-gradient algorithm shares."""
-
-    reward: RewardConfig = Field(description="what trains")
-    optimizer: OptimizerConfig = Field(description="of the policy")
-    group_size: PositiveInt = Field(default=1, description="completions of one prompt")
-    epochs: PositiveInt = Field(default=1, description="passes over one batch of experience")
-    minibatches: PositiveInt = Field(default=1, description="optimizer steps of one pass")
-    clip_low: PositiveFloat = Field(
-        default=0.2, description="the ratio of new to old probability is clipped at 1 - this"
-    )
-    clip_high: PositiveFloat = Field(default=0.2, description="and at 1 + this")
-    kl_coefficient: NonNegativeFloat = Field(default=0.0, description="0 loads no reference model")
-    entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")
-
-
-class PPOConfig(AlgorithmConfig):
-    """arXiv:1707.06347 as used in arXiv:2203.02155: critic, GAE, per-token KL to the SFT model in the reward."""
-
-    critic_optimizer: OptimizerConfig = Field(description="of the critic")
-    critic_start: Literal["reward_model", "policy"] = Field(
-        default="reward_model", description="whose weights the critic starts from"
-    )
-    critic_warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic alone")
-    value_clip: PositiveFloat | None = Field(
-        default=0.2, description="largest change of a value in one update; none: not clipped"
-    )
-    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
-    gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(
-        default="k1", description="of the KL to the model that RL starts from, part of the reward"
-    )
-
-
-class GRPOConfig(AlgorithmConfig):
-    """arXiv:2402.03300: advantages normalised within a group of completions of one prompt, no critic."""
-
-    group_size: PositiveInt = Field(default=8, ge=2, description="completions of one prompt")
-    kl_estimator: Literal["k1", "k2", "k3"] = Field(default="k3", description="the KL is a term of the loss here")
-
-
-ALGORITHMS = ("ppo", "grpo")
+def block_name(algorithm: AlgorithmName) -> str:
+    """The key of an algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+    return algorithm.replace("++", "_plus_plus").replace("-", "_")
 
 
 class RLConfig(Config):
-    algorithm: Literal["ppo", "grpo"] = Field(description="which of the blocks below is used; the others are ignored")
+    algorithm: AlgorithmName = Field(description="which of the blocks below is used; the others are ignored")
     dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
     ppo: PPOConfig | None = Field(default=None, description="settings of PPO")
+    reinforce_plus_plus: ReinforcePlusPlusConfig | None = Field(default=None, description="settings of REINFORCE++")
+    reinforce_plus_plus_baseline: ReinforcePlusPlusBaselineConfig | None = Field(
+        default=None, description="settings of REINFORCE++-baseline"
+    )
+    rloo: RLOOConfig | None = Field(default=None, description="settings of RLOO")
     grpo: GRPOConfig | None = Field(default=None, description="settings of GRPO")
+    dr_grpo: DrGRPOConfig | None = Field(default=None, description="settings of Dr. GRPO")
+    dapo: DAPOConfig | None = Field(default=None, description="settings of DAPO")
+    gspo: GSPOConfig | None = Field(default=None, description="settings of GSPO")
+    cispo: CISPOConfig | None = Field(default=None, description="settings of CISPO")
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
@@ -77,8 +63,20 @@ class RLConfig(Config):
 
     @model_validator(mode="after")
     def _chosen_block_is_there(self) -> RLConfig:
-        if getattr(self, self.algorithm) is None:
-            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{self.algorithm}`; add one")
+        block = block_name(self.algorithm)
+        if getattr(self, block) is None:
+            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{block}`; add one")
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_are_equal(self) -> RLConfig:
+        settings = self.settings
+        completions = self.prompts_per_step * settings.group_size
+        if completions % settings.minibatches:
+            raise ValueError(
+                f"{block_name(self.algorithm)}.minibatches is {settings.minibatches}, which does not divide the "
+                f"{completions} completions of a step (prompts_per_step x group_size)"
+            )
         return self
 
     @model_validator(mode="after")
@@ -90,10 +88,10 @@ class RLConfig(Config):
         return self
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset(ALGORITHMS) - {self.algorithm}
+        return frozenset(map(block_name, get_args(AlgorithmName))) - {block_name(self.algorithm)}
 
     @property
-    def settings(self) -> PPOConfig | GRPOConfig:
+    def settings(self) -> AlgorithmConfig:
         """The block of the chosen algorithm."""
-        chosen: PPOConfig | GRPOConfig = getattr(self, self.algorithm)
+        chosen: AlgorithmConfig = getattr(self, block_name(self.algorithm))
         return chosen

@@ -43,7 +43,7 @@ class PolicyTrainer:
         several_updates = settings.epochs * settings.minibatches > 1
         wanted = {
             "old_logprobs": several_updates or self._algorithm.kl_in_reward,
-            "ref_logprobs": settings.kl_coefficient > 0,
+            "ref_logprobs": settings.kl.coefficient > 0,
             "values": self._algorithm.uses_critic,
             "reward": settings.reward.type == "reward_model",
         }

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.rl import PPOConfig, RLConfig
+from rlhf_core.config.algorithms import PPOConfig
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.losses.masking import masked_sum
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
@@ -40,7 +41,7 @@ class RLWorker:
         self._policy = DeepSpeedEngine(
             PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates
         )
-        self._reference = self._load_reference() if settings.kl_coefficient > 0 else None
+        self._reference = self._load_reference() if settings.kl.coefficient > 0 else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
         self._reward_model = self._load_reward_model() if settings.reward.type == "reward_model" else None
 

@@ -34,7 +34,7 @@ def experience(**fields: torch.Tensor) -> Experience:
 
 
 def test_ppo_puts_the_reward_on_the_last_sampled_token_and_the_kl_on_every_one() -> None:
-    algorithm = build_algorithm(rl_config("ppo", kl_coefficient=0.5))
+    algorithm = build_algorithm(rl_config("ppo", kl={"coefficient": 0.5}))
     e = algorithm.advantages(
         experience(
             old_logprobs=torch.tensor([0.0, 0.0, -1.0, -2.0, 0.0, -3.0]),

@@ -80,7 +80,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.steps='10'", "`rl.steps` is '10': input should be a valid integer"),
         ("rl.dataset=[a]", "`rl.dataset` is ['a']: input should be a valid string"),
         ("rl.rollout.prefix_caching=yes", "`rl.rollout.prefix_caching` is 'yes': input should be a valid boolean"),
-        ("rl.algorithm=gpro", "`rl.algorithm` is 'gpro': input should be 'ppo' or 'grpo'"),
+        ("rl.algorithm=gpro", "`rl.algorithm` is 'gpro': input should be 'ppo', 'reinforce++'"),
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `rl.ppo`; add one"),
         ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
         ("name=Big Name", "`name` is 'Big Name': string should match pattern"),

@@ -81,7 +81,7 @@ def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input
 
 def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> None:
     """Several micro-batches, put together again: the same as the trainer's plain log-probs of the whole batch."""
-    ours, _ = trainer(rl_config("ppo", kl_coefficient=0.1), model, tmp_path)
+    ours, _ = trainer(rl_config("ppo", kl={"coefficient": 0.1}), model, tmp_path)
     e = trajectories()
     scored, raw = ours.score(e)
     expected = torch.tensor(ours.probe(e)) * e.loss_mask
@@ -104,7 +104,7 @@ def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
 
 
 def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
-    config = rl_config("grpo", kl_coefficient=0.1, lora={"rank": 4})
+    config = rl_config("grpo", kl={"coefficient": 0.1}, lora={"rank": 4})
     ours, _group = trainer(config, model, tmp_path)
     e = trajectories()
     before = torch.tensor(ours.probe(e))

@@ -79,7 +79,7 @@ def test_ppo_with_a_reward_model_and_its_critic(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:
     block = {
-        "reward": {"type": "reward_model"}, "group_size": 2, "kl_coefficient": 0.05, "optimizer": OPTIMIZER,
+        "reward": {"type": "reward_model"}, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
         "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2,
     }  # fmt: skip
     output, context = run(tmp_path, {"algorithm": "ppo", "ppo": block}, model=model, reward_model=reward_model)
@@ -92,7 +92,7 @@ def test_ppo_with_a_reward_model_and_its_critic(
 
 def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, tmp_path: Path) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
-    block = {"reward": SHORT, "group_size": 4, "kl_coefficient": 0.01, "optimizer": OPTIMIZER}
+    block = {"reward": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER}
     output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}}, model=model)
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)

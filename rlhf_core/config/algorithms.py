@@ -1,0 +1,213 @@
+"""Settings of the RL algorithms: one block class each, and what they share. Defaults are those of the papers."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from rlhf_core.config.rewards import RewardConfig
+from rlhf_core.config.training import OptimizerConfig
+
+Aggregation = Literal["token", "sequence", "constant"]
+KLEstimator = Literal["k1", "k2", "k3"]
+KLPlace = Literal["reward", "loss"]
+
+
+def _aggregation(default: Aggregation) -> Any:
+    how = "mean over the step's tokens, over completions of their means, or over completions of their sums / a constant"
+    return Field(default=default, description=how)
+
+
+def _estimator(default: KLEstimator) -> Any:
+    return Field(default=default, description="with d = log p - log q: d, d²/2 or exp(-d) - 1 + d")
+
+
+def _place(default: KLPlace) -> Any:
+    return Field(default=default, description="subtracted from the reward, or a term of the loss")
+
+
+def _kl(default: KLConfig) -> Any:
+    return Field(default=default, description="keeps the policy near the model that RL starts from")
+
+
+class KLConfig(Config):
+    """The KL to the model that RL starts from, as a part of the reward."""
+
+    coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
+    estimator: KLEstimator = _estimator("k1")
+    place: KLPlace = _place("reward")
+    target: PositiveFloat | None = Field(
+        default=None, description="nats of a completion that an adaptive coefficient steers to; none: it is fixed"
+    )
+    horizon: PositiveInt = Field(
+        default=10, description="steps over which an adaptive coefficient reacts: 1 / K of arXiv:1909.08593"
+    )
+
+    @model_validator(mode="after")
+    def _adapts_something(self) -> KLConfig:
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("target is set, but coefficient is 0 and would stay 0; set the coefficient to start from")
+        return self
+
+
+class LossKLConfig(KLConfig):
+    """The KL to the model that RL starts from, as a term of the loss."""
+
+    estimator: KLEstimator = _estimator("k3")
+    place: KLPlace = _place("loss")
+
+
+class SquaredKLConfig(LossKLConfig):
+    """The KL to the model that RL starts from, as a term of the loss whose gradient is that of KL(policy || start)."""
+
+    estimator: KLEstimator = _estimator("k2")
+
+
+class MismatchConfig(Config):
+    """Corrects for engine and trainer giving the same token different probabilities; w = trainer's / engine's."""
+
+    correction: Literal["truncate", "token_filter", "sequence_filter"] = Field(
+        description="weigh a token by w held in [low, high]; drop tokens whose w is outside (IcePop), others weighed "
+        "by w; drop completions whose geometric mean of w is outside, tokens of others weighed by min(w, high)"
+    )
+    low: NonNegativeFloat = Field(description="lowest w; 0 with truncate and 0.5 with token_filter are the usual ones")
+    high: PositiveFloat = Field(description="highest w; 2 with truncate and 5 with token_filter are the usual ones")
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> MismatchConfig:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low:g} and high is {self.high:g}: low must be the smaller")
+        return self
+
+
+class AlgorithmConfig(Config):
+    """What every policy-gradient algorithm shares."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    reward: RewardConfig = Field(description="what trains")
+    optimizer: OptimizerConfig = Field(description="of the policy")
+    group_size: PositiveInt = Field(default=1, description="completions of one prompt")
+    epochs: PositiveInt = Field(default=1, description="passes over one batch of experience")
+    minibatches: PositiveInt = Field(default=1, description="optimizer steps of one pass")
+    clip_low: PositiveFloat = Field(
+        default=0.2, description="the ratio of new to old probability is clipped at 1 - this"
+    )
+    clip_high: PositiveFloat = Field(default=0.2, description="and at 1 + this")
+    dual_clip: PositiveFloat | None = Field(
+        default=None, gt=1, description="a negative advantage counts at most this many times; none: without bound"
+    )
+    aggregation: Aggregation = _aggregation("token")
+    aggregation_length: PositiveInt | None = Field(
+        default=None, description="that constant; none: `sampling.max_tokens`"
+    )
+    kl: KLConfig = _kl(KLConfig())
+    entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")
+    moe_coefficient: NonNegativeFloat = Field(
+        default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
+    )
+    mismatch: MismatchConfig | None = Field(
+        default=None, description="correction for engine and trainer disagreeing; none: it is only measured"
+    )
+
+    @model_validator(mode="after")
+    def _length_is_used(self) -> AlgorithmConfig:
+        if self.aggregation_length is not None and self.aggregation != "constant":
+            raise ValueError(
+                f"aggregation_length is set, but aggregation is {self.aggregation}; remove it, or set constant"
+            )
+        return self
+
+
+class PPOConfig(AlgorithmConfig):
+    """arXiv:1707.06347 as used in arXiv:2203.02155: critic, GAE, per-token KL to the SFT model in the reward."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    critic_optimizer: OptimizerConfig = Field(description="of the critic")
+    critic_start: Literal["reward_model", "policy"] = Field(
+        default="reward_model", description="whose weights the critic starts from"
+    )
+    critic_warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic alone")
+    value_clip: PositiveFloat | None = Field(
+        default=0.2, description="largest change of a value in one update; none: not clipped"
+    )
+    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+    gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
+
+
+class ReinforcePlusPlusConfig(AlgorithmConfig):
+    """arXiv:2501.03262: returns of the per-token KL reward and the outcome, whitened over the batch, no critic."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+
+
+class GroupConfig(AlgorithmConfig):
+    """What algorithms share that compare the completions of one prompt with each other."""
+
+    group_size: PositiveInt = Field(default=8, ge=2, description="completions of one prompt")
+
+
+class ReinforcePlusPlusBaselineConfig(GroupConfig):
+    """arXiv:2501.03262, the variant with the group's mean reward as baseline, whitened over the batch."""
+
+    kl: SquaredKLConfig = _kl(SquaredKLConfig())
+
+
+class RLOOConfig(GroupConfig):
+    """arXiv:2402.14740: each completion against the mean of the others; the KL is part of the reward."""
+
+    kl_per_token: bool = Field(
+        default=False,
+        description="false: a completion's KL enters its reward before the baseline (the paper); true: each token "
+        "loses the KL from it on, after the baseline (OpenRLHF)",
+    )
+    aggregation: Aggregation = _aggregation("constant")
+
+
+class GRPOConfig(GroupConfig):
+    """arXiv:2402.03300: rewards normalised within the completions of one prompt, no critic."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    kl: LossKLConfig = _kl(LossKLConfig())
+    aggregation: Aggregation = _aggregation("sequence")
+
+
+class DrGRPOConfig(GRPOConfig):
+    """arXiv:2503.20783: GRPO without its two biases, the division by the group's deviation and by the length."""
+
+    aggregation: Aggregation = _aggregation("constant")
+
+
+class DAPOConfig(GRPOConfig):
+    """arXiv:2503.14476: GRPO with a higher upper clip and a mean over tokens; no KL."""
+
+    clip_high: PositiveFloat = Field(default=0.28, description="and at 1 + this")
+    aggregation: Aggregation = _aggregation("token")
+
+
+class GSPOConfig(GRPOConfig):
+    """arXiv:2507.18071: one ratio a completion, the geometric mean of its tokens' ratios."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    clip_low: PositiveFloat = Field(
+        default=3e-4, description="the ratio of new to old probability is clipped at 1 - this"
+    )
+    clip_high: PositiveFloat = Field(default=4e-4, description="and at 1 + this")
+
+
+class CISPOConfig(GRPOConfig):
+    """arXiv:2506.13585: the ratio is a clipped weight without gradient, so that no token loses its gradient."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    clip_low: PositiveFloat = Field(default=1.0, description="the weight is at least 1 - this; 1: not held from below")
+    clip_high: PositiveFloat = Field(default=4.0, description="and at most 1 + this")
+    dual_clip: None = Field(default=None, description="not a part of this loss")
+    aggregation: Aggregation = _aggregation("token")
