@@ -39,4 +39,5 @@ class MergeConfig(Config):
 
 
 class ReportConfig(Config):
+    title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")
     samples: int = Field(default=12, description="prompts whose answers are shown, before and after")

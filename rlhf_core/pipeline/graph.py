@@ -112,7 +112,9 @@ def build_graph(loaded: LoadedRecipe, libraries: Mapping[str, str]) -> dict[str,
                 raise RecipeError(f"evaluation.models: no stage `{name}` makes a model; there are {', '.join(models)}")
             b.add(f"evaluation.{name}", "evaluation", recipe.evaluation, model=models[name], dataset=dataset)
     if recipe.report:
-        b.add_node("report", "report", recipe.report, {f"node.{name}": name for name in b.nodes})
+        title = recipe.report.title or f"Alignment run {recipe.name}"
+        report = recipe.report.model_copy(update={"title": title})
+        b.add_node("report", "report", report, {f"node.{name}": name for name in b.nodes})
     return b.nodes
 
 

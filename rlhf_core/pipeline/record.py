@@ -59,7 +59,7 @@ def read_record(store: Store, run_id: str) -> RunRecord | None:
 def main_figures(stage: str, metrics: Mapping[str, float | int | str | None]) -> str:
     """The figures of a stage that fit into one cell of a table; a stage's manifest names the weightiest first."""
     figures = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
-    return ", ".join(f"{name} {_number(value)}" for name, value in figures[: 2 if stage != "rl" else 3])
+    return ", ".join(f"{name} {number(value)}" for name, value in figures[: 2 if stage != "rl" else 3])
 
 
 def with_interval(metrics: Mapping[str, float | int | str | None], name: str) -> str:
@@ -68,8 +68,8 @@ def with_interval(metrics: Mapping[str, float | int | str | None], name: str) ->
     if value is None:
         return "–"
     if low is None or high is None:
-        return _number(value)
-    return f"{_number(value)} ({_number(low)}–{_number(high)})"
+        return number(value)
+    return f"{number(value)} ({number(low)}–{number(high)})"
 
 
 def compared_metrics(nodes: Mapping[str, Mapping[str, float | int | str | None]]) -> list[str]:
@@ -84,7 +84,8 @@ def _is_bound(name: str) -> bool:
     return name.endswith(("_low", "_high"))
 
 
-def _number(value: float | int | str | None) -> str:
+def number(value: float | int | str | None) -> str:
+    """As tables show it: whole numbers without a fraction, others with three digits after the point."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
     if isinstance(value, float):

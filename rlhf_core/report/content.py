@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.pipeline.record import main_figures
 from rlhf_core.stages.contract import Input
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
@@ -73,7 +74,6 @@ def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
 
 def _stage_row(name: str, item: Input) -> StageRow:
     m = item.manifest
-    figures = [f"{metric} {value:.4g}" for metric, value in m.metrics.items() if isinstance(value, float)]
     return StageRow(
         name=name,
         kind=m.kind.value,
@@ -81,7 +81,7 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seconds=(m.finished_at - m.started_at).total_seconds(),
         device_seconds=m.device_seconds,
         device=m.device,
-        figures=", ".join(figures[:4]),
+        figures=main_figures(m.stage, m.metrics),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
+from rlhf_core.pipeline.record import compared_metrics, number
 from rlhf_core.report.content import Content
 from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 
@@ -12,14 +13,14 @@ from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:
     """All text from models and data is escaped; only the pictures drawn here go in as they are."""
     environment = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    metrics = {name: None for figures in content.evaluations.values() for name in figures}
+    environment.filters["figure"] = number
     return environment.get_template("report.html").render(
         content=content,
         title=title,
         seed=seed,
         revision=revision,
         libraries=libraries,
-        metrics=[m for m in metrics if not m.endswith(("_low", "_high"))],
+        metrics=compared_metrics(content.evaluations),
         pictures={name: Markup(curve_grid(curves)) for name, curves in content.curves.items()},  # noqa: S704
         phases={name: Markup(phase_bars(curves)) for name, curves in content.curves.items()},  # noqa: S704
         lineage=Markup(lineage(content.edges)) if content.edges else "",  # noqa: S704

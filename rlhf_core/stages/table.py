@@ -33,7 +33,7 @@ _STAGES = (
           "rlhf_core.stages.merge:run"),
     Stage("evaluation", 1, EvaluationConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.EVALUATION),
           "rlhf_core.stages.evaluation:run"),
-    Stage("report", 1, ReportConfig, {"node.*": ANY}, _only(Kind.REPORT), "rlhf_core.stages.report:run",
+    Stage("report", 2, ReportConfig, {"node.*": ANY}, _only(Kind.REPORT), "rlhf_core.stages.report:run",
           files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})}),
 )  # fmt: skip
 

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config.loading import LoadedRecipe, load_recipe
+from rlhf_core.config.stages import ReportConfig
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.graph import build_graph, skipped_sections
 
@@ -49,6 +50,11 @@ def test_the_whole_graph_of_grpo(tmp_path: Path) -> None:
     }
     skipped = skipped_sections(load(tmp_path, *FULL).recipe)
     assert skipped == {"reward_model": "rl.grpo does not use a reward model"}
+
+
+def test_the_report_is_titled_with_the_recipe_s_name_unless_told(tmp_path: Path) -> None:
+    assert build_graph(load(tmp_path), {})["report"].config == ReportConfig(title="Alignment run r")
+    assert build_graph(load(tmp_path, "report.title=mine"), {})["report"].config == ReportConfig(title="mine")
 
 
 def test_ppo_reads_the_reward_model(tmp_path: Path) -> None:

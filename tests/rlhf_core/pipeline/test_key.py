@@ -107,6 +107,7 @@ def test_the_canonical_form_is_pinned() -> None:
         ("rl.sampling.temperature=0.9", AFTER_RL),
         ("sft.epochs=2", {"sft", "evaluation.sft"} | AFTER_RL),
         ("evaluation.samples=16", {"evaluation.base", "evaluation.sft", "evaluation.rl", "report"}),
+        ("name=another", {"report"}),  # its title
         ("seed=1", ALL),
         ("base.dtype=float32", ALL - {"data.talks", "data.questions"}),
     ],
@@ -126,7 +127,6 @@ def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: 
         "sft.log_every=1",
         "tracking.wandb=false",
         "description=other words",
-        "name=another",
         "rl.ppo.clip_low=0.1",  # the block of an algorithm that was not chosen
         "rl.ppo=null",
         "reward_model.epochs=3",  # GRPO with this reward uses no reward model, so no node runs it

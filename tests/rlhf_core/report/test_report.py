@@ -29,7 +29,9 @@ def artifact(folder: Path, kind: Kind, key: str, parents: dict[str, str], metric
 
 
 def evaluation(folder: Path, key: str, model: str, scores: list[float]) -> Input:
-    item = artifact(folder, Kind.EVALUATION, key, {"model": (model, "a")}, {"pass@1": sum(scores) / len(scores)})  # type: ignore[dict-item]
+    item = artifact(
+        folder, Kind.EVALUATION, key, {"model": (model, "a")}, {"pass@1": sum(scores) / len(scores), "prompts": 40.0}
+    )  # type: ignore[dict-item]
     rows = [
         {"id": str(i), "prompt": f"<b>question {i}</b>", "answer": "4",
          "completions": [{"text": f"{key}{i}", "scores": {"exact": score}}]}
@@ -75,6 +77,18 @@ def test_the_page_stands_alone_and_escapes_what_models_and_data_say(nodes: dict[
     assert page.count("<svg") == 3  # the curves, the phases, the lineage
     assert not any(outside in page for outside in ("<script", "src=", "@import", "url(http"))
     assert "+0.500" in page
+
+
+def test_whole_numbers_have_no_fraction_and_others_three_digits(nodes: dict[str, Input]) -> None:
+    content = gather(nodes, samples=2)
+    page = " ".join(render(content, title="t", seed=1, revision="abc", libraries={}).split())
+    assert '<tr><td>pass@1</td> <td class="number">0.500 </td> <td class="number">1 </td> </tr>' in page
+    assert '<tr><td>prompts</td> <td class="number">40 </td> <td class="number">40 </td> </tr>' in page
+    assert [stage.figures for stage in content.stages] == [
+        "loss 0.250",
+        "pass@1 0.500, prompts 40",
+        "pass@1 1, prompts 40",
+    ]
 
 
 def test_the_same_artifacts_give_the_same_page(nodes: dict[str, Input]) -> None:
