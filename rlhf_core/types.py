@@ -48,6 +48,8 @@ class Trajectory:
     completion: str = ""  # decoded text, for rewards and people
     reward: float = float("nan")  # what trains
     score: float | None = None  # 0-1, what filters and evaluates
+    step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere
+    step_ends: Tensor | None = None  # (T,) bool, true at the last token of each step, where the policy sampled it
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -98,9 +100,12 @@ class Experience(PackedBatch):
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
     ref_logprobs: Tensor | None = None  # (N,) float32
     values: Tensor | None = None  # (N,) float32
+    process_rewards: Tensor | None = None  # (N,) float32, a step's reward at its last token
+    step_ends: Tensor | None = None  # (N,) bool, true at the last token of each step
     rewards: Tensor | None = None  # (N,) float32, per token, KL included where it is part of the reward
     advantages: Tensor | None = None  # (N,) float32
     returns: Tensor | None = None  # (N,) float32
+    loss_weights: Tensor | None = None  # (N,) float32, of each trained token in the loss of one optimizer step
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ B = TypeVar("B", bound=PackedBatch)
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
-    """All trajectories of a step, end to end, in their order."""
+    """All trajectories of a step, end to end, in their order. Steps are rewarded in all of them or in none."""
     lengths = torch.tensor([t.token_ids.numel() for t in trajectories])
     return Experience(
         input_ids=torch.cat([t.token_ids for t in trajectories]),
@@ -25,7 +25,16 @@ def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
         loss_mask=torch.cat([t.loss_mask for t in trajectories]),
         rollout_logprobs=torch.cat([t.rollout_logprobs for t in trajectories]),
         sequence_indices=torch.arange(len(trajectories)),
+        process_rewards=_joined([t.step_rewards for t in trajectories]),
+        step_ends=_joined([t.step_ends for t in trajectories]),
     )
+
+
+def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:
+    present = [part for part in parts if part is not None]
+    if 0 < len(present) < len(parts):
+        raise ValueError(f"{len(present)} of {len(parts)} trajectories have rewards of steps; all must have them")
+    return torch.cat(present) if present else None
 
 
 @dataclass(frozen=True)
