@@ -17,11 +17,11 @@ from rlhf_core.stages.contract import Input
 START = datetime(2026, 1, 1, tzinfo=UTC)
 
 
-def artifact(folder: Path, kind: Kind, key: str, parents: dict[str, str], metrics: dict[str, Any]) -> Input:
+def artifact(folder: Path, kind: Kind, key: str, parents: dict[str, tuple[str, str]], metrics: dict[str, Any]) -> Input:
     folder.mkdir(parents=True)
     manifest = Manifest(
         kind=kind, name=folder.name, stage=kind.value, key=key * 64, files=(),
-        parents={name: ArtifactRef(stage=stage, key=k * 64) for name, (stage, k) in parents.items()},  # type: ignore[misc]
+        parents={name: ArtifactRef(stage=stage, key=k * 64) for name, (stage, k) in parents.items()},
         config={}, seed=0, metrics=metrics, code_revision="abc", libraries={"torch": "1"}, device_seconds=20.0,
         device="cpu", started_at=START, finished_at=START + timedelta(seconds=10),
     )  # fmt: skip
@@ -31,7 +31,7 @@ def artifact(folder: Path, kind: Kind, key: str, parents: dict[str, str], metric
 def evaluation(folder: Path, key: str, model: str, scores: list[float]) -> Input:
     item = artifact(
         folder, Kind.EVALUATION, key, {"model": (model, "a")}, {"pass@1": sum(scores) / len(scores), "prompts": 40.0}
-    )  # type: ignore[dict-item]
+    )
     rows = [
         {"id": str(i), "prompt": f"<b>question {i}</b>", "answer": "4",
          "completions": [{"text": f"{key}{i}", "scores": {"exact": score}}]}
