@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import (
     Config,
@@ -17,8 +17,28 @@ from rlhf_core.config.base import (
 )
 
 
+class MuonConfig(Config):
+    """Momentum whose matrices are orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
+
+    momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of the gradient")
+    nesterov: bool = Field(default=True, description="look one step ahead along the momentum")
+    ns_steps: int = Field(default=5, ge=1, le=20, description="Newton-Schulz iterations")
+    scale: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description="of an update, by its matrix's shape (A, B): 0.2 sqrt(max(A, B)), so that AdamW's learning rate "
+        "fits, or sqrt(max(1, A / B))",
+    )
+    adamw_learning_rate: PositiveFloat | None = Field(
+        default=None, description="of the weights that AdamW trains; none: the same"
+    )
+
+
 class OptimizerConfig(Config):
-    name: Literal["adamw"] = Field(default="adamw", description="the optimizer")
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="muon trains the matrices of the hidden layers; AdamW embeddings, heads, vectors, stacked experts",
+    )
+    muon: MuonConfig | None = Field(default=None, description="settings of Muon; none: its defaults")
     learning_rate: PositiveFloat = Field(description="the highest, after the warm-up")
     betas: tuple[float, float] = Field(
         default=(0.9, 0.95), description="decay of the mean and of the square of the gradient"
@@ -30,6 +50,18 @@ class OptimizerConfig(Config):
     warmup_share: Share = Field(default=0.05, description="share of the steps in which the rate rises from zero")
     final_learning_rate_share: Share = Field(default=0.1, description="of the highest rate, at the end")
     max_gradient_norm: PositiveFloat = Field(default=1.0, description="a longer gradient is scaled down to this")
+    max_skipped_updates: PositiveInt = operational(
+        3, description="updates skipped in a row, since their gradient was not finite, that end the run"
+    )
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> OptimizerConfig:
+        if self.muon is not None and self.name != "muon":
+            raise ValueError(f"there is a block `muon`, but the optimizer is {self.name}; set `name: muon`")
+        return self
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.name == "muon" else frozenset({"muon"})
 
 
 class LoraConfig(Config):
@@ -53,9 +85,38 @@ class EngineConfig(Config):
     zero_stage: Literal[0, 1, 2, 3] = Field(
         default=2, description="what DeepSpeed shards over the workers: 1 optimizer, 2 gradients too, 3 weights too"
     )
-    offload_optimizer: bool = operational(False, description="keep the optimizer's state in main memory")
+    offload_optimizer: bool = operational(
+        False, description="keep the optimizer's state in main memory; needs a zero_stage of 1, 2 or 3"
+    )
+    offload_parameters: bool = operational(
+        False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
+    )
     gradient_checkpointing: bool = operational(False, description="compute activations twice instead of keeping them")
     tokens_per_micro_batch: PositiveInt = operational(16384, description="packed tokens of one forward")
+
+    @property
+    def sharding(self) -> int:
+        """The ZeRO stage that runs. In bfloat16, 0 and 1 run as 2, which computes the same and shards more: DeepSpeed's
+        stage 0 would sum the micro-batches' gradients in bfloat16, and its stage 1 takes another code path that prints
+        as it starts."""
+        return max(2, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> EngineConfig:
+        if self.offload_optimizer and self.sharding == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; set one of them")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3; set it, or leave the weights where they are")
+        return self
+
+
+def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> None:
+    """Raises ValueError if the engine cannot run one of the optimizers exactly."""
+    if engine.offload_optimizer and any(optimizer.name == "muon" for optimizer in optimizers):
+        raise ValueError(
+            "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
+            "memory; leave the optimizer's state on the device, or use adamw"
+        )
 
 
 class Placement(Config):
@@ -79,3 +140,8 @@ class SupervisedConfig(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
+
+    @model_validator(mode="after")
+    def _engine_runs_the_optimizer(self) -> SupervisedConfig:
+        require_compatible(self.engine, self.optimizer)
+        return self

@@ -77,28 +77,35 @@ class ScalarModel(nn.Module):
         return scores.squeeze(-1).float()
 
 
+def backbone(model: nn.Module) -> nn.Module:
+    """The layers of a PreTrainedModel (or of a PeftModel's) without its head; embeddings are among them."""
+    base = _base_model(model)
+    layers: nn.Module = getattr(base, base.base_model_prefix)
+    return layers
+
+
 def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     """(N, d): the last hidden state of each token of `batch`, sequences apart from each other.
 
     Laid out as one row of N tokens with restarting positions, or, where the attention kernel would then compute N x N
     scores, as one right-padded row a sequence (causal attention never looks at what comes after).
     """
-    backbone: nn.Module = getattr(model, model.base_model_prefix)
+    layers = backbone(model)
     if _rows_are_cheaper(model, batch):
-        return _hidden_states_of_rows(backbone, batch)
-    output = backbone(
+        return _hidden_states_of_rows(layers, batch)
+    output = layers(
         input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.position_ids.unsqueeze(0), use_cache=False
     )
     packed: Tensor = output.last_hidden_state[0]
     return packed
 
 
-def _hidden_states_of_rows(backbone: nn.Module, batch: PackedBatch) -> Tensor:
+def _hidden_states_of_rows(layers: nn.Module, batch: PackedBatch) -> Tensor:
     lengths = batch.sequence_lengths
     ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
     real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
     ids = ids.masked_scatter(real, batch.input_ids)
-    hidden: Tensor = backbone(input_ids=ids, use_cache=False).last_hidden_state
+    hidden: Tensor = layers(input_ids=ids, use_cache=False).last_hidden_state
     return hidden[real]
 
 

@@ -27,6 +27,7 @@ from rlhf_core.models.loading import save_model
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.metrics import mean_over_steps
 from rlhf_core.training.packing import plan_micro_batches
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.types import PackedBatch
@@ -161,8 +162,8 @@ def train(
 ) -> dict[str, float]:
     """The whole run. Logs and reports progress every `log_every` steps; returns the last metrics logged.
 
-    Metrics are means over the steps since the last log, the learning rate is the last step's; `tokens` counts those
-    seen so far, trained or not.
+    Metrics are means over the steps since the last log (`mean_over_steps`), the learning rate is the last step's;
+    `tokens` counts those seen so far, trained or not.
     """
     total = count_steps(len(examples), config)
     schedule = islice(step_indices(len(examples), config, context.seed), total)
@@ -180,8 +181,7 @@ def train(
         done += len(chunk)
         seen = sum(examples[i].num_tokens for indices in chunk for i in indices)
         tokens += seen
-        metrics = {name: sum(step[name] for step in by_step) / len(by_step) for name in by_step[0]}
-        metrics |= {
+        metrics = mean_over_steps(by_step) | {
             "learning_rate": by_step[-1]["learning_rate"],
             "tokens": tokens,
             "tokens_per_second": seen / (time.monotonic() - started),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 import torch.distributed as dist
@@ -40,3 +40,15 @@ def _reduced(
     if dist.get_world_size() > 1:
         dist.all_reduce(stacked, op=operation)
     return dict(zip(names, stacked.tolist(), strict=True))
+
+
+def mean_over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """One set of metrics for several optimizer steps, at least one, that report the same names.
+
+    Means over the steps that were applied (over all, if none was), but the largest of a name that ends in `_max`, and
+    the sum of `skipped_updates`.
+    """
+    applied = [step for step in steps if not step["skipped_updates"]] or steps
+    means = {name: sum(step[name] for step in applied) / len(applied) for name in applied[0]}
+    maxima = {name: max(step[name] for step in applied) for name in means if name.endswith("_max")}
+    return {**means, **maxima, "skipped_updates": sum(step["skipped_updates"] for step in steps)}

@@ -1,0 +1,54 @@
+"""A tiny Llama under the engine, and a loss, for the tests of this folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
+from rlhf_core.models.loading import load_causal_model, torch_dtype
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.distributed import join_group
+from rlhf_core.training.packing import pack
+from rlhf_core.types import PackedBatch
+
+SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]
+TOKENS = sum(len(sequence) - 1 for sequence in SEQUENCES)
+OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_share=0.5, schedule="linear", final_learning_rate_share=0.0)
+
+
+def batch() -> PackedBatch:
+    return pack(SEQUENCES, [[i > 0 for i in range(len(sequence))] for sequence in SEQUENCES])
+
+
+def tiny_model(folder: Path) -> Path:
+    """Writes the model; this process becomes the one rank of a group."""
+    torch.manual_seed(0)
+    LlamaForCausalLM(
+        LlamaConfig(
+            vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            tie_word_embeddings=True, initializer_range=0.1,
+        )
+    ).save_pretrained(folder)  # fmt: skip
+    join_group(rank=0, size=1)
+    return folder
+
+
+def build(
+    folder: Path, *, optimizer: OptimizerConfig | None = OPTIMIZER, lora: LoraConfig | None = None, **settings: object
+) -> DeepSpeedEngine:
+    engine = EngineConfig.model_validate({"dtype": "float32", **settings})
+    model = load_causal_model(
+        folder, dtype=torch_dtype(engine.dtype), attention="sdpa", lora=lora,
+        gradient_checkpointing=engine.gradient_checkpointing,
+    )  # fmt: skip
+    return DeepSpeedEngine(PolicyModel(model, chunk_elements=100), engine=engine, optimizer=optimizer, total_steps=4)
+
+
+def loss(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    value = -(model(part)[0] * part.loss_mask).sum() / TOKENS
+    return value, {"loss": value, "tokens": part.loss_mask.sum()}
