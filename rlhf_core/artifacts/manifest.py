@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 from datetime import datetime
 from enum import StrEnum
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field
@@ -42,6 +44,12 @@ class FileEntry(Config):
     path: str  # relative, posix, no '..'
     size: int
     sha256: str
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of the file's content, in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 class Manifest(Config):

@@ -11,7 +11,7 @@ from pathlib import Path, PurePosixPath
 from pydantic import ValidationError
 
 from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
-from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
@@ -190,11 +190,6 @@ def blob_path(sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
         raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
-
-
-def file_digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _manifest_path(ref: ArtifactRef) -> str:

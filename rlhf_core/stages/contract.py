@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from pydantic import Field
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.config.base import Config
 
@@ -70,6 +71,11 @@ class StageContext(Protocol):
     key: str
     seed: int
     workdir: Path  # empty at start; on this node
+    libraries: Mapping[str, str]  # that compute, with their versions
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        """Those of this stage's key."""
 
     def fetch(self, ref: ArtifactRef) -> Input:
         """The artifact on this node, its bytes verified; cached by content."""
@@ -82,6 +88,12 @@ class StageContext(Protocol):
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""
+
+    def logged(self) -> bytes:
+        """The content of metrics.jsonl so far, which a checkpoint keeps."""
+
+    def restore_log(self, lines: bytes) -> None:
+        """Begin with the `lines` of a run that was killed, as if this one had logged them. Nothing is logged yet."""
 
     def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
         """Shown in the terminal and in Prefect: which step, of how many, and the figures that matter."""

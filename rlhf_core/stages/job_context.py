@@ -9,6 +9,7 @@ from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
@@ -29,7 +30,8 @@ class JobContext:
         tracker: Tracker | None = None,
         progress: Progress | None = None,
     ):
-        self.name, self.key, self.seed = spec.name, spec.key, spec.seed
+        self.name, self.key, self.seed, self.libraries = spec.name, spec.key, spec.seed, spec.libraries
+        self.checkpoints = Checkpoints(store, spec.ref)
         self._spec = spec
         self._store = store
         self._given_workdir = workdir
@@ -65,9 +67,18 @@ class JobContext:
         return folder
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
+        self._job_tracker().log(step, metrics)
+
+    def logged(self) -> bytes:
+        return self._job_tracker().logged()
+
+    def restore_log(self, lines: bytes) -> None:
+        self._job_tracker().restore(lines)
+
+    def _job_tracker(self) -> Tracker:
         if self._tracker is None:
             raise StageError("figures are logged by the job itself: return them from the worker")
-        self._tracker.log(step, metrics)
+        return self._tracker
 
     def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
         if self._progress is None:

@@ -89,7 +89,9 @@ def _compute(
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
-        return repository.publish(_manifest(spec, output, started, seconds), output.folder)
+        published = repository.publish(_manifest(spec, output, started, seconds), output.folder)
+        context.checkpoints.clear()
+        return published
 
 
 def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Config]:

@@ -20,7 +20,7 @@ METRICS_FILE = "metrics.jsonl"
 class Sink(Protocol):
     """One place that figures go to."""
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None: ...
 
     def close(self) -> None: ...
 
@@ -49,12 +49,34 @@ class Tracker:
         """
         figures = {name: _number(name, value) for name, value in metrics.items()}
         finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
-        self._file.write(json.dumps({"step": step, "time": time.time(), **finite}, allow_nan=False) + "\n")
+        now = time.time()
+        self._file.write(json.dumps({"step": step, "time": now, **finite}, allow_nan=False) + "\n")
         self._file.flush()
+        self._tell_sinks(step, now, figures)
+
+    def _tell_sinks(self, step: int, unix_time: float, figures: Mapping[str, float]) -> None:
         if self._sinks is None:
             self._sinks = list(self._start_sinks())
         for sink in self._sinks:
-            sink.log(step, figures)
+            sink.log(step, unix_time, figures)
+
+    def logged(self) -> bytes:
+        """The lines so far."""
+        return (self.folder / METRICS_FILE).read_bytes()
+
+    def restore(self, lines: bytes) -> None:
+        """Begin with the `lines` of a run that was killed: as they were in the file, told anew to the other trackers,
+        whose own files were lost with it. Raises RuntimeError if something was logged before.
+        """
+        if self.logged():
+            raise RuntimeError("lines can be restored only before the first is logged")
+        self._file.write(lines.decode())
+        self._file.flush()
+        for line in lines.splitlines():
+            figures = json.loads(line)
+            step, unix_time = figures.pop("step"), figures.pop("time")
+            told = {name: math.nan if value is None else value for name, value in figures.items()}
+            self._tell_sinks(step, unix_time, told)
 
     def close(self) -> None:
         self._file.close()
@@ -105,12 +127,12 @@ class TensorBoard:
 
         self._writer = EventFileWriter(str(folder))
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
         from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.compat.proto.summary_pb2 import Summary
 
         values = [Summary.Value(tag=name, simple_value=value) for name, value in metrics.items()]
-        self._writer.add_event(Event(step=step, wall_time=time.time(), summary=Summary(value=values)))
+        self._writer.add_event(Event(step=step, wall_time=unix_time, summary=Summary(value=values)))
 
     def close(self) -> None:
         self._writer.close()
@@ -142,7 +164,7 @@ class WeightsAndBiases:
         # Figures of one step may come in several calls, and a later call may be about an earlier step.
         self._run.define_metric("*", step_metric="step")
 
-    def log(self, step: int, metrics: Mapping[str, float]) -> None:
+    def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
         self._run.log({"step": step, **metrics})
 
     def close(self) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
+from rlhf_core.training.background import Background
 from rlhf_core.training.distributed import join_group
 
 
@@ -23,6 +24,10 @@ class WorkerGroup(Protocol):
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         """Run a generator method on every rank to its end; yields the items of rank 0 as they come."""
+
+    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Begin `worker.method(*args)` on every rank, in a thread beside its other calls, and return at once; one such
+        call at a time. What is returned waits for the results by rank, in any thread, and raises as `call` does."""
 
     def shutdown(self) -> None:
         """End the workers and give back what was reserved for them."""
@@ -49,6 +54,9 @@ class InlineGroup:
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         yield from getattr(self._worker, method)(*args)
+
+    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        return Background(lambda: self.call(method, *args), name=method).result
 
     def shutdown(self) -> None:
         self._worker = None

@@ -1,11 +1,13 @@
-"""Every random generator of a process, seeded from one number."""
+"""Every random generator of a process: seeded from one number, kept, and put back."""
 
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 
 import numpy
 import torch
+from torch import Tensor
 
 
 def seed_everything(seed: int) -> None:
@@ -14,3 +16,35 @@ def seed_everything(seed: int) -> None:
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
+
+
+def random_state() -> dict[str, Tensor]:
+    """Where the generators are: Python's, numpy's global one, torch's for the CPU and, if there is one, this GPU."""
+    version, words, gauss = random.getstate()
+    state = {
+        "python.words": torch.tensor(words, dtype=torch.int64),
+        "python.gauss": torch.tensor([] if gauss is None else [gauss], dtype=torch.float64),
+        "python.version": torch.tensor(version),
+        "torch.cpu": torch.get_rng_state(),
+    }
+    # The legacy form is a tuple; its first element, the name of the algorithm, is always the same.
+    _, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
+    state["numpy.keys"] = torch.from_numpy(keys.astype(numpy.int64))
+    state["numpy.position"] = torch.tensor([position, has_gauss])
+    state["numpy.gauss"] = torch.tensor(cached, dtype=torch.float64)
+    if torch.cuda.is_available():
+        state["torch.cuda"] = torch.cuda.get_rng_state()
+    return state
+
+
+def load_random_state(state: Mapping[str, Tensor]) -> None:
+    """Put all generators back where `random_state` found them."""
+    gauss = state["python.gauss"].tolist()
+    words = tuple(state["python.words"].tolist())
+    random.setstate((int(state["python.version"]), words, gauss[0] if gauss else None))
+    position, has_gauss = state["numpy.position"].tolist()
+    keys = state["numpy.keys"].numpy().astype(numpy.uint32)
+    numpy.random.set_state(("MT19937", keys, position, has_gauss, float(state["numpy.gauss"])))
+    torch.set_rng_state(state["torch.cpu"])
+    if torch.cuda.is_available():
+        torch.cuda.set_rng_state(state["torch.cuda"])

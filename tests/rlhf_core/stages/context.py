@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.stages.contract import Input
 
@@ -24,9 +27,14 @@ class LocalContext:
     artifacts: dict[str, Input] = field(default_factory=dict)  # "stage/key" -> what fetch returns
     logs: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     progresses: list[tuple[int, int, str, dict[str, float]]] = field(default_factory=list)
+    libraries: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(LocalStore(self.workdir / "store"), ArtifactRef(stage=self.name, key=self.key))
 
     def fetch(self, ref: ArtifactRef) -> Input:
         return self.artifacts[ref.path]
@@ -39,6 +47,15 @@ class LocalContext:
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.logs.append((step, dict(metrics)))
+
+    def logged(self) -> bytes:
+        return "".join(json.dumps({"step": step, **metrics}) + "\n" for step, metrics in self.logs).encode()
+
+    def restore_log(self, lines: bytes) -> None:
+        assert not self.logs
+        for line in lines.splitlines():
+            metrics = json.loads(line)
+            self.logs.append((metrics.pop("step"), metrics))
 
     def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
         self.progresses.append((step, total, phase, figures))

@@ -53,13 +53,38 @@ def test_tensorboard_reads_the_same_figures(tmp_path: Path) -> None:
         tracker.log(2, {"loss": 0.25})
     (tmp_path / "artifact").mkdir()
     tracker.keep(tmp_path / "artifact")
-    (file,) = (tmp_path / "artifact" / "tracking" / "tensorboard").iterdir()
-    scalars = [
-        (event.step, value.tag, float(make_ndarray(value.tensor)))
+    told = [(step, tag, value) for step, _, tag, value in scalars(tmp_path / "artifact")]
+    assert told == [(1, "loss", 0.5), (2, "loss", 0.25)]
+
+
+def scalars(folder: Path) -> list[tuple[int, float, str, float]]:
+    (file,) = (folder / "tracking" / "tensorboard").iterdir()
+    return [
+        (event.step, event.wall_time, value.tag, float(make_ndarray(value.tensor)))
         for event in EventFileLoader(str(file)).Load()
         for value in event.summary.value
     ]
-    assert scalars == [(1, "loss", 0.5), (2, "loss", 0.25)]
+
+
+def test_a_restored_run_has_the_killed_ones_lines_once(tmp_path: Path) -> None:
+    killed = _tracker(tmp_path / "killed", tensorboard=True)
+    killed.log(1, {"loss": 0.5, "kl": float("nan")})
+    kept = killed.logged()
+    killed.log(2, {"loss": 0.25})  # after the checkpoint: computed anew
+    with _tracker(tmp_path / "t", tensorboard=True) as tracker:
+        tracker.restore(kept)
+        tracker.log(2, {"loss": 0.25})
+        assert tracker.logged().startswith(kept)
+        with pytest.raises(RuntimeError, match="before the first"):
+            tracker.restore(kept)
+    (tmp_path / "artifact").mkdir()
+    tracker.keep(tmp_path / "artifact")
+    lines = [json.loads(line) for line in (tmp_path / "artifact" / "metrics.jsonl").read_text().splitlines()]
+    assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (2, 0.25)]
+    told = scalars(tmp_path / "artifact")
+    assert [(step, tag) for step, _, tag, _ in told] == [(1, "loss"), (1, "kl"), (2, "loss")]
+    assert told[0][1] == lines[0]["time"]
+    assert told[1][3] != told[1][3]  # NaN
 
 
 def test_wandb_without_a_key_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,6 +6,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -19,9 +20,17 @@ from rlhf_core.training.group import InlineGroup, WorkerGroup
 class Worker:
     def __init__(self, offset: int) -> None:
         self.offset = offset
+        self.added = threading.Event()
+        self.sum = 0
 
     def add(self, a: int, b: int = 0) -> int:
-        return a + b + self.offset
+        self.sum = a + b + self.offset
+        self.added.set()
+        return self.sum
+
+    def wait_for_add(self) -> int:
+        assert self.added.wait(20)
+        return self.sum
 
     def count(self, until: int) -> Iterator[int]:
         yield from range(until)
@@ -70,3 +79,13 @@ def test_two_processes_that_meet_on_loopback_stay_there() -> None:
         for rank in range(2)
     ]
     assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo"]] * 2
+
+
+def test_a_call_aside_runs_beside_the_others_and_keeps_its_error() -> None:
+    group: WorkerGroup = InlineGroup(Worker, 100)
+    waiting = group.aside("wait_for_add")
+    assert group.call("add", 1, 2) == [103]
+    assert waiting() == [103]
+    failing = group.aside("add", "no number")
+    with pytest.raises(TypeError):
+        failing()

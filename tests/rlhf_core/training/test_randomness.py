@@ -4,8 +4,9 @@ import random
 
 import numpy
 import torch
+from safetensors.torch import load, save
 
-from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.randomness import load_random_state, random_state, seed_everything
 
 
 def draw() -> tuple[float, float, float]:
@@ -26,3 +27,14 @@ def test_any_seed_will_do() -> None:
     first = draw()
     seed_everything(2**40 + 1)
     assert draw() == first
+
+
+def test_all_generators_go_on_where_they_were_also_between_two_normal_draws() -> None:
+    """Python and numpy draw normal numbers in pairs and keep the second."""
+    seed_everything(7)
+    random.gauss(0, 1), numpy.random.randn()  # noqa: B018
+    kept = load(save(random_state()))
+    expected = (random.gauss(0, 1), float(numpy.random.randn()), *draw())
+    seed_everything(8)
+    load_random_state(kept)
+    assert (random.gauss(0, 1), float(numpy.random.randn()), *draw()) == expected

@@ -1,0 +1,159 @@
+"""Checkpoints of an artifact that is still being computed: each is whole or not there, and the newest counts.
+
+`<artifact>/checkpoints/<step>-<id>/…`: files first, uploaded by whichever node has them, `manifest.json` last. Every
+attempt has an id of its own, so that nothing half-written by a process that was killed is ever mixed with anything.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import uuid
+from collections.abc import Iterator, Sequence
+from datetime import datetime
+from pathlib import Path
+
+from pydantic import Field, ValidationError
+
+from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, file_digest
+from rlhf_core.artifacts.store import Store
+from rlhf_core.config.base import Config
+from rlhf_core.errors import IntegrityError
+
+MANIFEST = "manifest.json"
+_FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
+
+
+class CheckpointFile(FileEntry):
+    path: str = Field(pattern=_FILE)  # a plain name, in the checkpoint's folder
+
+
+class Checkpoint(Config):
+    """The manifest of one. Written last, once: its presence says that all its files are there."""
+
+    name: str = Field(pattern=r"^[0-9]{12}-[0-9a-f]{12}$")  # of its folder
+    step: int  # of the stage, the last that was done
+    ranks: int  # that trained; each has its own state
+    files: tuple[CheckpointFile, ...]
+    libraries: dict[str, str]
+    created_at: datetime
+
+
+class Checkpoints:
+    """Those of one artifact. Only who holds its lease commits and removes; any node adds and fetches files."""
+
+    def __init__(self, store: Store, ref: ArtifactRef):
+        self._store = store
+        self._ref = ref
+
+    @staticmethod
+    def new_name(step: int) -> str:
+        """A folder's name that sorts by step and that no other attempt has."""
+        return f"{step:012d}-{uuid.uuid4().hex[:12]}"
+
+    def add(self, name: str, file: str, content: Path | bytes) -> CheckpointFile:
+        """Upload a file of the checkpoint `name`, which is not committed yet."""
+        path = self._path(name, file)
+        if isinstance(content, bytes):
+            self._store.put(path, content)
+            return CheckpointFile(path=file, size=len(content), sha256=hashlib.sha256(content).hexdigest())
+        entry = CheckpointFile(path=file, size=content.stat().st_size, sha256=file_digest(content))
+        self._store.put_file_if_absent(path, content)
+        return entry
+
+    def commit(self, checkpoint: Checkpoint) -> None:
+        """From now on it is whole. All its files must have been added."""
+        self._store.put_if_absent(self._path(checkpoint.name, MANIFEST), checkpoint.model_dump_json(indent=1).encode())
+
+    def newest(self) -> Iterator[Checkpoint | IntegrityError]:
+        """Every whole one, the newest first; an error in place of one whose manifest is damaged."""
+        for name in self._whole():
+            try:
+                yield self._manifest(name)
+            except IntegrityError as error:
+                yield error
+
+    def newest_step(self) -> int | None:
+        """The step that a job would go on from; None if there is no checkpoint. Looks at names alone."""
+        return next((int(name.split("-")[0]) for name in self._whole()), None)
+
+    def read(self, checkpoint: Checkpoint, file: str) -> bytes:
+        """A small file of it. Raises IntegrityError if it is gone or damaged."""
+        entry = self._entry(checkpoint, file)
+        data = self._store.get(self._path(checkpoint.name, file))
+        if data is None:
+            raise IntegrityError(f"{self._url(checkpoint.name, file)} is gone")
+        self._verify(checkpoint, entry, hashlib.sha256(data).hexdigest())
+        return data
+
+    def fetch(self, checkpoint: Checkpoint, file: str, to: Path) -> None:
+        """Copy a file of it to `to`. Raises IntegrityError, leaving no file, if it is gone or damaged."""
+        entry = self._entry(checkpoint, file)
+        path = self._path(checkpoint.name, file)
+        if not self._store.exists(path):
+            raise IntegrityError(f"{self._url(checkpoint.name, file)} is gone")
+        try:
+            self._store.get_file(path, to)
+            self._verify(checkpoint, entry, file_digest(to))
+        except BaseException:
+            to.unlink(missing_ok=True)
+            raise
+
+    def prune(self, keep: int) -> None:
+        """Remove all but the newest `keep` whole ones, with what was left half-written before them."""
+        whole = self._whole()
+        kept = whole[:keep]
+        if kept:
+            self._remove(name for name in self._names() if name < kept[0] and name not in kept)
+
+    def clear(self) -> None:
+        """Remove all of them, also what is half-written."""
+        self._remove(self._names())
+
+    def _remove(self, names: Iterator[str] | Sequence[str]) -> None:
+        """The manifest first: what is only half removed is no checkpoint any more."""
+        for name in names:
+            paths = self._store.list(f"{self._root}/{name}/")
+            for path in sorted(paths, key=lambda path: not path.endswith(f"/{MANIFEST}")):
+                self._store.delete(path)
+
+    def _whole(self) -> list[str]:
+        """Names of those that have a manifest, the newest first."""
+        paths = self._store.list(f"{self._root}/")
+        return sorted((path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}")), reverse=True)
+
+    def _names(self) -> list[str]:
+        paths = self._store.list(f"{self._root}/")
+        return sorted({path.removeprefix(f"{self._root}/").split("/")[0] for path in paths})
+
+    def _manifest(self, name: str) -> Checkpoint:
+        where = self._url(name, MANIFEST)
+        data = self._store.get(self._path(name, MANIFEST))
+        if data is None:
+            raise IntegrityError(f"{where} is gone")
+        try:
+            found = Checkpoint.model_validate_json(data)
+        except ValidationError as error:
+            raise IntegrityError(f"{where} is not the manifest of a checkpoint: {error}") from error
+        if found.name != name:
+            raise IntegrityError(f"{where} is the manifest of {found.name}")
+        return found
+
+    def _entry(self, checkpoint: Checkpoint, file: str) -> CheckpointFile:
+        for entry in checkpoint.files:
+            if entry.path == file:
+                return entry
+        raise IntegrityError(f"the checkpoint {self._url(checkpoint.name, '')} has no file {file}")
+
+    def _verify(self, checkpoint: Checkpoint, entry: CheckpointFile, digest: str) -> None:
+        if digest != entry.sha256:
+            raise IntegrityError(f"{self._url(checkpoint.name, entry.path)} is damaged: its content has another hash")
+
+    @property
+    def _root(self) -> str:
+        return f"{self._ref.path}/checkpoints"
+
+    def _path(self, name: str, file: str) -> str:
+        return f"{self._root}/{name}/{file}"
+
+    def _url(self, name: str, file: str) -> str:
+        return f"{self._store.url}/{self._path(name, file)}"

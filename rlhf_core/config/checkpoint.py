@@ -1,0 +1,20 @@
+"""How often a stage that trains keeps its state, from which a job that was killed goes on."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, PositiveFloat, PositiveInt
+
+
+class CheckpointConfig(Config):
+    """Whichever of the two periods is over first; none of both: no checkpoints."""
+
+    every_steps: PositiveInt | None = Field(default=None, description="steps between two checkpoints; none: any number")
+    every_minutes: PositiveFloat | None = Field(
+        default=10.0, description="minutes between two checkpoints; none: any number"
+    )
+    keep: PositiveInt = Field(default=1, description="whole checkpoints that stay in the store until the stage is done")
+    resume: bool = Field(
+        default=True, description="go on from the newest whole one; false: remove those there are, and start anew"
+    )
