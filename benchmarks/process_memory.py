@@ -1,0 +1,70 @@
+"""The memory and the share of the machine that a process uses, with all the processes it starts. Linux only."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import psutil
+
+
+class ProcessWatch:
+    """Looks at the tree of processes under `pid` every `interval` seconds, from the start of the context to its end."""
+
+    def __init__(self, pid: int, interval: float = 0.5) -> None:
+        self.peak = 0  # bytes: the largest sum of resident memory, pages that several processes share counted once
+        self.at_peak: dict[str, int] = {}  # bytes of each program then
+        self._root = psutil.Process(pid)
+        self._interval = interval
+        self._own: dict[int, float] = {}  # processor seconds of each process, as last seen
+        self._started = (time.monotonic(), _busy_seconds())
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+        elapsed, busy = time.monotonic() - self._started[0], _busy_seconds() - self._started[1]
+        self.others = max(0.0, busy - sum(self._own.values())) / (elapsed * psutil.cpu_count())
+
+    def _watch(self) -> None:
+        while not self._stop.wait(self._interval):
+            self._look()
+
+    def _look(self) -> None:
+        try:
+            tree = [self._root, *self._root.children(recursive=True)]
+        except psutil.NoSuchProcess:
+            return  # it has just ended
+        memory: dict[str, int] = defaultdict(int)
+        for process in tree:
+            try:
+                times = process.cpu_times()
+                self._own[process.pid] = times.user + times.system
+                memory[_program(process)] += process.memory_full_info().pss
+            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                continue  # it has ended while we looked
+        if sum(memory.values()) > self.peak:
+            self.peak, self.at_peak = sum(memory.values()), dict(memory)
+
+
+def _program(process: psutil.Process) -> str:
+    """`ray::EngineActor` for a Ray actor, whatever method it is in; the file's name for any other program."""
+    title = (process.cmdline() or [process.name()])[0]
+    return title.split(".")[0] if title.startswith("ray::") else Path(title).name
+
+
+def _busy_seconds() -> float:
+    """Processor seconds that the machine has worked since it started, whoever for."""
+    times = psutil.cpu_times()
+    return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
