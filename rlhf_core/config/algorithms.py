@@ -7,7 +7,8 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share
-from rlhf_core.config.rewards import RewardConfig
+from rlhf_core.config.rewards import ModelReward, ProcessRewardModelReward, RewardConfig, TextReward
+from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.training import OptimizerConfig
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -87,7 +88,11 @@ class AlgorithmConfig(Config):
 
     takes_process_rewards: ClassVar[bool] = False
 
-    reward: RewardConfig = Field(description="what trains")
+    rewards: dict[str, RewardConfig] = Field(min_length=1, description="what trains: their sum, each by its weight")
+    shaping: ShapingConfig = Field(default=ShapingConfig(), description="what happens to the sum before it trains")
+    filtering: FilteringConfig | None = Field(
+        default=None, description="train only on prompts with a mean score in a range; none: on all"
+    )
     optimizer: OptimizerConfig = Field(description="of the policy")
     group_size: PositiveInt = Field(default=1, description="completions of one prompt")
     epochs: PositiveInt = Field(default=1, description="passes over one batch of experience")
@@ -119,6 +124,38 @@ class AlgorithmConfig(Config):
                 f"aggregation_length is set, but aggregation is {self.aggregation}; remove it, or set constant"
             )
         return self
+
+    @model_validator(mode="after")
+    def _steps_are_used(self) -> AlgorithmConfig:
+        for name, reward in self.rewards.items():
+            if isinstance(reward, ProcessRewardModelReward) and not self.takes_process_rewards:
+                raise ValueError(f"rewards.{name} rewards single steps, which this algorithm cannot use")
+        return self
+
+    @model_validator(mode="after")
+    def _filtering_has_scores(self) -> AlgorithmConfig:
+        if self.filtering is None:
+            return self
+        if self.group_size < 2:
+            raise ValueError("filtering compares the completions of one prompt, but group_size is 1; raise it")
+        may = ", ".join(self.text_rewards) or "none"
+        if self.filtering.score is not None and self.filtering.score not in self.text_rewards:
+            raise ValueError(
+                f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: {may}"
+            )
+        if not self.text_rewards:
+            raise ValueError("filtering needs a reward that gives scores from 0 to 1, which a reward model does not")
+        return self
+
+    @property
+    def model_rewards(self) -> dict[str, ModelReward]:
+        """Those of `rewards` that the run's reward model gives."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def text_rewards(self) -> dict[str, TextReward]:
+        """Those of `rewards` that need the text of completions alone."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
 
 
 class PPOConfig(AlgorithmConfig):
@@ -185,8 +222,14 @@ class DrGRPOConfig(GRPOConfig):
 
 
 class DAPOConfig(GRPOConfig):
-    """arXiv:2503.14476: GRPO with a higher upper clip and a mean over tokens; no KL."""
+    """arXiv:2503.14476: GRPO with a higher upper clip, a mean over tokens, dynamic filtering; no KL.
 
+    The paper's overlong penalty is `shaping.overlong`: set its buffer.
+    """
+
+    filtering: FilteringConfig | None = Field(
+        default=FilteringConfig(), description="train only on prompts with a mean score in a range; none: on all"
+    )
     clip_high: PositiveFloat = Field(default=0.28, description="and at 1 + this")
     aggregation: Aggregation = _aggregation("token")
 

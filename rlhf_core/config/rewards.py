@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt
+from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+
+_URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
-class RewardModelReward(Config):
-    """The run's own reward model; `normalize` subtracts its stored mean and divides by its stored std."""
+class _Weighted(Config):
+    weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
+        default=1.0, description="factor of this reward in the sum; a scorer has none"
+    )
+
+
+class RewardModelReward(_Weighted):
+    """The run's own reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
 
     type: Literal["reward_model"]
     normalize: bool = Field(
@@ -18,7 +27,17 @@ class RewardModelReward(Config):
     )
 
 
-class VerifierReward(Config):
+class ProcessRewardModelReward(_Weighted):
+    """The run's own reward model, read at the last token of each step of a completion: one reward a step."""
+
+    type: Literal["process_reward_model"]
+    normalize: bool = Field(
+        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
+    )
+    separator: str = Field(default="\n", min_length=1, description="text that ends a step")
+
+
+class VerifierReward(_Weighted):
     """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
 
     type: Literal["verifier"]
@@ -30,7 +49,7 @@ class VerifierReward(Config):
     )
 
 
-class FunctionReward(Config):
+class FunctionReward(_Weighted):
     """`function(completions, prompts, rows, **options)` of a Python file; a float or {reward, score, ...} for each."""
 
     type: Literal["function"]
@@ -39,7 +58,54 @@ class FunctionReward(Config):
     options: dict[str, Any] = Field(default={}, description="further keyword arguments")
     timeout_seconds: PositiveFloat = Field(default=60.0, description="longest call; a later answer is an error")
     batch_size: PositiveInt = Field(default=4096, description="completions of one call at most")
+    separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
 
 
-RewardConfig = Annotated[RewardModelReward | VerifierReward | FunctionReward, Field(discriminator="type")]
-ScorerConfig = Annotated[VerifierReward | FunctionReward, Field(discriminator="type")]
+class HTTPReward(_Weighted):
+    """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
+
+    Nothing secret belongs into a recipe, which is kept with every result: name environment variables instead.
+    """
+
+    type: Literal["http"]
+    url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
+    url_variable: str | None = Field(default=None, description="environment variable that holds the URL instead")
+    header_variable: str | None = Field(
+        default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
+    )
+    timeout_seconds: PositiveFloat = Field(default=60.0, description="longest wait for an answer; it is not repeated")
+    attempts: PositiveInt = operational(
+        5, description="tries of one request where there is no connection, or the status is 429 or 5xx"
+    )
+    batch_size: PositiveInt = Field(default=4096, description="completions of one request at most")
+
+    @model_validator(mode="after")
+    def _one_url(self) -> HTTPReward:
+        if (self.url is None) == (self.url_variable is None):
+            raise ValueError("give either `url` or `url_variable`")
+        if self.url is not None:
+            check_url(self.url)
+        return self
+
+
+def check_url(url: str) -> None:
+    """Raise ValueError if it is no URL of a server, or holds a user or a password."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise ValueError("the URL must begin with http:// or https:// and name a host")
+    if found["user"]:
+        raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
+
+
+ModelReward = RewardModelReward | ProcessRewardModelReward  # read by the run's reward model, from tokens
+TextReward = VerifierReward | FunctionReward | HTTPReward  # told from text
+
+
+def _without_weight(scorer: TextReward) -> TextReward:
+    if scorer.weight != 1.0:
+        raise ValueError("a scorer is never summed with another: leave `weight` out")
+    return scorer
+
+
+RewardConfig = Annotated[ModelReward | TextReward, Field(discriminator="type")]
+ScorerConfig = Annotated[TextReward, Field(discriminator="type"), AfterValidator(_without_weight)]

@@ -80,6 +80,14 @@ class RLConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _penalty_can_grow(self) -> RLConfig:
+        overlong = self.settings.shaping.overlong
+        if overlong is not None and overlong.buffer > self.sampling.max_tokens:
+            longest = self.sampling.max_tokens
+            raise ValueError(f"shaping.overlong.buffer is {overlong.buffer}, more than sampling.max_tokens={longest}")
+        return self
+
+    @model_validator(mode="after")
     def _rollouts_explore(self) -> RLConfig:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")

@@ -9,7 +9,6 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config
 from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.config.recipe import Recipe
-from rlhf_core.config.rewards import RewardModelReward
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.key import stage_key
 from rlhf_core.pipeline.user_files import user_files
@@ -131,4 +130,4 @@ def _needs_reward_model(recipe: Recipe) -> bool:
         return False
     settings = recipe.rl.settings
     starts_critic = getattr(settings, "critic_start", None) == "reward_model"
-    return starts_critic or isinstance(settings.reward, RewardModelReward)
+    return starts_critic or bool(settings.model_rewards)

@@ -6,14 +6,14 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.recipe import Recipe
-from rlhf_core.config.rewards import FunctionReward, RewardModelReward, VerifierReward
+from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
+from rlhf_core.config.rl import block_name
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.preflight_data import Located
 from rlhf_core.rewards.verifier import compiled_pattern
 
 _COLUMNS = {"exact": ("answer",), "reasoning_gym": ("task", "metadata")}
-AnyReward = RewardModelReward | VerifierReward | FunctionReward
 
 
 def check_rewards(recipe: Recipe, samples: dict[str, list[Located]], root: Path) -> list[str]:
@@ -27,10 +27,11 @@ def check_rewards(recipe: Recipe, samples: dict[str, list[Located]], root: Path)
     return list(dict.fromkeys(problems))
 
 
-def _rewards(recipe: Recipe) -> Iterator[tuple[str, AnyReward, str]]:
+def _rewards(recipe: Recipe) -> Iterator[tuple[str, RewardConfig, str]]:
     """Each reward that will be used: its section, its settings, the dataset that it judges."""
     if recipe.rl:
-        yield f"rl.{recipe.rl.algorithm}.reward", recipe.rl.settings.reward, recipe.rl.dataset
+        for name, reward in recipe.rl.settings.rewards.items():
+            yield f"rl.{block_name(recipe.rl.algorithm)}.rewards.{name}", reward, recipe.rl.dataset
         for name, monitor in recipe.rl.monitors.items():
             yield f"rl.monitors.{name}", monitor, recipe.rl.dataset
     if recipe.evaluation:
@@ -38,7 +39,7 @@ def _rewards(recipe: Recipe) -> Iterator[tuple[str, AnyReward, str]]:
             yield f"evaluation.scorers.{name}", scorer, recipe.evaluation.dataset
 
 
-def _check(reward: AnyReward, rows: list[Located], dataset: str, root: Path) -> None:
+def _check(reward: RewardConfig, rows: list[Located], dataset: str, root: Path) -> None:
     match reward:
         case FunctionReward():
             check_function(root / reward.path, reward.function, reward.path)
@@ -51,5 +52,5 @@ def _check(reward: AnyReward, rows: list[Located], dataset: str, root: Path) -> 
                         f"the verifier `{reward.kind}` needs the column `{lacking[0]}`, "
                         f"which `data.{dataset}` lacks at {where}"
                     )
-        case RewardModelReward():
-            pass
+        case _:
+            pass  # a reward model is made by the run, a server is where the jobs are

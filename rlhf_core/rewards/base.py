@@ -17,6 +17,7 @@ class RewardResult:
     rewards: list[float]  # what trains
     scores: list[float | None]  # 0-1, what filters and evaluates
     extra: dict[str, list[float]] = field(default_factory=dict)  # logged
+    steps: list[list[float]] | None = None  # one reward for each step of a completion, beside its own
 
 
 class Reward(Protocol):
@@ -33,7 +34,7 @@ class Reward(Protocol):
 
 
 def checked_result(values: object, count: int, name: str) -> RewardResult:
-    """What a reward returned, a list of `count` numbers or of mappings {reward, score, other figures}, as RewardResult.
+    """What a reward returned, `count` numbers or mappings {reward, score, steps, other figures}, as RewardResult.
 
     Raises RewardError where it is not that, or a number is not finite, or a score is outside 0-1.
     """
@@ -44,6 +45,7 @@ def checked_result(values: object, count: int, name: str) -> RewardResult:
     rewards: list[float] = []
     scores: list[float | None] = []
     extra: dict[str, list[float]] = {}
+    steps: list[list[float]] = []
     for index, value in enumerate(values):
         figures = value if isinstance(value, Mapping) else {"reward": value}
         where = f"{name}, completion {index}"
@@ -51,12 +53,22 @@ def checked_result(values: object, count: int, name: str) -> RewardResult:
             raise RewardError(f"{where}: there is no `reward` in {sorted(map(str, figures))}")
         rewards.append(_finite(figures["reward"], "reward", where))
         scores.append(_score(figures.get("score"), where))
-        others = {str(key): figures[key] for key in figures if key not in ("reward", "score")}
+        if "steps" in figures:
+            steps.append(_steps(figures["steps"], where))
+        if steps and len(steps) != index + 1:
+            raise RewardError(f"{where}: some completions have `steps` and some have not")
+        others = {str(key): figures[key] for key in figures if key not in ("reward", "score", "steps")}
         if index and others.keys() != extra.keys():
             raise RewardError(f"{where}: gives {sorted(others)} beside the reward, the others give {sorted(extra)}")
         for key, figure in others.items():
             extra.setdefault(key, []).append(_finite(figure, key, where))
-    return RewardResult(rewards, scores, extra)
+    return RewardResult(rewards, scores, extra, steps or None)
+
+
+def _steps(value: object, where: str) -> list[float]:
+    if not isinstance(value, list | tuple):
+        raise RewardError(f"{where}: `steps` is {value!r}, expected a list with a number for each step")
+    return [_finite(step, f"reward of step {index}", where) for index, step in enumerate(value)]
 
 
 def _score(value: object, where: str) -> float | None:

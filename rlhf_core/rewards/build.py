@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Protocol
 
-from rlhf_core.config.rewards import FunctionReward, RewardModelReward, VerifierReward
-from rlhf_core.errors import RewardError
+from rlhf_core.config.rewards import FunctionReward, HTTPReward, TextReward, VerifierReward
 from rlhf_core.rewards.base import Reward
 from rlhf_core.rewards.function import RewardFunction
+from rlhf_core.rewards.http import RewardServer
 from rlhf_core.rewards.verifier import Verifier
 
 
@@ -18,12 +18,12 @@ class UserFiles(Protocol):
     def user_file(self, path: str) -> Path: ...
 
 
-def build_reward(config: RewardModelReward | VerifierReward | FunctionReward, files: UserFiles) -> Reward:
-    """The reward of `config`. A reward model is scored by workers of the RL stage, not here: RewardError."""
+def build_reward(config: TextReward, files: UserFiles) -> Reward:
+    """The reward of `config`. Those of a reward model are made by rewards/model.py, with the RL stage's workers."""
     match config:
         case VerifierReward():
             return Verifier(config)
         case FunctionReward():
             return RewardFunction(config, files.user_file(config.path))
-        case RewardModelReward():
-            raise RewardError("a reward model is run by the RL stage's workers; it has no function to call")
+        case HTTPReward():
+            return RewardServer(config)

@@ -5,44 +5,27 @@ Synchronous and on-policy: every step samples with the weights that the last ste
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rewards import Reward
+from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.phases import PhaseTimer
-from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
-from rlhf_core.rl.rewarding import monitor, with_model_rewards, with_rewards
-from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.types import Experience, Trajectory
 
 
 @dataclass(frozen=True)
-class RewardModelScale:
-    """Mean and standard deviation by which the reward model's raw scores are normalised."""
-
-    mean: float = 0.0
-    std: float = 1.0
-
-    def close(self) -> None:
-        """Nothing to give back: the workers hold the model."""
-
-
-@dataclass(frozen=True)
 class Loop:
     config: RLConfig
     algorithm: Algorithm
-    prompts: PromptSampler
-    rollouts: RolloutSampler
-    reward: Reward | RewardModelScale
-    monitors: Mapping[str, Reward]
+    collector: Collector
     trainer: PolicyTrainer
     publisher: Publisher
     context: StageContext
@@ -60,28 +43,16 @@ class Loop:
 
     def _step(self, step: int) -> dict[str, float]:
         phase = PhaseTimer()
-
-        with phase("rollout"):
-            prompts = self.prompts.draw(self.config.prompts_per_step)
-            trajectories = self.rollouts.sample(prompts, step)
-            self.publisher.require_fresh(trajectories)
+        trajectories, collected = self.collector.collect(step, phase)  # phases `rollout` and `reward`, maybe repeated
+        self.publisher.require_fresh(trajectories)
 
         with phase("score"):
-            experience, raw = self.trainer.score(pack_trajectories(trajectories))
-
-        with phase("reward"):
-            if isinstance(self.reward, RewardModelScale):
-                assert raw is not None
-                trajectories = with_model_rewards(
-                    trajectories, raw.tolist(), mean=self.reward.mean, std=self.reward.std
-                )
-            else:
-                trajectories = with_rewards(trajectories, self.reward)
-            watched = monitor(trajectories, self.monitors)
+            experience = self.trainer.score(pack_trajectories(trajectories))
 
         with phase("advantage"):
             rewards = torch.tensor([t.reward for t in trajectories])
-            groups = torch.arange(len(prompts)).repeat_interleave(self.config.settings.group_size)
+            group_size = self.config.settings.group_size
+            groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             experience = self.algorithm.advantages(experience, rewards, groups)
 
         with phase("update"):
@@ -90,11 +61,11 @@ class Loop:
         with phase("publish"):
             proof = self.publisher.publish(version=step + 1)
 
-        return {**describe(trajectories, experience), **watched, **updated, **proof, **phase.take()}
+        return {**describe(trajectories, experience), **collected, **updated, **proof, **phase.take()}
 
 
 def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:
-    """What a person watches: reward, score, length, KL to the reference, entropy, diversity.
+    """What a person watches: reward, each reward by its name, score, length, KL to the reference, entropy, diversity.
 
     `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
     `distinct` is the share of different completions among those of one prompt.
@@ -111,6 +82,9 @@ def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict
         "entropy": float(-experience.rollout_logprobs[mask].sum()) / tokens,
         "distinct": _distinct_share(trajectories),
     }
+    for name in trajectories[0].extra:
+        figures = [t.extra[name] for t in trajectories if name in t.extra]
+        metrics[f"reward/{name}"] = sum(figures) / len(figures)
     scores = [t.score for t in trajectories if t.score is not None]
     if scores:
         metrics["score"] = sum(scores) / len(scores)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
@@ -10,7 +10,7 @@ from rlhf_core.types import Prompt
 
 
 class PromptSampler:
-    """Draws without replacement; every epoch has an order of its own."""
+    """Draws without replacement; every epoch has an order of its own, and drawing goes on from one into the next."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:
@@ -23,6 +23,12 @@ class PromptSampler:
 
     def draw(self, count: int) -> list[Prompt]:
         return [self._next() for _ in range(count)]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"drawn": self._drawn}
+
+    def load_state_dict(self, state: Mapping[str, int]) -> None:
+        self._drawn = state["drawn"]
 
     def _next(self) -> Prompt:
         epoch, position = divmod(self._drawn, len(self._prompts))

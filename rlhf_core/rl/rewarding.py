@@ -1,52 +1,166 @@
-"""Trajectories get their rewards; whatever is wrong with a reward stops the run before it can train anything."""
+"""Trajectories get their rewards; whatever is wrong with one stops the run before it can train anything."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
+import torch
+from torch import Tensor
+
+from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.rewards import FunctionReward, ProcessRewardModelReward
+from rlhf_core.data.chat import Tokenizer
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards import Reward, RewardResult
+from rlhf_core.rewards.shaping import Shaping
+from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import Trajectory
 
 
-def with_rewards(trajectories: Sequence[Trajectory], reward: Reward) -> list[Trajectory]:
-    """Rewards, scores and extra figures from a verifier or a user's function."""
-    result = reward(*_arguments(trajectories))
-    return [
-        replace(
-            trajectory,
-            reward=result.rewards[i],
-            score=result.scores[i],
-            extra={name: values[i] for name, values in result.extra.items()},
-        )
-        for i, trajectory in enumerate(trajectories)
-    ]
+class TrajectoryReward(Protocol):
+    """A reward that may look at tokens: a reward model does, verifiers, functions and servers read text."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult: ...
+
+    def close(self) -> None: ...
 
 
-def with_model_rewards(
-    trajectories: Sequence[Trajectory], raw: Sequence[float], *, mean: float, std: float
-) -> list[Trajectory]:
-    """Rewards from the reward model: its raw scores, normalised by the statistics stored with it."""
-    for trajectory, value in zip(trajectories, raw, strict=True):
-        if not math.isfinite(value):
-            raise RewardError(
-                f"the reward model gave {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
+@dataclass(frozen=True, slots=True)
+class RewardOfText:
+    """A reward of text as a reward of trajectories."""
+
+    reward: Reward
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
+        rows = [dict(t.prompt.row) for t in trajectories]
+        return self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
+
+    def close(self) -> None:
+        self.reward.close()
+
+
+class RewardPipeline:
+    """What a completion earns, in this order; each step is documented where it is done.
+
+    1. Every reward judges every completion; a failure, a wrong number of values or one that is not finite ends the run.
+    2. Their weighted sum. Rewards of single steps are weighted too, summed at the steps' last tokens, and left so.
+    3. Shaping (rewards/shaping.py): overlong penalty, truncation, clipping, running normalisation.
+    Dynamic filtering (rl/collector.py) looks at scores, which are neither weighted nor shaped; then come advantages.
+
+    The score of a completion is that of the reward named by `filtering.score`, else of the only one that gives scores.
+    """
+
+    def __init__(
+        self, settings: AlgorithmConfig, max_tokens: int, rewards: Mapping[str, TrajectoryReward], tokenizer: Tokenizer
+    ) -> None:
+        """rewards: by their names in `settings.rewards`; tokenizer: the policy's."""
+        self._settings = settings
+        self._rewards = rewards
+        self._tokenizer = tokenizer
+        self._shaping = Shaping(settings.shaping, max_tokens)
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+        """`trajectories` with reward, score, step rewards, and each reward by its name in `extra`."""
+        results = {name: reward(trajectories) for name, reward in self._rewards.items()}
+        weights = {name: reward.weight for name, reward in self._settings.rewards.items()}
+        sums = [
+            math.fsum(weights[name] * result.rewards[index] for name, result in results.items())
+            for index in range(len(trajectories))
+        ]
+        lengths = [int(t.loss_mask.sum()) for t in trajectories]
+        shaped = self._shaping(sums, lengths, [t.finish_reason == "length" for t in trajectories])
+        steps = self._step_rewards(trajectories, results)
+        scored_by = self._scored_by(results)
+        figures = _figures(results, len(trajectories), scored_by)
+        return [
+            replace(
+                trajectory,
+                reward=_finite(shaped[index], index),
+                score=results[scored_by].scores[index] if scored_by else None,
+                step_rewards=steps[index][0] if steps else None,
+                step_ends=steps[index][1] if steps else None,
+                extra={name: values[index] for name, values in figures.items()},
             )
-    return [replace(t, reward=(value - mean) / std) for t, value in zip(trajectories, raw, strict=True)]
+            for index, trajectory in enumerate(trajectories)
+        ]
+
+    def _step_rewards(
+        self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]
+    ) -> list[tuple[Tensor, Tensor]] | None:
+        """Of each trajectory the rewards (T,) float32 at the last tokens of its steps, and where these are (T,) bool.
+
+        None where no reward gives any. Rewards that cut steps differently are summed at each token.
+        """
+        given = {name: result.steps for name, result in results.items() if result.steps is not None}
+        if not given:
+            return None
+        if not self._settings.takes_process_rewards:
+            raise RewardError(f"reward {next(iter(given))} gives `steps`, which this algorithm cannot use")
+        placed = [(torch.zeros(t.token_ids.numel()), torch.zeros_like(t.loss_mask)) for t in trajectories]
+        for name, steps in given.items():
+            config = self._settings.rewards[name]
+            assert isinstance(config, FunctionReward | ProcessRewardModelReward)
+            for index, (trajectory, rewards) in enumerate(zip(trajectories, steps, strict=True)):
+                ends = step_tokens(self._tokenizer, trajectory, config.separator)
+                if len(rewards) != len(ends):
+                    raise RewardError(
+                        f"reward {name}, completion {index} ({trajectory.completion!r}): expected {len(ends)} step "
+                        f"rewards, given {len(rewards)}; steps are what is not blank between {config.separator!r}"
+                    )
+                placed[index][0].index_add_(0, torch.tensor(ends), config.weight * torch.tensor(rewards))
+                placed[index][1][ends] = True
+        return placed
+
+    def _scored_by(self, results: Mapping[str, RewardResult]) -> str | None:
+        giving = [name for name, result in results.items() if None not in result.scores]
+        filtering = self._settings.filtering
+        if filtering is None:
+            return giving[0] if len(giving) == 1 else None
+        if filtering.score in giving:
+            return filtering.score
+        if filtering.score is None and len(giving) == 1:
+            return giving[0]
+        wanted = f"one from `{filtering.score}`" if filtering.score else "exactly one, or `filtering.score` to name it"
+        raise RewardError(
+            f"dynamic filtering needs a score of every completion: {wanted}; the rewards that give scores are "
+            f"{', '.join(giving) or 'none'}; without one, set filtering: null"
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"shaping": self._shaping.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._shaping.load_state_dict(state["shaping"])
 
 
-def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) -> dict[str, float]:
-    """Mean score of each monitor: logged, never trained on."""
-    figures = {}
-    for name, scorer in monitors.items():
-        rewards = scorer(*_arguments(trajectories)).rewards
-        figures[f"monitor/{name}"] = sum(rewards) / len(rewards)
+def _figures(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, list[float]]:
+    """Of each completion, `name`: all that the reward gives it, steps included, unweighted; `name/figure`: the rest."""
+    figures: dict[str, list[float]] = {}
+    for name, result in results.items():
+        steps = result.steps or [[]] * count
+        figures[name] = [math.fsum([result.rewards[index], *steps[index]]) for index in range(count)]
+        if result.steps is not None:
+            figures[f"{name}/steps"] = [float(len(own)) for own in steps]
+        scores = [score for score in result.scores if score is not None]
+        if len(scores) == count and name != scored_by:
+            figures[f"{name}/score"] = scores
+        figures |= {f"{name}/{figure}": values for figure, values in result.extra.items()}
     return figures
 
 
-def _arguments(trajectories: Sequence[Trajectory]) -> tuple[list[str], list[str], list[dict[str, object]]]:
-    completions = [t.completion for t in trajectories]
-    prompts = [t.prompt.text for t in trajectories]
-    return completions, prompts, [dict(t.prompt.row) for t in trajectories]
+def _finite(reward: float, index: int) -> float:
+    if not math.isfinite(reward):
+        raise RewardError(f"completion {index}: its shaped reward is {reward}; look at the weights of the rewards")
+    return reward
+
+
+def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) -> dict[str, float]:
+    """Mean of each monitor: logged, never trained on."""
+    figures = {}
+    for name, scorer in monitors.items():
+        rewards = RewardOfText(scorer)(trajectories).rewards
+        figures[f"monitor/{name}"] = math.fsum(rewards) / len(rewards)
+    return figures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -11,6 +12,11 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.types import Completion, Prompt, Trajectory
+
+# Seeds of requests below 2^62, in blocks: one for each round of each step.
+_BLOCKS = 2**42
+_ROUNDS = 2**8
+_REQUESTS = 2**20
 
 
 class Engines(Protocol):
@@ -26,17 +32,21 @@ class RolloutSampler:
         self._tokenizer = tokenizer
         self._seed = seed
 
-    def sample(self, prompts: Sequence[Prompt], step: int) -> list[Trajectory]:
-        """`group_size` trajectories of each prompt, those of one prompt side by side."""
+    def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Trajectory]:
+        """`group_size` trajectories of each prompt, those of one prompt side by side.
+
+        A step that samples several times numbers its rounds: no two requests of a run have the same seed.
+        """
         repeated = [prompt for prompt in prompts for _ in range(self._config.settings.group_size)]
+        if len(repeated) > _REQUESTS:
+            raise ValueError(f"{len(repeated)} completions of one round; there are seeds for {_REQUESTS}")
         sampling = self._config.sampling
         parameters = SamplingParameters(
             temperature=sampling.temperature,
             top_p=sampling.top_p,
             max_tokens=sampling.max_tokens,
             stop_token_ids=stop_token_ids(self._tokenizer),
-            # Request i is sampled with seed + i: steps and runs must not share any.
-            seed=(self._seed * 100_003 + step) * len(repeated),
+            seed=first_seed(self._seed, step, sampling_round),
         )
         completions = self._engines.generate([prompt.token_ids for prompt in repeated], parameters)
         return [self._trajectory(prompt, c) for prompt, c in zip(repeated, completions, strict=True)]
@@ -57,3 +67,15 @@ class RolloutSampler:
             finish_reason=completion.finish_reason,
             completion=decode_completion(self._tokenizer, completion.token_ids),
         )
+
+
+def first_seed(seed: int, step: int, sampling_round: int) -> int:
+    """The seed of the first request of a round; request i is sampled with this + i.
+
+    A pure function, so that a resumed run samples what the run would have sampled. Within a run no two requests of up
+    to 2^20 a round, 2^8 rounds a step, share a seed; where the seeds of a run begin is a hash of the run's own seed.
+    """
+    if not 0 <= sampling_round < _ROUNDS:
+        raise ValueError(f"round {sampling_round} of a step; there are seeds for {_ROUNDS}")
+    start = int.from_bytes(hashlib.sha256(f"rollouts {seed}".encode()).digest()[:8], "big")
+    return (start + step * _ROUNDS + sampling_round) % _BLOCKS * _REQUESTS

@@ -23,20 +23,25 @@ class PolicyTrainer:
         self._workers = workers
         self._seed = seed
 
-    def score(self, experience: Experience) -> tuple[Experience, Tensor | None]:
-        """`experience` with what the models say of it, and the reward model's raw score (S,) if there is one.
+    def score(self, experience: Experience) -> Experience:
+        """`experience` with what the models say of it.
 
         Log-probs that are known without a forward are left out: with a single update of a strictly on-policy batch,
         the old log-probs are those of the update itself.
         """
         wanted = self._wanted()
         if not wanted:
-            return experience, None
-        layout = self._layout(experience)
-        results = self._workers.scatter("score", layout.split(experience), wanted)
-        scored = {name: layout.join(experience, [[part[name] for part in rank] for rank in results]) for name in wanted}
-        reward = scored.pop("reward", None)
-        return replace(experience, **scored), None if reward is None else reward[experience.last_token_indices]
+            return experience
+        return replace(experience, **self._scored(experience, wanted))
+
+    def reward_scores(self, batch: PackedBatch) -> Tensor:
+        """(N,) float32: the reward model's raw score at each token of `batch`."""
+        return self._scored(batch, ["reward"])["reward"]
+
+    def _scored(self, batch: PackedBatch, wanted: list[str]) -> dict[str, Tensor]:
+        layout = self._layout(batch)
+        results = self._workers.scatter("score", layout.split(batch), wanted)
+        return {name: layout.join(batch, [[part[name] for part in rank] for rank in results]) for name in wanted}
 
     def _wanted(self) -> list[str]:
         settings = self._config.settings
@@ -45,7 +50,6 @@ class PolicyTrainer:
             "old_logprobs": several_updates or self._algorithm.kl_in_reward,
             "ref_logprobs": settings.kl.coefficient > 0,
             "values": self._algorithm.uses_critic,
-            "reward": settings.reward.type == "reward_model",
         }
         return [name for name, needed in wanted.items() if needed]
 
@@ -80,9 +84,9 @@ class PolicyTrainer:
             metrics |= {name if name.startswith("value") else f"critic_{name}": v for name, v in critic.items()}
         return metrics
 
-    def _layout(self, experience: Experience) -> Layout:
+    def _layout(self, batch: PackedBatch) -> Layout:
         return Layout.balanced(
-            experience, ranks=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
+            batch, ranks=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
         )
 
     def weights(self) -> bytes:

@@ -43,7 +43,7 @@ class RLWorker:
         )
         self._reference = self._load_reference() if settings.kl.coefficient > 0 else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
-        self._reward_model = self._load_reward_model() if settings.reward.type == "reward_model" else None
+        self._reward_model = self._load_reward_model() if settings.model_rewards else None
 
     def _load_causal(self, *, lora: bool) -> nn.Module:
         engine = self._config.engine

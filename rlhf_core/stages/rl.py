@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, reserve, worker_bundles
@@ -17,10 +15,13 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import Reward, build_reward
-from rlhf_core.rl.loop import Loop, RewardModelScale
+from rlhf_core.rewards import build_reward
+from rlhf_core.rewards.model import RewardModel, TokenScores
+from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
@@ -36,10 +37,13 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
     algorithm = build_algorithm(config)
 
     with ExitStack() as stack:
-        reward = _reward(config, inputs, context)
-        monitors = {name: build_reward(scorer, context) for name, scorer in config.monitors.items()}
-        for judge in (reward, *monitors.values()):
-            stack.callback(judge.close)
+        # The workers that hold the reward model are started below: what is wrong with a reward shows before.
+        rewards = _rewards(config, inputs, context, lambda batch: trainer.reward_scores(batch))
+        monitors = {name: build_reward(monitor, context) for name, monitor in config.monitors.items()}
+        for reward in rewards.values():
+            stack.callback(reward.close)
+        for scorer in monitors.values():
+            stack.callback(scorer.close)
         context.progress(0, config.steps, "start workers and engines")
         workers, engines = stack.enter_context(_cluster(config, inputs, context))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
@@ -48,10 +52,13 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
         metrics = Loop(
             config=config,
             algorithm=algorithm,
-            prompts=PromptSampler(prompts, context.seed),
-            rollouts=RolloutSampler(config, engines, tokenizer, context.seed),
-            reward=reward,
-            monitors=monitors,
+            collector=Collector(
+                config,
+                PromptSampler(prompts, context.seed),
+                RolloutSampler(config, engines, tokenizer, context.seed),
+                RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
+                monitors,
+            ),
             trainer=trainer,
             publisher=publisher,
             context=context,
@@ -67,22 +74,19 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
     )
 
 
-def _reward(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) -> Reward | RewardModelScale:
-    reward = config.settings.reward
-    if reward.type != "reward_model":
-        return build_reward(reward, context)
-    folder = inputs["reward_model"].folder
-    _require_same_tokenizer(inputs["model"].folder, folder)
-    if not reward.normalize:
-        return RewardModelScale()
-    stored = json.loads((folder / "config.json").read_text())
-    return RewardModelScale(mean=stored["reward_mean"], std=stored["reward_std"])
-
-
-def _require_same_tokenizer(policy: Path, reward_model: Path) -> None:
-    """The reward model reads the policy's own tokens, so they must mean the same to both."""
-    if (policy / "tokenizer.json").read_bytes() != (reward_model / "tokenizer.json").read_bytes():
-        raise StageError("the reward model's tokenizer differs from the policy's; train it from the same base model")
+def _rewards(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, scores: TokenScores
+) -> dict[str, TrajectoryReward]:
+    """All rewards by name; scores: the reward model's, of tokens. Raises StageError if that model cannot give them."""
+    rewards: dict[str, TrajectoryReward] = {}
+    for name, text_reward in config.settings.text_rewards.items():
+        rewards[name] = RewardOfText(build_reward(text_reward, context))
+    if "reward_model" not in inputs:
+        return rewards
+    reward_model = RewardModel.of(inputs["reward_model"].folder, policy=inputs["model"].folder)
+    if reward_model.other is not None and getattr(config.settings, "critic_start", None) == "reward_model":
+        raise StageError("the reward model's tokenizer differs from the policy's: set critic_start: policy")
+    return rewards | {name: reward_model.reward(r, scores) for name, r in config.settings.model_rewards.items()}
 
 
 @contextmanager

@@ -124,7 +124,7 @@ def test_the_verifier_of_smollm2_reads_lists_of_words(completion: str, reward: f
 def smollm2_verifier() -> Verifier:
     rl = load_recipe("smollm2").recipe.rl
     assert rl is not None
-    reward = rl.settings.reward
+    reward = rl.settings.rewards["exact"]
     assert isinstance(reward, VerifierReward)
     return Verifier(reward)
 

@@ -16,7 +16,7 @@ OPTIMIZER = {"learning_rate": 1e-3}
 
 
 def rl_config(algorithm: str, **settings: object) -> RLConfig:
-    block = {"reward": {"type": "verifier"}, "optimizer": OPTIMIZER, **settings}
+    block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, **settings}
     if algorithm == "ppo":
         block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}
     return RLConfig.model_validate({**BASE, "algorithm": algorithm, algorithm: block})

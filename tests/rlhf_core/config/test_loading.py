@@ -25,7 +25,7 @@ rl:
   sampling: {max_tokens: 8}
   rollout: {max_length: 64}
   grpo:
-    reward: {type: verifier}
+    rewards: {exact: {type: verifier}}
     optimizer: {learning_rate: 1e-4}
 """
 

@@ -13,8 +13,8 @@ TRAIN = "{dataset: d, batch_size: 2, max_length: 64, optimizer: {learning_rate: 
 RL = (
     "{algorithm: grpo, dataset: d, steps: 1, prompts_per_step: 1, sampling: {max_tokens: 8}, "
     "rollout: {max_length: 64}, "
-    "grpo: {reward: {type: verifier}, optimizer: {learning_rate: 1e-4}}, "
-    "ppo: {reward: {type: reward_model}, optimizer: {learning_rate: 1e-4}, critic_optimizer: {learning_rate: 1e-4}}}"
+    "grpo: {rewards: {exact: {type: verifier}}, optimizer: {learning_rate: 1e-4}}, "
+    "ppo: {rewards: {preference: {type: reward_model}}, optimizer: {learning_rate: 1e-4}, critic_optimizer: {learning_rate: 1e-4}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
 DATA = "{format: prompts, source: {type: hub, repository: some/set}}"

@@ -35,10 +35,10 @@ rl:
   sampling: {max_tokens: 8}
   rollout: {max_length: 64}
   grpo:
-    reward: {type: function, path: reward.py}
+    rewards: {own: {type: function, path: reward.py}}
     optimizer: {learning_rate: 1e-4}
   ppo:
-    reward: {type: reward_model}
+    rewards: {preference: {type: reward_model}}
     optimizer: {learning_rate: 1e-4}
     critic_optimizer: {learning_rate: 1e-4}
 evaluation:

@@ -39,7 +39,7 @@ RECIPE: dict[str, Any] = {
         "sampling": {"max_tokens": 8},
         "rollout": {"max_length": 64},
         "ppo": {
-            "reward": {"type": "function", "path": "rewards.py"},
+            "rewards": {"own": {"type": "function", "path": "rewards.py"}},
             "optimizer": OPTIMIZER,
             "critic_optimizer": OPTIMIZER,
         },
@@ -147,10 +147,10 @@ def test_a_right_recipe_passes(problems: Callable[[Change | None], list[str]]) -
         ),
         (
             file("rewards.py", "def reward(\n"),
-            "rl.ppo.reward: rewards.py: syntax error in line 1: '(' was never closed",
+            "rl.ppo.rewards.own: rewards.py: syntax error in line 1: '(' was never closed",
         ),
-        (file("rewards.py", "x = 1\n"), "rl.ppo.reward: rewards.py: there is no function `reward`"),
-        (put("rl", "ppo", "reward", "path", value="no.py"), "rl.ppo.reward: no.py: cannot be read (No such file"),
+        (file("rewards.py", "x = 1\n"), "rl.ppo.rewards.own: rewards.py: there is no function `reward`"),
+        (put("rl", "ppo", "rewards", "own", "path", value="no.py"), "rl.ppo.rewards.own: no.py: cannot be read (No such file"),
         (
             put("evaluation", "scorers", "exact", "pattern", value="abc"),
             "evaluation.scorers.exact: pattern 'abc' has no group",
@@ -233,14 +233,14 @@ def test_all_problems_are_said_at_once(problems: Callable[[Change | None], list[
         (root / "rewards.py").write_text("")
         recipe["base"]["source"]["heads"] = 3
 
-    assert [problem.partition(":")[0] for problem in problems(change)] == ["data.talks", "rl.ppo.reward", "base.source"]
+    assert [problem.partition(":")[0] for problem in problems(change)] == ["data.talks", "rl.ppo.rewards.own", "base.source"]
 
 
 def test_what_no_stage_uses_is_not_checked(problems: Callable[[Change | None], list[str]]) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         (root / "pairs.jsonl").unlink()
-        recipe["rl"] |= {"algorithm": "grpo", "grpo": {"reward": {"type": "verifier"}, "optimizer": OPTIMIZER}}
-        recipe["rl"]["ppo"]["reward"]["path"] = "no.py"
+        recipe["rl"] |= {"algorithm": "grpo", "grpo": {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}}
+        recipe["rl"]["ppo"]["rewards"]["own"]["path"] = "no.py"
 
     assert problems(change) == []
 

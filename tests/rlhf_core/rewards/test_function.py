@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.rewards import FunctionReward, RewardModelReward
+from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.rewards import build_reward
 from rlhf_core.rewards.function import RewardFunction
@@ -156,8 +156,3 @@ def test_wrong_functions(judge: Any, function: str, message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         judge(function)
     assert message in str(raised.value)
-
-
-def test_a_reward_model_is_not_built_here(context: LocalContext) -> None:
-    with pytest.raises(RewardError, match="RL stage's workers"):
-        build_reward(RewardModelReward(type="reward_model"), context)

@@ -17,9 +17,11 @@ from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.rewards.base import RewardResult, checked_result
+from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
@@ -34,7 +36,7 @@ ROWS = [{"id": str(i), "prompt": [{"role": "user", "content": f"{i}?"}]} for i i
 CONFIG = RLConfig.model_validate({
     "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
     "rollout": {"max_length": 16}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
-    "grpo": {"reward": {"type": "verifier"}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}},
+    "grpo": {"rewards": {"own": {"type": "verifier"}}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}},
 })  # fmt: skip
 
 
@@ -69,11 +71,15 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
     engines = InlineEngines(engine or ScriptedEngine(script, max_length=16))
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
-    return Loop(
-        config, algorithm, PromptSampler(prompts, 0), RolloutSampler(config, engines, TOKENIZER, 0), reward,
-        {"long": FunctionOf(lambda c: float(len(c) > 1))}, trainer, Publisher(config, trainer, engines, prompts[:2]),
-        context,
-    )  # fmt: skip
+    collector = Collector(
+        config,
+        PromptSampler(prompts, 0),
+        RolloutSampler(config, engines, TOKENIZER, 0),
+        RewardPipeline(config.settings, config.sampling.max_tokens, {"own": RewardOfText(reward)}, TOKENIZER),
+        {"long": FunctionOf(lambda c: float(len(c) > 1))},
+    )
+    publisher = Publisher(config, trainer, engines, prompts[:2])
+    return Loop(config, algorithm, collector, trainer, publisher, context)
 
 
 def test_a_step_measures_what_happened(tmp_path: Path) -> None:
@@ -82,6 +88,7 @@ def test_a_step_measures_what_happened(tmp_path: Path) -> None:
     assert isinstance(ours.context, LocalContext)
     assert [step for step, _ in ours.context.logs] == [0, 1, 2]
     assert (last["reward"], last["reward_std"], last["score"], last["monitor/long"]) == (0.5, 0.5, 0.25, 0.5)
+    assert last["reward/own"] == 0.5
     assert last["completion_length"] == 2.5  # "a" and "bb", each with its EOS
     assert last["entropy"] == 1.0  # the scripted log-prob of every token is -1
     assert (last["distinct"], last["truncated_share"]) == (1.0, 0.0)

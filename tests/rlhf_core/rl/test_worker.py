@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
 
 
 def rl_config(algorithm: str, **settings: Any) -> RLConfig:
-    block = {"reward": {"type": "verifier"}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
+    block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
     extra = {key: block.pop(key) for key in ("lora",) if key in block}
     if algorithm == "ppo":
         block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}

@@ -26,7 +26,7 @@ COMMON = {
     "dataset": "prompts", "steps": 4, "prompts_per_step": 4, "sampling": {"max_tokens": 4},
     "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
 }  # fmt: skip
-SHORT = {"type": "function", "path": "reward.py"}
+SHORT = {"short": {"type": "function", "path": "reward.py"}}
 PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}]} for word in ("one", "two", "three", "four")]
 
 
@@ -64,7 +64,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
-    block = {"reward": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
+    block = {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
     output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "steps": 12}, model=model)
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
@@ -79,7 +79,7 @@ def test_ppo_with_a_reward_model_and_its_critic(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:
     block = {
-        "reward": {"type": "reward_model"}, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
+        "rewards": {"preference": {"type": "reward_model"}}, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
         "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2,
     }  # fmt: skip
     output, context = run(tmp_path, {"algorithm": "ppo", "ppo": block}, model=model, reward_model=reward_model)
@@ -92,7 +92,7 @@ def test_ppo_with_a_reward_model_and_its_critic(
 
 def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, tmp_path: Path) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
-    block = {"reward": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER}
+    block = {"rewards": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER}
     output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}}, model=model)
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
@@ -104,7 +104,7 @@ def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, 
 
 def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray_cluster: None, tmp_path: Path) -> None:
     write_reward(tmp_path, "raise ValueError('no such answer')")
-    block = {"reward": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
+    block = {"rewards": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
     with pytest.raises(RewardError, match=r"(?s)reward.py.*no such answer"):
         run(tmp_path, {"algorithm": "grpo", "grpo": block}, model=model)
 
@@ -114,7 +114,7 @@ def test_a_reward_model_with_another_tokenizer_is_refused(model: Input, reward_m
     other.mkdir()
     (other / "config.json").write_text((reward_model.folder / "config.json").read_text())
     (other / "tokenizer.json").write_text(json.dumps({"other": True}))
-    block = {"reward": {"type": "reward_model"}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
+    block = {"rewards": {"preference": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
     with pytest.raises(StageError, match="tokenizer differs"):
         run(
             tmp_path,

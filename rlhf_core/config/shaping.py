@@ -1,0 +1,80 @@
+"""What happens to rewards before they train: shaped in a fixed order (rewards/shaping.py), then filtered by score."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, PositiveInt, Share
+
+_MOST_ROUNDS = 256  # rl/rollouts.py gives every round of a step its own seeds
+
+Finite = Annotated[float, Field(allow_inf_nan=False)]
+
+
+class OverlongConfig(Config):
+    """Soft overlong punishment, eq. 13 of arXiv:2503.14476: from 0 to -penalty over the last `buffer` tokens."""
+
+    buffer: PositiveInt = Field(description="tokens before `sampling.max_tokens` in which the penalty grows")
+    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+        default=1.0, description="subtracted from the reward of a completion of the longest length"
+    )
+
+
+class TruncationConfig(Config):
+    """What a completion earns that was cut at the longest length: exactly one of the two."""
+
+    factor: Share | None = Field(default=None, description="a positive reward is multiplied by this")
+    reward: Finite | None = Field(default=None, description="the reward becomes this")
+
+    @model_validator(mode="after")
+    def _one(self) -> TruncationConfig:
+        if (self.factor is None) == (self.reward is None):
+            raise ValueError("give either `factor` or `reward`")
+        return self
+
+
+class ShapingConfig(Config):
+    """Applied to the weighted sum of a completion's rewards, in this order. Rewards of single steps are not shaped."""
+
+    overlong: OverlongConfig | None = Field(default=None, description="penalty that grows towards the longest length")
+    truncation: TruncationConfig | None = Field(default=None, description="what a completion earns that was cut")
+    clip: tuple[Finite, Finite] | None = Field(default=None, description="lowest and highest reward")
+    normalize: bool = Field(
+        default=False, description="subtract the mean of all rewards of the run so far, divide by their deviation"
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> ShapingConfig:
+        if self.clip is not None and self.clip[0] >= self.clip[1]:
+            raise ValueError(f"clip is [{self.clip[0]:g}, {self.clip[1]:g}]: the first must be less than the second")
+        return self
+
+
+class FilteringConfig(Config):
+    """Dynamic sampling, section 3.2 of arXiv:2503.14476: prompts answered all wrong or all right teach nothing.
+
+    A prompt's completions train only if low < mean score < high; new prompts take the place of the others.
+    """
+
+    low: Share = Field(default=0.0, description="a mean score of this or less is all wrong")
+    high: Share = Field(default=1.0, description="a mean score of this or more is all right")
+    score: str | None = Field(
+        default=None, description="the reward whose score counts; none: the only one that gives scores"
+    )
+    max_rounds: Annotated[int, Field(gt=0, le=_MOST_ROUNDS)] = Field(
+        default=16, description="rounds of sampling in one step, the first included"
+    )
+    oversampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+        default=1.0, description="prompts drawn for each one that is missing; what is too many then is dropped"
+    )
+    when_short: Literal["train", "stop"] = Field(
+        default="train", description="after the last round: train with fewer prompts, or fail"
+    )
+
+    @model_validator(mode="after")
+    def _range(self) -> FilteringConfig:
+        if self.low >= self.high:
+            raise ValueError(f"low={self.low:g} must be less than high={self.high:g}")
+        return self

@@ -1,0 +1,160 @@
+"""The run's reward model as a reward: it reads tokens, at the last one of a completion or of each of its steps."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from rlhf_core.config import rewards as config
+from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
+from rlhf_core.errors import RewardError, StageError
+from rlhf_core.rewards.base import RewardResult
+from rlhf_core.rewards.steps import step_tokens
+from rlhf_core.training.packing import pack
+from rlhf_core.types import PackedBatch, Trajectory
+
+# The reward model's raw score (N,) float32 at every token of a batch.
+TokenScores = Callable[[PackedBatch], Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardModel:
+    """What the folder of a reward model says about how it is read; the model itself is held by the workers."""
+
+    folder: Path
+    tokenizer: Tokenizer  # the policy's
+    other: OtherTokenizer | None  # its own, where it is not the policy's
+
+    @classmethod
+    def of(cls, folder: Path, policy: Path) -> RewardModel:
+        """policy: its folder. With the same tokenizer and chat template, the reward model reads the policy's tokens."""
+        tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
+        same_tokens = (policy / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
+        if same_tokens and tokenizer.chat_template == own.chat_template:
+            return cls(folder, tokenizer, None)
+        return cls(folder, tokenizer, OtherTokenizer(own, _json(folder).get("max_position_embeddings")))
+
+    def reward(self, settings: config.ModelReward, scores: TokenScores) -> ModelReward | ProcessModelReward:
+        """Raises StageError where the folder cannot give what the settings want."""
+        scale = self._scale() if settings.normalize else Scale()
+        if isinstance(settings, config.RewardModelReward):
+            return ModelReward(scores, scale, self.other)
+        if self.other is not None:
+            raise StageError(
+                "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
+                "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
+            )
+        return ProcessModelReward(scores, scale, self.tokenizer, settings.separator)
+
+    def _scale(self) -> Scale:
+        stored = _json(self.folder)
+        mean: Any = stored.get("reward_mean")
+        std: Any = stored.get("reward_std")
+        if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
+            raise StageError(
+                f"the reward model's config.json has reward_mean={mean} and reward_std={std}, by which its rewards "
+                "cannot be normalised; set normalize: false"
+            )
+        return Scale(float(mean), float(std))
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Mean and standard deviation of a reward model's rewards of held-out completions."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class ModelReward:
+    """One reward a completion, read at its last token."""
+
+    scores: TokenScores
+    scale: Scale
+    other: OtherTokenizer | None
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
+        batch = _own_tokens(trajectories) if self.other is None else self.other.batch(trajectories)
+        raw = self.scores(batch)[batch.last_token_indices].tolist()
+        rewards = [_scaled(value, trajectory, self.scale) for value, trajectory in zip(raw, trajectories, strict=True)]
+        return RewardResult(rewards, [None] * len(rewards))
+
+    def close(self) -> None:
+        """Nothing to give back: the workers hold the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class ProcessModelReward:
+    """One reward a step, read at the step's last token; the completion as a whole earns nothing more."""
+
+    scores: TokenScores
+    scale: Scale
+    tokenizer: Tokenizer
+    separator: str
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
+        batch = _own_tokens(trajectories)
+        raw = self.scores(batch).split(batch.sequence_lengths.tolist())
+        steps = [
+            [_scaled(value, trajectory, self.scale) for value in own[self._ends(trajectory)].tolist()]
+            for own, trajectory in zip(raw, trajectories, strict=True)
+        ]
+        return RewardResult([0.0] * len(steps), [None] * len(steps), steps=steps)
+
+    def _ends(self, trajectory: Trajectory) -> list[int]:
+        return step_tokens(self.tokenizer, trajectory, self.separator)
+
+    def close(self) -> None:
+        """Nothing to give back: the workers hold the model."""
+
+
+@dataclass(frozen=True, slots=True)
+class OtherTokenizer:
+    """Conversations written as the reward model's own chat template and tokenizer write them."""
+
+    tokenizer: Tokenizer
+    context: int | None  # tokens that the reward model can read; None: it does not say
+
+    def batch(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
+        """Prompt and completion of each trajectory, through their text. Raises RewardError where one is too long."""
+        sequences = [self._sequence(trajectory) for trajectory in trajectories]
+        return pack(sequences, [[True] * len(sequence) for sequence in sequences])
+
+    def _sequence(self, trajectory: Trajectory) -> list[int]:
+        ids, said = encode_completion(self.tokenizer, trajectory.prompt.row["prompt"], trajectory.completion)
+        # As in its training: what the template writes after the end of the turn is not read.
+        length = max((index + 1 for index, own in enumerate(said) if own), default=len(ids))
+        if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):
+            length -= 1  # a completion that was cut has no end
+        if self.context is not None and length > self.context:
+            raise RewardError(
+                f"prompt {trajectory.prompt.id} with its completion has {length} tokens of the reward model, which "
+                f"reads {self.context}; lower rl.sampling.max_tokens"
+            )
+        return ids[:length]
+
+
+def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:
+    return pack([t.token_ids for t in trajectories], [t.loss_mask for t in trajectories])
+
+
+def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
+    if not math.isfinite(value):
+        raise RewardError(f"the reward model gave {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}")
+    return (value - scale.mean) / scale.std
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)
+
+
+def _json(folder: Path) -> dict[str, Any]:
+    stored: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    return stored
