@@ -6,17 +6,19 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 import ray
-from ray.exceptions import GetTimeoutError
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
+from rlhf_core.tracking.progress import Progress
 
 Bundle = dict[str, float]
+
+_RESOLUTION = 1e-4  # Ray counts in these
 
 
 def connect() -> None:
@@ -50,28 +52,52 @@ def worker_threads(placement: Placement) -> int:
 
 
 @contextmanager
-def reserve(bundles: Sequence[Bundle], timeout: float = 600.0) -> Iterator[PlacementGroup]:
+def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[PlacementGroup]:
     """All of `bundles` or none, packed onto as few nodes as can be; given back at the end of the context.
 
-    Raises StageError at once if the cluster is too small, and after `timeout` seconds if it stays busy; either says
-    what was asked for and what there is.
+    A busy cluster is waited for as long as it takes; each `every` seconds a progress line says for what.
+    Raises StageError at once for what the cluster's nodes, as they are now, could not give if they were idle. Ray does
+    not tell whether more nodes would come on demand, so whoever runs a cluster that grows says it: with
+    ALIGNMENT_AUTOSCALING=1 on its nodes everything is waited for, and it is the waiting that makes nodes come.
     """
     asked = _total(bundles)
-    cluster = ray.cluster_resources()
-    if any(cluster.get(name, 0.0) < amount for name, amount in asked.items()):
-        raise StageError(f"asked Ray for {_words(asked)}, the whole cluster has {_words(cluster)}; ask for less of it")
+    if os.environ.get("ALIGNMENT_AUTOSCALING") != "1":
+        require_possible(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
-        try:
-            ray.get(group.ready(), timeout=timeout)
-        except GetTimeoutError as error:
-            raise StageError(
-                f"asked Ray for {_words(asked)} in {len(bundles)} bundles and waited {timeout:.0f} s; free are "
-                f"{_words(ray.available_resources())} of {_words(cluster)}, too little or on too many nodes"
-            ) from error
+        ready, progress, waited = group.ready(), Progress(), False
+        while not ray.wait([ready], timeout=every)[0]:
+            waited = True
+            free, there = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)
+            progress.report(0, 0, f"waiting for Ray: asked for {_words(asked, asked)}, free are {free} of {there}")
+        ray.get(ready)
+        if waited:
+            progress.report(0, 0, f"Ray has reserved {_words(asked, asked)}")
         yield group
     finally:
         remove_placement_group(group)
+
+
+def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
+    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
+    asked, there = _total(bundles), _total(nodes)
+    if any(there.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
+        raise StageError(
+            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(there, asked)}; ask for less of it"
+        )
+    for bundle in bundles:
+        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in nodes)
+        if room < wanted:
+            there_are = "; ".join(_words(node, bundle) for node in nodes)
+            raise StageError(
+                f"asked Ray for {wanted} times {_words(bundle, bundle)}, each on one node, but the nodes have room for "
+                f"{room} ({there_are}); ask for less, or for smaller parts"
+            )
+
+
+def _how_often(bundle: Bundle, node: Bundle) -> int:
+    """How many of such bundles an idle node holds."""
+    return min(math.floor(node.get(name, 0.0) / amount + _RESOLUTION) for name, amount in bundle.items() if amount > 0)
 
 
 def _total(bundles: Sequence[Bundle]) -> Bundle:
@@ -79,8 +105,5 @@ def _total(bundles: Sequence[Bundle]) -> Bundle:
     return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
 
 
-def _words(resources: Bundle) -> str:
-    return (
-        " and ".join(f"{resources.get(name, 0.0):g} {name}s" for name in ("CPU", "GPU") if name in resources)
-        or "nothing"
-    )
+def _words(resources: Bundle, names: Iterable[str]) -> str:
+    return " and ".join(f"{resources.get(name, 0.0):g} {name}s" for name in names)

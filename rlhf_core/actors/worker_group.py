@@ -77,15 +77,15 @@ class RayWorkerGroup:
         """Each rank builds `factory(*args)`. Without `placement_group` one is reserved, and given back at the end;
         with one, rank i runs in its bundle first_bundle + i.
 
-        timeout: seconds a call may take, start_timeout: the reservation and the building each.
-        Raises StageError if resources are not free in time, or a worker cannot be built.
+        timeout: seconds a call may take, start_timeout: the building, once the resources are there.
+        Raises StageError if the cluster can never give the resources, or a worker cannot be built.
         """
         self._timeout = timeout
         self._stack = ExitStack()
         with ExitStack() as started:
             started.callback(self.shutdown)
             if placement_group is None:
-                placement_group = self._stack.enter_context(reserve(worker_bundles(placement), start_timeout))
+                placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
             self._actors = [
                 self._create(placement, placement_group, first_bundle + rank) for rank in range(placement.workers)
             ]
