@@ -71,7 +71,7 @@ def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input
     e = trajectories()
     before = torch.tensor(ours.probe(e))
     for step in range(5):
-        scored, _ = ours.score(e)
+        scored = ours.score(e)
         metrics = ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), step)
     after = torch.tensor(ours.probe(e))
     change = torch.zeros(4).index_add_(0, e.sequence_ids, (after - before) * e.loss_mask)
@@ -83,9 +83,8 @@ def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> N
     """Several micro-batches, put together again: the same as the trainer's plain log-probs of the whole batch."""
     ours, _ = trainer(rl_config("ppo", kl={"coefficient": 0.1}), model, tmp_path)
     e = trajectories()
-    scored, raw = ours.score(e)
+    scored = ours.score(e)
     expected = torch.tensor(ours.probe(e)) * e.loss_mask
-    assert raw is None
     assert scored.old_logprobs is not None
     assert scored.ref_logprobs is not None
     assert scored.values is not None
@@ -97,7 +96,7 @@ def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> N
 
 def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path)
-    scored, _ = ours.score(trajectories())
+    scored = ours.score(trajectories())
     assert (scored.old_logprobs, scored.ref_logprobs, scored.values) == (None, None, None)
     assert group._worker._reference is None
     assert group._worker._critic is None
@@ -108,9 +107,9 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
     ours, _group = trainer(config, model, tmp_path)
     e = trajectories()
     before = torch.tensor(ours.probe(e))
-    scored, _ = ours.score(e)
+    scored = ours.score(e)
     ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), 0)
-    again, _ = ours.score(e)
+    again = ours.score(e)
     assert again.ref_logprobs is not None
     torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
     assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
@@ -131,7 +130,7 @@ def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> Non
 def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, tmp_path: Path) -> None:
     config = rl_config("ppo", critic_warmup_steps=1)
     ours, _ = trainer(config, model, tmp_path)
-    scored, _ = ours.score(trajectories())
+    scored = ours.score(trajectories())
     e = build_algorithm(config).advantages(scored, REWARDS, GROUPS)
     before = ours.weights()
     metrics = ours.update(e, step=0)
@@ -151,7 +150,7 @@ def test_the_same_update_whatever_the_micro_batches(minibatches: int, model: Inp
             update={"engine": config.engine.model_copy(update={"tokens_per_micro_batch": tokens})}
         )
         ours, _ = trainer(config, model, tmp_path / str(tokens))
-        scored, _ = ours.score(trajectories())
+        scored = ours.score(trajectories())
         ours.update(build_algorithm(config).advantages(scored, REWARDS, GROUPS), 0)
         results.append(from_safetensors(ours.weights()))
     for name, tensor in results[0].items():
