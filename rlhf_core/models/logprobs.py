@@ -56,13 +56,12 @@ def _chunk(
     logits = head(hidden).float()
     if soft_cap is not None:
         logits = torch.tanh(logits / soft_cap) * soft_cap
-    logits = logits / temperature
-    normalizer = torch.logsumexp(logits, dim=-1)
-    logprobs = logits.gather(-1, targets.unsqueeze(-1)).squeeze(-1) - normalizer
+    # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
+    distribution = torch.log_softmax(logits / temperature, dim=-1)
+    logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
     if not with_entropy:
         return logprobs, logprobs.detach()
-    probabilities = torch.softmax(logits, dim=-1)
-    return logprobs, normalizer - (probabilities * logits).sum(-1)
+    return logprobs, -(distribution.exp() * distribution).sum(-1)
 
 
 def _same_on_all_ranks(chunks: int, head: nn.Module, device: torch.device) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 
 import pytest
@@ -40,6 +41,40 @@ def test_values_and_gradients_equal_plain_ones(chunk_elements: int, temperature:
     torch.testing.assert_close(entropy, expected[1], rtol=1e-6, atol=1e-6)
     for got, wanted in zip(gradients(logprobs, entropy), gradients(*expected), strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("offset", [0.0, 300.0])
+@pytest.mark.parametrize("what", ["logprobs", "entropy"])
+def test_values_and_gradients_are_those_of_float64(what: str, offset: float) -> None:
+    """At a temperature, with 2000 words, and with logits so large that their own rounding is 3e-5."""
+    torch.manual_seed(0)
+    vocabulary, temperature = 2000, 0.7
+    head = nn.Linear(8, vocabulary)
+    with torch.no_grad():
+        head.bias.copy_(torch.full((vocabulary,), offset) + torch.randint(-3, 3, (vocabulary,)))
+        head.weight.copy_(torch.randint(-8, 8, head.weight.shape) / 8)  # logits that float32 holds exactly
+    hidden, targets = torch.randint(-8, 8, (9, 8)) / 8, torch.randint(vocabulary, (9,))
+    exact_head, exact_hidden = copy.deepcopy(head).double(), hidden.double().requires_grad_()
+    hidden.requires_grad_()
+    wanted = torch.log_softmax(exact_head(exact_hidden) / temperature, dim=-1)
+    expected = {
+        "logprobs": wanted.gather(-1, targets[:, None])[:, 0], "entropy": -(wanted.exp() * wanted).sum(-1),
+    }[what]  # fmt: skip
+    logprobs, entropy = chunked_logprobs(
+        head, hidden, targets, vocabulary=vocabulary, temperature=temperature, with_entropy=True,
+        chunk_elements=4 * vocabulary,
+    )  # fmt: skip
+    assert entropy is not None
+    got = {"logprobs": logprobs, "entropy": entropy}[what]
+    torch.testing.assert_close(got.double(), expected, rtol=1e-6, atol=1e-6 if offset == 0 else 5e-5)
+    weights = torch.linspace(-1, 1, 9)
+    gradients = torch.autograd.grad((weights * got).sum(), [hidden, head.weight, head.bias])
+    wanted_gradients = torch.autograd.grad(
+        (weights.double() * expected).sum(), [exact_hidden, exact_head.weight, exact_head.bias]
+    )
+    for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
+        tolerance = (5e-6 if offset == 0 else 1e-4) * float(wanted_gradient.abs().max())
+        torch.testing.assert_close(gradient.double(), wanted_gradient, rtol=1e-6, atol=tolerance)
 
 
 def test_a_worked_example() -> None:
