@@ -1,0 +1,85 @@
+"""A recipe that is right, its files, and ways to break them. Import it as tests.rlhf_core.pipeline.recipes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.data.tokenizers import word_level_tokenizer
+
+QUESTION = "What is two and two?"  # 20 characters; as a prompt 20 + <bos> <user> <assistant>
+OPTIMIZER = {"learning_rate": 1e-3}
+RECIPE: dict[str, Any] = {
+    "name": "check",
+    "data": {
+        "text": {"format": "text", "source": {"type": "files", "paths": ["text.jsonl"]}},
+        "talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}},
+        "pairs": {"format": "preferences", "source": {"type": "files", "paths": ["pairs.jsonl"]}},
+        "prompts": {"format": "prompts", "source": {"type": "files", "paths": ["prompts.jsonl"]}},
+        "unused": {"format": "text", "source": {"type": "files", "paths": ["nowhere.jsonl"]}},
+    },
+    "base": {"source": {"type": "scratch", "context_length": 64}},
+    "pretrain": {"dataset": "text", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER},
+    "sft": {"dataset": "talks", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER},
+    "reward_model": {"dataset": "pairs", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER},
+    "rl": {
+        "algorithm": "ppo",
+        "dataset": "prompts",
+        "steps": 1,
+        "prompts_per_step": 1,
+        "sampling": {"max_tokens": 8},
+        "rollout": {"max_length": 64},
+        "ppo": {
+            "rewards": {"own": {"type": "function", "path": "rewards.py"}},
+            "optimizer": OPTIMIZER,
+            "critic_optimizer": OPTIMIZER,
+        },
+    },
+    "evaluation": {
+        "dataset": "prompts",
+        "scorers": {"exact": {"type": "verifier"}},
+        "sampling": {"max_tokens": 8},
+        "rollout": {"max_length": 64},
+    },
+}
+FILES = {
+    "text.jsonl": [{"text": "x" * 500}],
+    "talks.jsonl": [{"prompt": QUESTION, "completion": "four"}],
+    "pairs.jsonl": [{"prompt": QUESTION, "chosen": "four", "rejected": "five"}],
+    "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
+}
+
+Change = Callable[[dict[str, Any], Path], None]  # of the recipe, and of the files in its folder
+Problems = Callable[[Change | None], list[str]]
+
+
+def put(*keys: str, value: Any) -> Change:
+    """Sets recipe[key][key]... to `value`."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        for key in keys[:-1]:
+            recipe = recipe[key]
+        recipe[keys[-1]] = value
+
+    return change
+
+
+def file(name: str, content: str) -> Change:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / name).write_text(content)
+
+    return change
+
+
+def gym(**source: Any) -> Change:
+    settings = {"type": "reasoning_gym", "size": 5, "seed": 1, "tasks": {"spell_backward": {}}} | source
+    return put("data", "prompts", "source", value=settings)
+
+
+def model_folder(root: Path) -> None:
+    folder = root / "model"
+    word_level_tokenizer((), 64).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
+    (folder / "model.safetensors").write_bytes(b"weights")

@@ -1,0 +1,69 @@
+"""Datasets that are not there, not whole, or not what their stage needs."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from tests.rlhf_core.pipeline.recipes import (
+    Change,
+    Problems,
+    file,
+    gym,
+    put,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            lambda r, root: (root / "talks.jsonl").unlink(),
+            "data.talks: talks.jsonl: there is no such file (looked for /",
+        ),
+        (put("data", "talks", "source", "paths", value=["."]), "data.talks: .: files must end in .json"),
+        (file("talks.jsonl", "\n"), "data.talks: talks.jsonl: the file has no rows"),
+        (file("talks.jsonl", '{"prompt": "a", "completion": "b"}\noops\n'), "data.talks: talks.jsonl line 2: not JSON"),
+        (
+            file("prompts.jsonl", '{"promt": "a"}\n'),
+            "data.prompts: prompts.jsonl line 1: no column `prompt`, did you mean `promt`?; it has promt",
+        ),
+        (
+            put("data", "prompts", "columns", value={"prompt": "ask"}),
+            "prompts.jsonl line 1: no column `ask`; it has answer",
+        ),
+        (put("data", "talks", "source", value=None), "data.talks: names neither `source` nor `mix`"),
+        (put("data", "talks", "exclude", value=["talks"]), "data.talks.exclude: a dataset cannot exclude itself"),
+        (
+            put("data", "talks", "exclude", value=["unused"]),
+            "data.unused: nowhere.jsonl: there is no such file",
+        ),
+        (
+            put("sft", "dataset", value="prompts"),
+            "sft.dataset: `prompts` has the format prompts, sft needs conversations",
+        ),
+        (put("rl", "dataset", value="pairs"), "rl.dataset: `pairs` has the format preferences, rl needs prompts"),
+        (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
+        (
+            put("data", "talks", "source", value={"type": "function", "path": "rewards.py", "function": "rewrad"}),
+            "data.talks: rewards.py: there is no function `rewrad` in this file, did you mean `reward`?",
+        ),
+        (gym(tasks={"spell_bakward": {}}), "data.prompts: reasoning_gym has no task `spell_bakward`, did you mean"),
+        (gym(tasks={"chain_sum": {"min_term": 1}}), "`chain_sum` has no option `min_term`, did you mean `min_terms`?"),
+        (
+            put("data", "prompts", "source", value={"type": "files", "paths": ["talks.jsonl", "text.jsonl"]}),
+            "data.prompts: text.jsonl line 1: no column `prompt`",
+        ),
+        (
+            file(
+                "talks.jsonl",
+                json.dumps({"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}),
+            ),
+            "sft.dataset: `talks`: the chat template refuses a conversation: this model knows user",
+        ),
+    ],
+)
+def test_one_thing_wrong_with_the_data_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
+    said = problems(change)
+    assert any(expected in problem for problem in said), said

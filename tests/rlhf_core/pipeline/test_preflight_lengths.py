@@ -1,0 +1,81 @@
+"""Rows, measured with the model's own tokenizer, against what the recipe leaves room for."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rlhf_core.pipeline.recipes import (
+    Change,
+    Problems,
+    file,
+    gym,
+    model_folder,
+    put,
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (put("sft", "max_length", value=65), "sft.max_length=65 is more than the model's context of 64 tokens"),
+        (put("pretrain", "max_length", value=65), "pretrain.max_length=65 is more than the model's context of 64"),
+        (
+            put("rl", "rollout", "max_length", value=65),
+            "rl.rollout.max_length=65 is more than the model's context of 64",
+        ),
+        (
+            put("evaluation", "sampling", "max_tokens", value=64),
+            "evaluation.sampling.max_tokens=64 leaves no room for a prompt in evaluation.rollout.max_length=64",
+        ),
+        (
+            put("rl", "rollout", "max_length", value=30),
+            "rl.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; "
+            "with rl.sampling.max_tokens=8 that is more than rl.rollout.max_length=30: raise it to 31, ",
+        ),
+        (
+            put("sft", "max_length", value=27),
+            "sft.dataset: talks.jsonl line 1 in `data.talks` has 28 tokens, more than sft.max_length=27",
+        ),
+        (
+            put("reward_model", "max_length", value=27),
+            "reward_model.dataset: pairs.jsonl line 1 in `data.pairs` has 28 tokens",
+        ),
+    ],
+)
+def test_what_is_too_long_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
+    said = problems(change)
+    assert any(expected in problem for problem in said), said
+
+
+def test_the_longest_row_is_found_wherever_it_is(problems: Problems) -> None:
+    rows = [{"prompt": "a", "answer": "b"}] * 3000
+    rows[2345] = {"prompt": "x" * 60, "answer": "b"}
+    said = problems(file("prompts.jsonl", "\n".join(map(json.dumps, rows))))
+    assert [problem.partition(" in `data.prompts` has")[0] for problem in said] == [
+        "rl.dataset: the prompt of prompts.jsonl line 2346",
+        "evaluation.dataset: the prompt of prompts.jsonl line 2346",
+    ]
+
+
+def test_generated_prompts_are_measured(problems: Problems) -> None:
+    said = problems(gym(tasks={"word_sorting": {}}))
+    assert said[0].startswith("rl.dataset: the prompt of word_sorting item ")
+    assert "more than rl.rollout.max_length=64" in said[0]
+
+
+def test_lengths_are_measured_with_a_folders_tokenizer(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["base"]["source"] = {"type": "folder", "path": "model"}
+        recipe["rl"]["rollout"]["max_length"] = 30
+        recipe["sft"]["max_length"] = 100
+        model_folder(root)
+
+    said = problems(change)
+    assert [problem.partition(":")[0] for problem in said] == [
+        "sft.max_length=100 is more than the model's context of 64 tokens",
+        "rl.dataset",
+    ]
