@@ -1,41 +1,148 @@
-"""What an algorithm is: which models it needs, how rewards become advantages, and the loss of a token."""
+"""What an algorithm is: which models it needs, how rewards become advantages, and the loss of a micro-batch."""
 
 from __future__ import annotations
 
-from typing import Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, replace
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.losses import advantages as adv
+from rlhf_core.losses import kl
+from rlhf_core.losses.masking import sequence_ids, weighted_sum
+from rlhf_core.losses.mismatch import corrected
+from rlhf_core.losses.policy import Loss, clipped_policy_loss
 from rlhf_core.types import Experience
 
-Metrics = dict[str, Tensor]
 
+@dataclass(frozen=True)
+class Algorithm(ABC):
+    """Pure: tensors in, tensors out; equal objects live in the driver and in every worker.
 
-class Algorithm(Protocol):
-    """Pure: tensors in, tensors out; the same object lives in the driver and in every worker."""
+    The models: always the policy; a reference where the KL counts; a critic where `uses_critic`.
+    """
+
+    uses_critic: ClassVar[bool] = False
+
+    config: AlgorithmConfig
 
     @property
-    def config(self) -> AlgorithmConfig: ...
-
-    @property
-    def uses_critic(self) -> bool: ...
+    def uses_reference(self) -> bool:
+        """A coefficient of 0 stays 0, also where it adapts: then no reference is loaded, and none computed."""
+        return self.config.kl.coefficient > 0
 
     @property
     def kl_in_reward(self) -> bool:
         """Whether the KL is part of the reward, so that old log-probs must be known before the advantages."""
+        return self.uses_reference and self.config.kl.place == "reward"
 
-    def advantages(self, experience: Experience, rewards: Tensor, group_ids: Tensor) -> Experience:
-        """`experience` with `advantages` (and `returns`, `rewards`) filled in.
+    def advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience:
+        """`experience` with `advantages` (and, where the algorithm has them, `returns` and `rewards`) filled in.
 
-        rewards: (S,) float32, one of each sequence; group_ids: (S,) int64, equal for completions of one prompt.
-        The experience is the whole step's, over all ranks, so that statistics are global.
+        rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt;
+        kl_coefficient: of this step. The experience is the whole step's, over all ranks, so that statistics are global.
+        Raises ValueError if it has rewards of steps and the algorithm takes none, or they are at other tokens than the
+        policy's.
         """
+        steps = experience.step_ends
+        if steps is not None and not self.config.takes_process_rewards:
+            raise ValueError(f"{type(self).__name__} judges whole completions: it takes no rewards of steps")
+        if steps is not None and bool((steps & ~experience.loss_mask).any()):
+            raise ValueError("a step ends at a token that the policy did not sample")
+        return self._advantages(experience, rewards, group_ids, kl_coefficient)
+
+    @abstractmethod
+    def _advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience: ...
+
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> Loss:
+        """The loss whose gradient is the policy gradient near the old policy: PPO's, unless the algorithm has its own.
+
+        logprobs: (n,) float32, differentiable; old_logprobs: (n,) float32; of `experience` the mask, the advantages
+        and the loss weights are read.
+        """
+        assert experience.advantages is not None
+        assert experience.loss_weights is not None
+        return clipped_policy_loss(
+            logprobs, old_logprobs, experience.advantages, experience.loss_mask, experience.loss_weights,
+            clip_low=self.config.clip_low, clip_high=self.config.clip_high, dual_clip=self.config.dual_clip,
+        )  # fmt: skip
 
     def policy_loss(
-        self, logprobs: Tensor, entropy: Tensor | None, experience: Experience, num_tokens: int
-    ) -> tuple[Tensor, Metrics]:
-        """Loss () of one micro-batch as its share of the step's, and sums over tokens to be divided by num_tokens.
+        self, logprobs: Tensor, entropy: Tensor | None, experience: Experience, kl_coefficient: float
+    ) -> Loss:
+        """Loss () of one micro-batch as its share of the optimizer step's: surrogate, KL where it is a part of the
+        loss, and entropy bonus; and sums over its trained tokens.
 
-        logprobs: (N,) float32, differentiable; num_tokens: trained tokens of the optimizer step over all ranks.
+        logprobs, entropy: (n,) float32, differentiable, of the micro-batch `experience`, whose `loss_weights` are those
+        of the whole optimizer step. Without `old_logprobs` this is the only update, and they are the log-probs now.
         """
+        mask, weights = experience.loss_mask, experience.loss_weights
+        assert weights is not None
+        old = experience.old_logprobs if experience.old_logprobs is not None else logprobs.detach()
+        loss, metrics = self.surrogate(logprobs, old, self._corrected(experience, old))
+        if self.uses_reference and self.config.kl.place == "loss":
+            assert experience.ref_logprobs is not None
+            term = kl.loss_term(logprobs, experience.ref_logprobs, mask, weights, self.config.kl.estimator)
+            loss = loss + kl_coefficient * term
+        if entropy is not None and self.config.entropy_coefficient > 0:
+            loss = loss - self.config.entropy_coefficient * weighted_sum(entropy, weights, mask)
+        return loss, metrics
+
+    def _corrected(self, experience: Experience, old_logprobs: Tensor) -> Experience:
+        """`experience` with mask and loss weights corrected for the mismatch of engine and trainer."""
+        mismatch = self.config.mismatch
+        if mismatch is None:
+            return experience
+        assert experience.rollout_logprobs is not None
+        assert experience.loss_weights is not None
+        mask, weights = corrected(
+            old_logprobs, experience.rollout_logprobs, experience.loss_mask, experience.loss_weights,
+            experience.sequence_lengths, correction=mismatch.correction, low=mismatch.low, high=mismatch.high,
+        )  # fmt: skip
+        return replace(experience, loss_mask=mask, loss_weights=weights)
+
+    def _kl_rewards(self, experience: Experience, coefficient: float) -> Tensor:
+        """(N,): minus coefficient x KL to the reference at each trained token; 0 where the KL is not in the reward."""
+        nothing = torch.zeros(experience.num_tokens)
+        if not self.kl_in_reward:
+            return nothing
+        assert experience.old_logprobs is not None
+        assert experience.ref_logprobs is not None
+        divergence = kl.estimate(experience.old_logprobs, experience.ref_logprobs, self.config.kl.estimator)
+        return torch.where(experience.loss_mask, -coefficient * divergence, nothing)
+
+    def _token_rewards(self, experience: Experience, rewards: Tensor, coefficient: float) -> Tensor:
+        """(N,): the KL's rewards, those of steps, and a completion's own on its last sampled token."""
+        token_rewards = self._kl_rewards(experience, coefficient)
+        if experience.process_rewards is not None:
+            token_rewards = token_rewards + experience.process_rewards
+        token_rewards[last_trained_token(experience)] += rewards
+        return token_rewards
+
+    def _sequence_rewards(self, experience: Experience, rewards: Tensor, coefficient: float) -> Tensor:
+        """(S,): a completion's reward and the sum of its KL's rewards."""
+        return rewards.index_add(
+            0, sequence_ids(experience.sequence_lengths), self._kl_rewards(experience, coefficient)
+        )
+
+
+def to_tokens(per_sequence: Tensor, experience: Experience) -> Tensor:
+    """(N,): the value of each sequence at its trained tokens."""
+    return adv.broadcast_to_tokens(per_sequence, experience.loss_mask, experience.sequence_lengths)
+
+
+def last_trained_token(experience: Experience) -> Tensor:
+    """(S,) int64: index of the last sampled token of each sequence. Raises ValueError if a sequence has none."""
+    index = torch.arange(experience.num_tokens).masked_fill(~experience.loss_mask, -1)
+    last = torch.full((experience.num_sequences,), -1, dtype=torch.int64)
+    last.scatter_reduce_(0, experience.sequence_ids, index, reduce="amax")
+    if bool((last < 0).any()):
+        raise ValueError("a trajectory without a sampled token cannot carry a reward")
+    return last

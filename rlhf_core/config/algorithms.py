@@ -244,6 +244,15 @@ class GSPOConfig(GRPOConfig):
     )
     clip_high: PositiveFloat = Field(default=4e-4, description="and at 1 + this")
 
+    @model_validator(mode="after")
+    def _completions_stay_whole(self) -> GSPOConfig:
+        if self.mismatch is not None and self.mismatch.correction != "sequence_filter":
+            raise ValueError(
+                f"mismatch.correction is {self.mismatch.correction}, which judges single tokens; gspo judges whole "
+                "completions: use sequence_filter"
+            )
+        return self
+
 
 class CISPOConfig(GRPOConfig):
     """arXiv:2506.13585: the ratio is a clipped weight without gradient, so that no token loses its gradient."""

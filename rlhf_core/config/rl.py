@@ -80,6 +80,15 @@ class RLConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _policy_is_trained(self) -> RLConfig:
+        if self.ppo is not None and self.algorithm == "ppo" and self.ppo.critic_warmup_steps >= self.steps:
+            raise ValueError(
+                f"ppo.critic_warmup_steps is {self.ppo.critic_warmup_steps} of {self.steps} steps: the policy would "
+                "never be trained"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _penalty_can_grow(self) -> RLConfig:
         overlong = self.settings.shaping.overlong
         if overlong is not None and overlong.buffer > self.sampling.max_tokens:

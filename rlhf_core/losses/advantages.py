@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import masked_mean
+from rlhf_core.losses.masking import masked_mean, sequence_ids
 
 _VARIANCE_FLOOR = 1e-8
 _STD_EPSILON = 1e-6
@@ -45,29 +45,26 @@ def gae(
 
 def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
     """Of every trained token, in order: its sequence, and its index among the trained tokens of that sequence."""
-    sequence_ids = _sequence_ids(sequence_lengths)
     trained_before = mask.cumsum(0) - mask.long()
     first_tokens = sequence_lengths.cumsum(0) - sequence_lengths
-    rows = sequence_ids[mask]
+    rows = sequence_ids(sequence_lengths)[mask]
     return rows, trained_before[mask] - trained_before[first_tokens[rows]]
-
-
-def _sequence_ids(sequence_lengths: Tensor) -> Tensor:
-    sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
-    return torch.repeat_interleave(sequences, sequence_lengths)
 
 
 @torch.no_grad()
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     """Advantages (N,) shifted and scaled to mean 0 and population variance 1 over all trained tokens; 0 elsewhere.
 
-    A usual step of PPO implementations (arXiv:2005.12729, section 3). The variance is held above 1e-8, so equal
-    advantages become zeros. Raises ValueError if no token is trained.
+    A usual step of PPO implementations (arXiv:2005.12729, section 3). The variance is held above 1e-8; equal advantages
+    become exactly zeros. Raises ValueError if no token is trained.
     """
-    mean = masked_mean(advantages, mask)
-    variance = masked_mean((advantages - mean).square(), mask)
-    whitened = (advantages - mean) * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()
-    return torch.where(mask, whitened, torch.zeros_like(whitened))
+    exact = advantages.double()
+    mean = masked_mean(exact, mask)
+    if bool((advantages[mask] == advantages[mask][0]).all()):
+        return torch.zeros_like(advantages)  # the mean may be off by a rounding, which the division would magnify
+    variance = masked_mean((exact - mean).square(), mask)
+    whitened = (exact - mean) * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()
+    return torch.where(mask, whitened, torch.zeros_like(whitened)).to(advantages.dtype)
 
 
 @torch.no_grad()
@@ -98,7 +95,58 @@ def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool 
     return torch.where(all_equal, torch.zeros_like(centred), centred).to(rewards.dtype)
 
 
+@torch.no_grad()
+def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
+    """Reward minus the mean reward of the *other* completions of the prompt: RLOO, section 3 of arXiv:2402.14740.
+
+    rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt.
+    Returns (S,) float32; exactly zero for a group whose rewards are all equal. Raises ValueError for a group of one.
+    """
+    _, groups = torch.unique(group_ids, return_inverse=True)
+    size = torch.bincount(groups)[groups].double()
+    if bool((size < 2).any()):
+        raise ValueError("leave-one-out needs at least two completions of each prompt")
+    # n / (n - 1) x (reward - group mean) is the same, and exact for equal rewards.
+    centred = group_normalised(rewards.double(), group_ids, divide_by_std=False)
+    return (centred * size / (size - 1)).to(rewards.dtype)
+
+
+@torch.no_grad()
+def discounted_returns(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor, *, gamma: float) -> Tensor:
+    """At each trained token, the rewards at it and at later trained tokens of its sequence, each discounted by gamma
+    for every trained token between.
+
+    rewards: (N,) float32, not read where not trained; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
+    Returns (N,) float32, 0 where not trained.
+    """
+    return gae(rewards, torch.zeros_like(rewards), mask, sequence_lengths, gamma=gamma, lam=1.0)[1]
+
+
+@torch.no_grad()
+def process_advantages(
+    process_rewards: Tensor,
+    step_ends: Tensor,
+    group_ids: Tensor,
+    mask: Tensor,
+    sequence_lengths: Tensor,
+    *,
+    divide_by_std: bool = True,
+) -> Tensor:
+    """Process supervision, section 4.1.3 of arXiv:2402.03300: rewards of steps normalised over all steps of all
+    completions of a prompt; the advantage of a token is the sum of those of the steps that end at it or later.
+
+    process_rewards: (N,) float32, read at `step_ends` (N,) bool, true at the last token of each step; group_ids: (S,)
+    int64; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N. Deviation as in `group_normalised`.
+    A step that ends at a token that is not trained is not read. Returns (N,) float32, 0 where not trained.
+    """
+    step_ends = step_ends & mask
+    steps_groups = group_ids[sequence_ids(sequence_lengths)][step_ends]
+    normalised = torch.zeros_like(process_rewards)
+    normalised[step_ends] = group_normalised(process_rewards[step_ends], steps_groups, divide_by_std=divide_by_std)
+    return discounted_returns(normalised, mask, sequence_lengths, gamma=1.0)
+
+
 def broadcast_to_tokens(per_sequence: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
     """The value of each sequence (S,) at each of its trained tokens: (N,), 0 where `mask` (N,) bool is false."""
-    spread = per_sequence[_sequence_ids(sequence_lengths)]
+    spread = per_sequence[sequence_ids(sequence_lengths)]
     return torch.where(mask, spread, torch.zeros_like(spread))

@@ -32,10 +32,8 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLEstimator) -> Tenso
             assert_never(kind)
 
 
-def loss_term(
-    logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, kind: KLEstimator, num_tokens: int | Tensor
-) -> Tensor:
-    """The mean KL as a term to minimise: its value is the mean of the estimator; its gradient is not always the
+def loss_term(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, loss_weights: Tensor, kind: KLEstimator) -> Tensor:
+    """The mean KL as a term to minimise: its value is the weighted sum of the estimator; its gradient is not always the
     estimator's own, since a good estimate of KL need not have a gradient that descends it. For tokens x sampled by the
     policy p, with reference q and d = log p(x) - log q(x), the expectation of
 
@@ -45,7 +43,7 @@ def loss_term(
     GRPO paper (eq. 4 of arXiv:2402.03300) and GRPO's default here. The two agree where p is near q.
 
     logprobs, ref_logprobs: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    num_tokens: trained tokens of the whole optimizer step over all ranks.
+    loss_weights: (N,) float32, of each token in the loss of the whole optimizer step.
     Returns a scalar ().
     """
     logprobs, ref_logprobs = logprobs[mask], ref_logprobs[mask]
@@ -53,4 +51,4 @@ def loss_term(
     if kind == "k1":
         squared = estimate(logprobs, ref_logprobs, "k2")
         term = term.detach() + squared - squared.detach()
-    return term.sum() / num_tokens
+    return (term * loss_weights[mask]).sum()

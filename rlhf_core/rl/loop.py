@@ -53,7 +53,7 @@ class Loop:
             rewards = torch.tensor([t.reward for t in trajectories])
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
-            experience = self.algorithm.advantages(experience, rewards, groups)
+            experience = self.algorithm.advantages(experience, rewards, groups, self.trainer.kl_coefficient)
 
         with phase("update"):
             updated = self.trainer.update(experience, step)

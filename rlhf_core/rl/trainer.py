@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.losses.aggregation import loss_weights
+from rlhf_core.losses.mismatch import measure
 from rlhf_core.rl.experience import Layout
+from rlhf_core.rl.kl_controller import KLController, completion_kl
 from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.metrics import mean_over_steps
 from rlhf_core.training.packing import select
 from rlhf_core.types import Experience, PackedBatch
 
@@ -22,6 +27,12 @@ class PolicyTrainer:
         self._algorithm = algorithm
         self._workers = workers
         self._seed = seed
+        self._kl = KLController(config.settings.kl)
+
+    @property
+    def kl_coefficient(self) -> float:
+        """Of the step that comes, or is at work."""
+        return self._kl.coefficient
 
     def score(self, experience: Experience) -> Experience:
         """`experience` with what the models say of it.
@@ -48,41 +59,67 @@ class PolicyTrainer:
         several_updates = settings.epochs * settings.minibatches > 1
         wanted = {
             "old_logprobs": several_updates or self._algorithm.kl_in_reward,
-            "ref_logprobs": settings.kl.coefficient > 0,
+            "ref_logprobs": self._algorithm.uses_reference,
             "values": self._algorithm.uses_critic,
         }
         return [name for name, needed in wanted.items() if needed]
 
     def update(self, experience: Experience, step: int) -> dict[str, float]:
-        """All optimizer steps on one experience; metrics are means over its trained tokens, of the last pass."""
+        """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps.
+
+        The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
+        """
         settings = self._config.settings
         frozen = step < getattr(settings, "critic_warmup_steps", 0)
-        metrics: dict[str, float] = {}
+        if frozen and experience.old_logprobs is None:
+            # No update of the policy will tell how far it is from the engine's.
+            experience = replace(experience, **self._scored(experience, ["old_logprobs"]))
+        policy, critic = [], []
         for epoch in range(settings.epochs):
-            passes = []
             for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
-                passes.append(self._update_once(minibatch, policy_frozen=frozen))
-            metrics = {name: sum(p[name] for p in passes) / len(passes) for name in passes[0]}
+                shards, tokens = self._layout(minibatch).split(minibatch), minibatch.num_trained_tokens
+                if not frozen:
+                    updated = self._workers.scatter("update_policy", shards, self.kl_coefficient)[0]
+                    policy.append(_per_token(updated, tokens))
+                if self._algorithm.uses_critic:
+                    critic.append(_per_token(self._workers.scatter("update_critic", shards)[0], tokens))
+        metrics = mean_over_steps(policy) if policy else {}
+        for name, value in (mean_over_steps(critic) if critic else {}).items():
+            metrics[name if name.startswith("value") else f"critic_{name}"] = value
+        return {**metrics, **_mismatch(experience), **self._controlled_kl(experience, adapt=not frozen)}
+
+    def _controlled_kl(self, experience: Experience, *, adapt: bool) -> dict[str, float]:
+        if not self._algorithm.uses_reference:
+            return {}
+        metrics = {"kl_per_completion": completion_kl(experience), "kl_coefficient": self.kl_coefficient}
+        if adapt:
+            self._kl.update(metrics["kl_per_completion"])
         return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the driver knows and the workers do not."""
+        return {"kl": self._kl.state_dict()}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._kl.load_state_dict(state["kl"])
 
     def _minibatches(self, experience: Experience, order: int) -> list[Experience]:
         count = self._config.settings.minibatches
         if count == 1:
-            return [experience]
+            return [self._weighted(experience)]
         generator = torch.Generator().manual_seed(self._seed * 1_000_003 + order)
         shuffled = torch.randperm(experience.num_sequences, generator=generator)
-        return [select(experience, part.tolist()) for part in shuffled.chunk(count)]
+        parts = shuffled.tensor_split(min(count, experience.num_sequences))
+        return [self._weighted(select(experience, part.tolist())) for part in parts]
 
-    def _update_once(self, minibatch: Experience, *, policy_frozen: bool) -> dict[str, float]:
-        shards = self._layout(minibatch).split(minibatch)
-        tokens = minibatch.num_trained_tokens
-        metrics: dict[str, float] = {}
-        if not policy_frozen:
-            metrics |= _per_token(self._workers.scatter("update_policy", shards, tokens)[0], tokens)
-        if self._algorithm.uses_critic:
-            critic = _per_token(self._workers.scatter("update_critic", shards, tokens)[0], tokens)
-            metrics |= {name if name.startswith("value") else f"critic_{name}": v for name, v in critic.items()}
-        return metrics
+    def _weighted(self, minibatch: Experience) -> Experience:
+        """With the weight of each token in the loss of one optimizer step, over all ranks."""
+        settings = self._config.settings
+        weights = loss_weights(
+            minibatch.loss_mask, minibatch.sequence_lengths, settings.aggregation,
+            length=settings.aggregation_length or self._config.sampling.max_tokens,
+        )  # fmt: skip
+        return replace(minibatch, loss_weights=weights)
 
     def _layout(self, batch: PackedBatch) -> Layout:
         return Layout.balanced(
@@ -98,6 +135,15 @@ class PolicyTrainer:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""
         logprobs: Tensor = self._workers.call("probe", batch)[0]
         return logprobs.tolist()
+
+
+def _mismatch(experience: Experience) -> dict[str, float]:
+    """How far trainer and engine are apart where old log-probs are known; where not, the one update says it."""
+    if experience.old_logprobs is None:
+        return {}
+    assert experience.rollout_logprobs is not None
+    figures = measure(experience.old_logprobs, experience.rollout_logprobs, experience.loss_mask)
+    return _per_token({name: float(value) for name, value in figures.items()}, experience.num_trained_tokens)
 
 
 def _per_token(metrics: dict[str, float], tokens: int) -> dict[str, float]:

@@ -14,7 +14,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.losses.masking import masked_sum
+from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
@@ -37,11 +37,12 @@ class RLWorker:
         self._reward_folder = context.fetch(reward_model).folder if reward_model else None
         settings = config.settings
         updates = config.steps * settings.epochs * settings.minibatches
+        frozen = getattr(settings, "critic_warmup_steps", 0) * settings.epochs * settings.minibatches
         self._causal = self._load_causal(lora=True)
         self._policy = DeepSpeedEngine(
-            PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates
+            PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates - frozen
         )
-        self._reference = self._load_reference() if settings.kl.coefficient > 0 else None
+        self._reference = self._load_reference() if self._algorithm.uses_reference else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
         self._reward_model = self._load_reward_model() if settings.model_rewards else None
 
@@ -119,26 +120,24 @@ class RLWorker:
         with self._causal.disable_adapter():
             yield
 
-    def update_policy(self, batches: Sequence[Experience], num_tokens: int) -> dict[str, float]:
-        """One optimizer step of the policy. num_tokens: trained tokens of all ranks' micro-batches."""
+    def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> dict[str, float]:
+        """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
         with_entropy = self._config.settings.entropy_coefficient > 0
 
         def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
             logprobs, entropy = model(
                 batch, temperature=self._config.sampling.temperature, with_entropy=with_entropy, only=batch.loss_mask
             )
-            value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, num_tokens)
-            assert batch.rollout_logprobs is not None
-            mismatch = (logprobs.detach() - batch.rollout_logprobs).abs()
-            return value, {
-                **metrics,
-                "policy_loss": value.detach(),
-                "rollout_mismatch_sum": masked_sum(mismatch, batch.loss_mask),
-            }
+            value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, kl_coefficient)
+            metrics = {**metrics, "policy_loss": value.detach()}
+            if batch.old_logprobs is None:  # they are the log-probs now
+                assert batch.rollout_logprobs is not None
+                metrics |= measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask)
+            return value, metrics
 
         return self._policy.step(batches, loss)
 
-    def update_critic(self, batches: Sequence[Experience], num_tokens: int) -> dict[str, float]:
+    def update_critic(self, batches: Sequence[Experience]) -> dict[str, float]:
         """One optimizer step of the critic."""
         assert self._critic is not None
         settings = self._config.settings
@@ -147,9 +146,10 @@ class RLWorker:
         def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
             assert batch.values is not None
             assert batch.returns is not None
+            assert batch.loss_weights is not None
             value, metrics = clipped_value_loss(
-                state_values(model, batch), batch.values, batch.returns, batch.loss_mask,
-                clip=settings.value_clip, num_tokens=num_tokens,
+                state_values(model, batch), batch.values, batch.returns, batch.loss_mask, batch.loss_weights,
+                clip=settings.value_clip,
             )  # fmt: skip
             return value, {**metrics, "value_loss": value.detach()}
 

@@ -3,7 +3,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_core.losses.advantages import broadcast_to_tokens, gae, group_normalised, whiten
+from rlhf_core.losses.advantages import (
+    broadcast_to_tokens,
+    discounted_returns,
+    gae,
+    group_normalised,
+    leave_one_out,
+    process_advantages,
+    whiten,
+)
 
 
 def test_gae_worked_by_hand() -> None:
@@ -66,7 +74,7 @@ def test_whiten_uses_the_population_variance_of_trained_tokens() -> None:
 
 
 def test_whitened_equal_advantages_are_zero() -> None:
-    assert whiten(torch.full((3,), 2.0), torch.ones(3, dtype=torch.bool)).tolist() == [0.0, 0.0, 0.0]
+    assert whiten(torch.full((7,), 0.1), torch.ones(7, dtype=torch.bool)).tolist() == [0.0] * 7
 
 
 def test_group_normalised_worked_by_hand() -> None:
@@ -90,3 +98,59 @@ def test_broadcast_to_tokens() -> None:
     mask = torch.tensor([False, True, False, True, True])
     spread = broadcast_to_tokens(torch.tensor([2.0, -1.0]), mask, torch.tensor([2, 3]))
     assert spread.tolist() == [0.0, 2.0, 0.0, -1.0, -1.0]
+
+
+def test_leave_one_out_worked_by_hand() -> None:
+    # Group 7: 1, 3, 5, against (3 + 5) / 2, (1 + 5) / 2, (1 + 3) / 2. Group 2: 0 against 1, 1 against 0.
+    advantages = leave_one_out(torch.tensor([1.0, 0.0, 3.0, 1.0, 5.0]), torch.tensor([7, 2, 7, 2, 7]))
+    assert advantages.tolist() == pytest.approx([-3.0, -1.0, 0.0, 1.0, 3.0])
+
+
+def test_leave_one_out_of_equal_rewards_is_exactly_zero_and_of_one_an_error() -> None:
+    assert leave_one_out(torch.tensor([0.1] * 7), torch.zeros(7, dtype=torch.int64)).tolist() == [0.0] * 7
+    with pytest.raises(ValueError, match="at least two completions"):
+        leave_one_out(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([0, 0, 1]))
+
+
+def test_discounted_returns_worked_by_hand() -> None:
+    # One sequence: prompt, token, environment, token, token; then another. 50 is not to be read.
+    mask = torch.tensor([False, True, False, True, True, True])
+    rewards = torch.tensor([50.0, 1.0, 50.0, 2.0, 4.0, 8.0])
+    returns = discounted_returns(rewards, mask, torch.tensor([5, 1]), gamma=0.5)
+    assert returns.tolist() == [0.0, 1 + 0.5 * (2 + 0.5 * 4), 0.0, 2 + 0.5 * 4, 4.0, 8.0]
+
+
+# Two completions of one prompt with 2 and 1 steps, rewards 1, 2 and 6: mean 3, unbiased variance (4 + 1 + 9) / 2 = 7.
+PROCESS = torch.tensor([0.0, 1.0, 0.0, 2.0, 0.0, 0.0, 6.0])
+ENDS = torch.tensor([False, True, False, True, False, False, True])
+STEP_MASK = torch.tensor([False, True, True, True, False, True, True])
+STEP_LENGTHS = torch.tensor([4, 3])
+
+
+def test_process_advantages_worked_by_hand() -> None:
+    groups = torch.tensor([3, 3])
+    centred = process_advantages(PROCESS, ENDS, groups, STEP_MASK, STEP_LENGTHS, divide_by_std=False)
+    assert centred.tolist() == pytest.approx([0.0, -3.0, -1.0, -1.0, 0.0, 3.0, 3.0])
+    normalised = process_advantages(PROCESS, ENDS, groups, STEP_MASK, STEP_LENGTHS)
+    assert normalised.tolist() == pytest.approx([value / 7**0.5 for value in centred.tolist()], abs=1e-5)
+
+
+def test_a_step_of_reward_zero_is_a_step() -> None:
+    rewards = torch.where(PROCESS == 2, 0.0, PROCESS)  # 1, 0, 6
+    advantages = process_advantages(rewards, ENDS, torch.tensor([0, 0]), STEP_MASK, STEP_LENGTHS, divide_by_std=False)
+    mean = 7 / 3
+    assert advantages[[1, 2, 5]].tolist() == pytest.approx([1 - 2 * mean, -mean, 6 - mean])
+
+
+@pytest.mark.parametrize("divide_by_std", [True, False])
+def test_equal_steps_and_a_single_step_are_exactly_zero(divide_by_std: bool) -> None:
+    for rewards, groups in ((torch.where(ENDS, 0.1, 0.0), [0, 0]), (PROCESS, [0, 1])):
+        advantages = process_advantages(
+            rewards, ENDS, torch.tensor(groups), STEP_MASK, STEP_LENGTHS, divide_by_std=divide_by_std
+        )
+        assert advantages[4:].tolist() == [0.0, 0.0, 0.0]
+
+
+def test_groups_of_steps_are_apart() -> None:
+    advantages = process_advantages(PROCESS, ENDS, torch.tensor([0, 1]), STEP_MASK, STEP_LENGTHS, divide_by_std=False)
+    assert advantages.tolist() == pytest.approx([0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.0])

@@ -42,7 +42,7 @@ def _expected_gradient(kind: KLEstimator) -> tuple[Tensor, Tensor, Tensor]:
     probabilities = logits.detach().softmax(0)
     for token in range(5):
         logprob = logits.log_softmax(0)[token : token + 1]
-        term = loss_term(logprob, reference[token : token + 1], torch.tensor([True]), kind, 1)
+        term = loss_term(logprob, reference[token : token + 1], torch.tensor([True]), torch.ones(1), kind)
         (gradient,) = torch.autograd.grad(term, logits)
         expected += probabilities[token] * gradient
     policy = logits.log_softmax(0)
@@ -63,8 +63,9 @@ def test_k3_as_loss_descends_the_other_direction() -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_loss_term_is_the_mean_of_the_estimator_over_trained_tokens(kind: KLEstimator) -> None:
+def test_the_loss_term_is_the_weighted_sum_of_the_estimator_over_trained_tokens(kind: KLEstimator) -> None:
     logprobs, reference = torch.tensor([-1.0, -2.0, -9.0]), torch.tensor([-1.5, -1.0, float("-inf")])
     mask = torch.tensor([True, True, False])
     expected = estimate(logprobs[:2], reference[:2], kind).sum() / 4
-    assert loss_term(logprobs, reference, mask, kind, 4).item() == pytest.approx(expected.item(), abs=1e-7)
+    weights = torch.tensor([0.25, 0.25, float("nan")])
+    assert loss_term(logprobs, reference, mask, weights, kind).item() == pytest.approx(expected.item(), abs=1e-7)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_core.losses.masking import masked_mean, masked_sum
+from rlhf_core.losses.masking import masked_mean, masked_sum, sequence_ids, weighted_sum
 
 MASK = torch.tensor([True, False, True, False])
 
@@ -12,6 +12,15 @@ def test_sum_and_mean_read_only_trained_tokens() -> None:
     values = torch.tensor([1.0, float("nan"), 4.0, float("inf")])
     assert masked_sum(values, MASK).item() == 5.0
     assert masked_mean(values, MASK).item() == 2.5
+
+
+def test_a_weighted_sum_reads_neither_values_nor_weights_elsewhere() -> None:
+    values = torch.tensor([1.0, float("nan"), 4.0, 0.0])
+    assert weighted_sum(values, torch.tensor([2.0, 0.0, 0.5, float("inf")]), MASK).item() == 4.0
+
+
+def test_sequence_ids() -> None:
+    assert sequence_ids(torch.tensor([2, 1, 3])).tolist() == [0, 0, 1, 2, 2, 2]
 
 
 def test_a_token_that_is_not_trained_has_no_gradient() -> None:

@@ -1,0 +1,29 @@
+"""CISPO: arXiv:2506.13585."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlhf_core.algorithms.grpo import GRPO
+from rlhf_core.losses.policy import Loss, cispo_policy_loss
+from rlhf_core.types import Experience
+
+
+@dataclass(frozen=True)
+class CISPO(GRPO):
+    """Advantage: GRPO's. Loss: log-probs weighed by a clipped ratio without gradient, a mean over tokens, no KL.
+    Models: policy.
+
+    OpenRLHF has no CISPO. The paper bounds the ratio from above alone and does not print its bound; 5, the default, is
+    within the range that arXiv:2510.13786 found to make no difference.
+    """
+
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> Loss:
+        assert experience.advantages is not None
+        assert experience.loss_weights is not None
+        return cispo_policy_loss(
+            logprobs, old_logprobs, experience.advantages, experience.loss_mask, experience.loss_weights,
+            clip_low=self.config.clip_low, clip_high=self.config.clip_high,
+        )  # fmt: skip

@@ -1,0 +1,29 @@
+"""REINFORCE++-baseline: the variant of arXiv:2501.03262 for several completions of a prompt."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from rlhf_core.algorithms.base import Algorithm, to_tokens
+from rlhf_core.config.algorithms import ReinforcePlusPlusBaselineConfig
+from rlhf_core.losses import advantages as adv
+from rlhf_core.types import Experience
+
+
+@dataclass(frozen=True)
+class ReinforcePlusPlusBaseline(Algorithm):
+    """Advantage: reward minus the mean of its group, whitened over the step's tokens. Loss: clipped, and the KL's k2.
+
+    Models: policy, reference for the KL. OpenRLHF leaves the estimator of the KL to the user; the paper's is k2.
+    """
+
+    config: ReinforcePlusPlusBaselineConfig
+
+    def _advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience:
+        whole = self._sequence_rewards(experience, rewards, kl_coefficient)
+        centred = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=False), experience)
+        return replace(experience, advantages=adv.whiten(centred, experience.loss_mask))

@@ -1,0 +1,38 @@
+"""RLOO: arXiv:2402.14740."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from rlhf_core.algorithms.base import Algorithm, to_tokens
+from rlhf_core.config.algorithms import RLOOConfig
+from rlhf_core.losses import advantages as adv
+from rlhf_core.types import Experience
+
+
+@dataclass(frozen=True)
+class RLOO(Algorithm):
+    """Advantage: reward, its completion's KL subtracted, minus the mean of the prompt's other completions'. Loss: PPO's
+    clipped one, by which the paper's plain policy gradient survives several updates; without mean over tokens.
+
+    Models: policy, reference for the KL. OpenRLHF subtracts the KL token by token, after the baseline (kl_per_token),
+    and takes the mean over tokens (aggregation: token).
+    """
+
+    config: RLOOConfig
+
+    def _advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience:
+        e = experience
+        if not self.config.kl_per_token:
+            whole = self._sequence_rewards(e, rewards, kl_coefficient)
+            return replace(e, advantages=to_tokens(adv.leave_one_out(whole, group_ids), e))
+        penalties = adv.discounted_returns(
+            self._kl_rewards(e, kl_coefficient), e.loss_mask, e.sequence_lengths, gamma=1.0
+        )
+        advantages = to_tokens(adv.leave_one_out(rewards, group_ids), e) + penalties
+        return replace(e, advantages=torch.where(e.loss_mask, advantages, torch.zeros_like(advantages)))

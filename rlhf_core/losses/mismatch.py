@@ -1,0 +1,80 @@
+"""Engine and trainer give one token different probabilities: how different, and what the loss does about it."""
+
+from __future__ import annotations
+
+from typing import Literal, assert_never
+
+import torch
+from torch import Tensor
+
+from rlhf_core.losses.masking import sequence_ids
+
+Correction = Literal["truncate", "token_filter", "sequence_filter"]
+
+# Only where it is an exponent: exp(20) neither overflows float32 nor lies within any sensible bound.
+_LARGEST_EXPONENT = 20.0
+
+
+@torch.no_grad()
+def measure(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, Tensor]:
+    """How far the trainer's log-probs are from the engine's, at the tokens that the engine sampled.
+
+    old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool, true where the policy sampled.
+    Returns scalars (): rollout_mismatch_sum and rollout_mismatch_max, of |difference| in nats; rollout_kl_sum, of
+    KL(engine || trainer) by the estimator w - 1 - log w, w = trainer's / engine's probability (k3 of losses/kl.py).
+    """
+    difference = old_logprobs[mask] - rollout_logprobs[mask]
+    bounded = difference.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
+    return {
+        "rollout_mismatch_sum": difference.abs().sum(),
+        "rollout_mismatch_max": difference.abs().max() if difference.numel() else difference.sum(),
+        "rollout_kl_sum": (bounded.expm1() - bounded).sum(),
+    }
+
+
+@torch.no_grad()
+def corrected(
+    old_logprobs: Tensor,
+    rollout_logprobs: Tensor,
+    mask: Tensor,
+    loss_weights: Tensor,
+    sequence_lengths: Tensor,
+    *,
+    correction: Correction,
+    low: float,
+    high: float,
+) -> tuple[Tensor, Tensor]:
+    """Which tokens train, and with what weight, by w = trainer's / engine's probability of the token:
+
+    truncate: all, by w held in [low, high]; with low 0 the truncated importance sampling of F. Yao et al., "Your
+    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025; OpenRLHF bounds w from below too.
+    token_filter: those with low <= w <= high, by w: IcePop of arXiv:2510.18855.
+    sequence_filter: those of sequences whose geometric mean of w is in [low, high], by min(w, high).
+    old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool; loss_weights: (N,) float32, as without correction;
+    sequence_lengths: (S,) int64. Sequences must be whole.
+    Returns mask and loss_weights as corrected; a dropped token is no longer in the mask, so that whatever its weight
+    would be never meets a 0. What others weigh does not depend on how many were dropped.
+    """
+    difference = old_logprobs - rollout_logprobs
+    weights = difference.clamp(max=_LARGEST_EXPONENT).exp()
+    match correction:
+        case "truncate":
+            kept, weights = mask, weights.clamp(low, high)
+        case "token_filter":
+            kept = mask & (weights >= low) & (weights <= high)
+        case "sequence_filter":
+            means = _geometric_means(difference, mask, sequence_lengths)
+            kept = mask & ((means >= low) & (means <= high))[sequence_ids(sequence_lengths)]
+            weights = weights.clamp(max=high)
+        case _:
+            assert_never(correction)
+    return kept, torch.where(kept, loss_weights * weights, torch.zeros_like(loss_weights))
+
+
+def _geometric_means(difference: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
+    """(S,) exp of the mean difference over the trained tokens of each sequence; 1 where there is none."""
+    ids = sequence_ids(sequence_lengths)[mask]
+    zeros = torch.zeros_like(sequence_lengths, dtype=difference.dtype)
+    sums = zeros.index_add(0, ids, difference[mask])
+    counts = zeros.index_add(0, ids, torch.ones_like(difference[mask]))
+    return (sums / counts.clamp(min=1)).clamp(max=_LARGEST_EXPONENT).exp()

@@ -1,0 +1,48 @@
+"""The weight of the KL to the reference, step by step."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from rlhf_core.config.algorithms import KLConfig
+from rlhf_core.types import Experience
+
+_LARGEST_ERROR = 0.2
+
+
+class KLController:
+    """Fixed without a target; with one, the proportional controller of section 2.2 of arXiv:1909.08593."""
+
+    def __init__(self, config: KLConfig) -> None:
+        self._target = config.target
+        self._horizon = config.horizon
+        self.coefficient = config.coefficient
+
+    def update(self, kl: float) -> None:
+        """After a step with this KL, in nats a completion: error = kl / target - 1, held inside [-0.2, 0.2], and
+        coefficient *= 1 + error / horizon. The paper's K is 1 / horizon.
+
+        OpenRLHF counts its horizon in completions: divide it by those of a step.
+        """
+        if self._target is None:
+            return
+        error = min(max(kl / self._target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
+        self.coefficient *= 1 + error / self._horizon
+
+    def state_dict(self) -> dict[str, float]:
+        return {"coefficient": self.coefficient}
+
+    def load_state_dict(self, state: Mapping[str, float]) -> None:
+        self.coefficient = state["coefficient"]
+
+
+def completion_kl(experience: Experience) -> float:
+    """KL(policy || reference) in nats a completion: the mean over completions of the sum of log p - log q over their
+    sampled tokens. p is the trainer's where it is known, the engine's otherwise."""
+    sampled_by = experience.old_logprobs if experience.old_logprobs is not None else experience.rollout_logprobs
+    assert sampled_by is not None
+    assert experience.ref_logprobs is not None
+    difference = sampled_by - experience.ref_logprobs
+    return float(difference[experience.loss_mask].to(torch.float64).sum()) / experience.num_sequences

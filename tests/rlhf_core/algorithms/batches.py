@@ -1,0 +1,58 @@
+"""A small step of experience, and the configuration of any algorithm."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+
+from rlhf_core.config.rl import AlgorithmName, RLConfig, block_name
+from rlhf_core.losses.aggregation import loss_weights
+from rlhf_core.types import Experience
+
+NAMES: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
+BASE = {
+    "dataset": "prompts", "steps": 1, "prompts_per_step": 2,
+    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
+}  # fmt: skip
+OPTIMIZER = {"learning_rate": 1e-3}
+
+
+def rl_config(algorithm: AlgorithmName, **settings: Any) -> RLConfig:
+    block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
+    if algorithm == "ppo":
+        block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}
+    return RLConfig.model_validate({**BASE, "algorithm": algorithm, block_name(algorithm): block})
+
+
+# Four completions, two of each of two prompts. The second has an environment's token between the policy's.
+LENGTHS = (4, 5, 2, 3)
+MASK = (False, False, True, True, False, True, False, True, True, False, True, False, True, True)
+REWARDS, GROUPS = (1.0, 0.0, 0.5, 2.0), (7, 7, 3, 3)
+ENDS = (False, False, True, True, False, True, False, False, True, False, True, False, False, True)
+STEPS = (0.0, 0.0, 1.0, -0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.25, 0.0, 0.0, 1.0)
+
+
+def experience(config: RLConfig, **fields: torch.Tensor | None) -> Experience:
+    """With random log-probs and values, and the loss weights of one optimizer step."""
+    generator = torch.Generator().manual_seed(0)
+    mask, lengths = torch.tensor(MASK), torch.tensor(LENGTHS)
+
+    def draw() -> torch.Tensor:
+        return torch.where(mask, torch.randn(len(MASK), generator=generator), 0.0)
+
+    old, ref, values = draw() - 2, draw() - 2, draw()
+    known: dict[str, Any] = {
+        "loss_mask": mask, "values": values,
+        "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old + 0.1 * draw(),
+        "loss_weights": loss_weights(
+            mask, lengths, config.settings.aggregation,
+            length=config.settings.aggregation_length or config.sampling.max_tokens,
+        ),
+    }  # fmt: skip
+    return Experience(
+        input_ids=torch.arange(len(MASK)),
+        position_ids=torch.cat([torch.arange(length) for length in LENGTHS]),
+        sequence_lengths=lengths,
+        **known | fields,
+    )

@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_core.losses.mismatch import Correction, corrected, measure
+
+# Two sequences of 3 tokens, each with its first token not sampled. w = old / rollout: 4, 1/4; 2, 1.
+RATIOS = torch.tensor([7.0, 4.0, 0.25, 7.0, 2.0, 1.0])
+ROLLOUT = torch.full((6,), -1.0)
+OLD = ROLLOUT + RATIOS.log()
+MASK = torch.tensor([False, True, True, False, True, True])
+LENGTHS = torch.tensor([3, 3])
+WEIGHTS = torch.tensor([0.0, 0.25, 0.25, 0.0, 0.5, 0.5])
+
+
+def correct(
+    old: Tensor, correction: Correction, low: float, high: float, rollout: Tensor = ROLLOUT
+) -> tuple[list[bool], list[float]]:
+    kept, weights = corrected(old, rollout, MASK, WEIGHTS, LENGTHS, correction=correction, low=low, high=high)
+    return kept.tolist(), weights.tolist()
+
+
+def test_the_mismatch_worked_by_hand() -> None:
+    figures = measure(OLD, ROLLOUT, MASK)
+    assert figures["rollout_mismatch_sum"].item() == pytest.approx(2 * math.log(4) + math.log(2), abs=1e-6)
+    assert figures["rollout_mismatch_max"].item() == pytest.approx(math.log(4), abs=1e-6)
+    expected = (4 - 1 - math.log(4)) + (0.25 - 1 + math.log(4)) + (2 - 1 - math.log(2)) + 0
+    assert figures["rollout_kl_sum"].item() == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_mismatch_of_nothing_is_zero() -> None:
+    assert all(value.item() == 0 for value in measure(OLD, ROLLOUT, torch.zeros_like(MASK)).values())
+
+
+def test_the_measured_kl_is_that_of_engine_and_trainer() -> None:
+    """In expectation over tokens that the engine samples: the sum over its distribution is the exact KL."""
+    torch.manual_seed(0)
+    engine, trainer = torch.randn(2, 9, dtype=torch.float64).log_softmax(-1)
+    everything = torch.ones(1, dtype=torch.bool)
+    expected = sum(
+        p * measure(trainer[i : i + 1], engine[i : i + 1], everything)["rollout_kl_sum"].item()
+        for i, p in enumerate(engine.exp().tolist())
+    )
+    assert expected == pytest.approx((engine.exp() * (engine - trainer)).sum().item(), abs=1e-12)
+
+
+def test_truncate_holds_the_ratio_between_its_bounds() -> None:
+    kept, weights = correct(OLD, "truncate", 0.0, 2.0)
+    assert kept == MASK.tolist()
+    assert weights == pytest.approx([0, 2 * 0.25, 0.25 * 0.25, 0, 2 * 0.5, 0.5])
+    assert correct(OLD, "truncate", 0.5, 5.0)[1] == pytest.approx([0, 1.0, 0.125, 0, 1.0, 0.5])
+
+
+def test_token_filter_drops_what_is_outside_and_weighs_the_rest_by_the_ratio() -> None:
+    kept, weights = correct(OLD, "token_filter", 0.5, 2.5)
+    assert kept == [False, False, False, False, True, True]
+    assert weights == pytest.approx([0, 0, 0, 0, 1.0, 0.5])
+
+
+def test_sequence_filter_looks_at_the_geometric_mean_and_bounds_the_weights() -> None:
+    # The geometric means are 1 and sqrt(2).
+    kept, weights = correct(OLD, "sequence_filter", 0.9, 1.2)
+    assert kept == [False, True, True, False, False, False]
+    assert weights == pytest.approx([0, 1.2 * 0.25, 0.25 * 0.25, 0, 0, 0])
+    assert correct(OLD, "sequence_filter", 1.3, 1.5)[0] == [False, False, False, False, True, True]
+
+
+@pytest.mark.parametrize("correction", ["token_filter", "sequence_filter"])
+@pytest.mark.parametrize("bad", [float("inf"), float("-inf"), float("nan")])
+def test_a_dropped_token_is_gone_whatever_it_was(correction: Correction, bad: float) -> None:
+    rollout = ROLLOUT.clone()
+    rollout[1] = bad
+    kept, weights = correct(OLD, correction, 0.5, 2.5, rollout)
+    assert not kept[1]
+    assert all(math.isfinite(weight) for weight in weights)
+    assert weights[4:] == pytest.approx([1.0, 0.5])
+
+
+def test_a_token_that_the_engine_thought_impossible_is_truncated_too() -> None:
+    rollout = ROLLOUT.clone()
+    rollout[1] = float("-inf")
+    assert correct(OLD, "truncate", 0.0, 2.0, rollout)[1] == pytest.approx([0, 0.5, 0.0625, 0, 1.0, 0.5])
+
+
+def test_no_correction_where_engine_and_trainer_agree() -> None:
+    for correction in ("truncate", "token_filter", "sequence_filter"):
+        assert correct(ROLLOUT, correction, 0.5, 2.0) == (MASK.tolist(), WEIGHTS.tolist())
