@@ -8,26 +8,7 @@ import pytest
 
 from rlhf_core.config.loading import load_recipe, shipped_recipes
 from rlhf_core.errors import RecipeError
-
-RECIPE = """
-name: small
-data:
-  questions:
-    format: prompts
-    source: {type: files, paths: [questions.jsonl]}
-base:
-  source: {type: scratch, hidden_size: 64}
-rl:
-  algorithm: grpo
-  dataset: questions
-  steps: 10
-  prompts_per_step: 4
-  sampling: {max_tokens: 8}
-  rollout: {max_length: 64}
-  grpo:
-    rewards: {exact: {type: verifier}}
-    optimizer: {learning_rate: 1e-4}
-"""
+from tests.rlhf_core.recipe_text import RECIPE
 
 
 @pytest.fixture
@@ -71,7 +52,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("seeed=3", "unknown key `seeed`, did you mean `seed`?"),
         ("rl.grpo.optimizer.learnin_rate=1", "`rl.grpo.optimizer.learnin_rate`, did you mean `learning_rate`?"),
         ("base.source.hiden_size=8", "unknown key `base.source.hiden_size`, did you mean `hidden_size`?"),
-        ("data.questions.source.pathz=[a]", "unknown key `data.questions.source.pathz`, did you mean `paths`?"),
+        ("data.talks.source.pathz=[a]", "unknown key `data.talks.source.pathz`, did you mean `paths`?"),
         ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
         ("rl.steps=0", "`rl.steps` is 0: input should be greater than 0"),
         ("rl.steps=-5", "`rl.steps` is -5: input should be greater than 0"),

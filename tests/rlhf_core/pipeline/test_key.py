@@ -12,40 +12,21 @@ from rlhf_core.config.loading import load_recipe
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.key import stage_key
 from rlhf_core.stages.contract import Stage
+from tests.rlhf_core.recipe_text import RECIPE
 
 LIBRARIES = {"torch": "2.13.0", "vllm": "0.32.0"}
-RECIPE = """
-name: keyed
-data:
-  talks:
-    format: conversations
-    source: {type: files, paths: [talks.jsonl]}
-  questions:
-    format: prompts
-    source: {type: function, path: tasks.py, function: questions}
-base:
-  source: {type: scratch}
-sft: {dataset: talks, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}
-reward_model: {dataset: talks, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}
-rl:
-  algorithm: grpo
-  dataset: questions
-  steps: 10
-  prompts_per_step: 4
-  sampling: {max_tokens: 8}
-  rollout: {max_length: 64}
-  grpo:
-    rewards: {own: {type: function, path: reward.py}}
-    optimizer: {learning_rate: 1e-4}
+WHOLE = f"""{RECIPE}
   ppo:
-    rewards: {preference: {type: reward_model}}
-    optimizer: {learning_rate: 1e-4}
-    critic_optimizer: {learning_rate: 1e-4}
+    rewards: {{preference: {{type: reward_model}}}}
+    optimizer: {{learning_rate: 1e-4}}
+    critic_optimizer: {{learning_rate: 1e-4}}
+sft: &training {{dataset: talks, batch_size: 2, max_length: 64, optimizer: {{learning_rate: 1e-3}}}}
+reward_model: *training
 evaluation:
   dataset: questions
-  scorers: {exact: {type: verifier}}
-  sampling: {max_tokens: 8}
-  rollout: {max_length: 64}
+  scorers: {{exact: {{type: verifier}}}}
+  sampling: {{max_tokens: 8}}
+  rollout: {{max_length: 64}}
 """
 
 
@@ -54,7 +35,7 @@ class Folder:
         self.path = path
         for name in ("talks.jsonl", "tasks.py", "reward.py"):
             (path / name).write_text("one", encoding="utf-8")
-        (path / "keyed.yaml").write_text(RECIPE, encoding="utf-8")
+        (path / "keyed.yaml").write_text(WHOLE, encoding="utf-8")
 
     def keys(self, *overrides: str, **libraries: str) -> dict[str, str]:
         graph = build_graph(load_recipe(str(self.path / "keyed.yaml"), overrides), LIBRARIES | libraries)
