@@ -26,3 +26,20 @@ def test_the_order_depends_on_the_seed_and_not_on_the_batch_size() -> None:
 def test_no_prompts_is_an_error() -> None:
     with pytest.raises(ValueError, match="no prompts"):
         PromptSampler([], seed=0)
+
+
+@pytest.mark.parametrize("drawn", [0, 3, 5, 13])
+def test_a_sampler_goes_on_where_another_stopped(drawn: int) -> None:
+    stopped = PromptSampler(PROMPTS, seed=3)
+    stopped.draw(drawn)
+    resumed = PromptSampler(PROMPTS, seed=3)
+    resumed.load_state_dict(stopped.state_dict())
+    assert ids(resumed, 8) == ids(stopped, 8)
+
+
+def test_a_state_may_be_loaded_into_a_sampler_that_has_drawn() -> None:
+    start = PromptSampler(PROMPTS, seed=3)
+    used = PromptSampler(PROMPTS, seed=3)
+    used.draw(7)
+    used.load_state_dict(start.state_dict())
+    assert ids(used, 6) == ids(start, 6)

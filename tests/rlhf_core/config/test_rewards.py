@@ -1,0 +1,119 @@
+"""Rewards, shaping and filtering in a recipe: what cannot work is refused when the recipe is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import TypeAdapter, ValidationError
+
+from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.base import result_settings
+from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.rewards import HTTPReward, RewardConfig
+from rlhf_core.config.rl import RLConfig
+
+OPTIMIZER = {"learning_rate": 1e-3}
+EXACT = {"type": "verifier"}
+
+
+def rl(block: str, **settings: Any) -> RLConfig:
+    settings = {"rewards": {"exact": EXACT}, "optimizer": OPTIMIZER, **settings}
+    if block == "ppo":
+        settings["critic_optimizer"] = OPTIMIZER
+    return RLConfig.model_validate({
+        "algorithm": block, block: settings, "dataset": "d", "steps": 1, "prompts_per_step": 1,
+        "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
+    })  # fmt: skip
+
+
+def refused(block: str, **settings: Any) -> str:
+    with pytest.raises(ValidationError) as caught:
+        rl(block, **settings)
+    return str(caught.value)
+
+
+def settings_of(block: str, **settings: Any) -> AlgorithmConfig:
+    return rl(block, **settings).settings
+
+
+def test_rewards_have_names_and_weights() -> None:
+    both = {"exact": EXACT, "taste": {"type": "reward_model", "weight": 0.5}}
+    settings = settings_of("ppo", rewards=both)
+    assert {name: reward.weight for name, reward in settings.rewards.items()} == {"exact": 1.0, "taste": 0.5}
+    assert list(settings.model_rewards) == ["taste"]
+    assert list(settings.text_rewards) == ["exact"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"rewards": {}}, "at least 1 item"),
+        ({"rewards": {"exact": {**EXACT, "weight": float("inf")}}}, "finite number"),
+        ({"filtering": {"low": 0.5, "high": 0.5}}, "low=0.5 must be less than high=0.5"),
+        ({"filtering": {"score": "exat"}}, "filtering.score is exat; of `rewards`, those that may give scores: exact"),
+        ({"filtering": {"max_rounds": 257}}, "less than or equal to 256"),
+        ({"filtering": {"oversampling": 0.5}}, "greater than or equal to 1"),
+        (
+            {"filtering": {}, "rewards": {"taste": {"type": "reward_model"}}},
+            "filtering needs a reward that gives scores from 0 to 1, which a reward model does not",
+        ),
+        ({"shaping": {"clip": (1.0, 1.0)}}, "clip is [1, 1]: the first must be less than the second"),
+        ({"shaping": {"truncation": {}}}, "give either `factor` or `reward`"),
+        ({"shaping": {"truncation": {"factor": 0.5, "reward": 0.0}}}, "give either `factor` or `reward`"),
+        ({"shaping": {"overlong": {"buffer": 9}}}, "shaping.overlong.buffer is 9, more than sampling.max_tokens=8"),
+    ],
+)
+def test_what_cannot_work_is_refused(settings: dict[str, Any], message: str) -> None:
+    assert message in refused("grpo", **settings)
+
+
+def test_filtering_needs_groups() -> None:
+    assert "group_size is 1" in refused("ppo", filtering={})
+    assert settings_of("ppo", filtering={}, group_size=2).filtering is not None
+
+
+@pytest.mark.parametrize("block", ["rloo", "gspo", "cispo"])
+def test_rewards_of_steps_are_refused_where_they_cannot_be_used(block: str) -> None:
+    rewards = {"steps": {"type": "process_reward_model"}}
+    assert "rewards.steps rewards single steps, which this algorithm cannot use" in refused(block, rewards=rewards)
+    assert list(settings_of("grpo", rewards=rewards).model_rewards) == ["steps"]
+
+
+def test_dapo_filters_unless_it_is_told_not_to() -> None:
+    filtering = settings_of("dapo").filtering
+    assert filtering is not None
+    assert (filtering.low, filtering.high, filtering.when_short) == (0.0, 1.0, "train")
+    assert settings_of("dapo", filtering=None).filtering is None
+    assert settings_of("grpo").filtering is None
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({}, "give either `url` or `url_variable`"),
+        ({"url": "http://a.b", "url_variable": "A"}, "give either `url` or `url_variable`"),
+        ({"url": "a.b:80/score"}, "the URL must begin with http:// or https://"),
+        ({"url": "https://"}, "name a host"),
+        ({"url": "http://me:secret@a.b"}, "the URL holds a user or password"),
+    ],
+)
+def test_a_reward_server_has_one_url_without_secrets(settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        HTTPReward.model_validate({"type": "http", **settings})
+    assert message in str(caught.value)
+
+
+def test_how_often_a_server_is_tried_is_no_part_of_the_result() -> None:
+    http = TypeAdapter(RewardConfig).validate_python({"type": "http", "url": "http://a.b", "attempts": 9})
+    assert result_settings(http).keys() == {
+        "weight", "type", "url", "url_variable", "header_variable", "timeout_seconds", "batch_size"
+    }  # fmt: skip
+
+
+def test_a_scorer_has_no_weight() -> None:
+    scorers = {"exact": {**EXACT, "weight": 2.0}}
+    with pytest.raises(ValidationError, match="a scorer is never summed with another: leave `weight` out"):
+        EvaluationConfig.model_validate({
+            "dataset": "d", "scorers": scorers, "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
+        })  # fmt: skip

@@ -1,0 +1,216 @@
+"""From what the rewards say to what a completion earns: worked out by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.config.algorithms import GRPOConfig, RLOOConfig
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.errors import RewardError
+from rlhf_core.rewards import RewardResult, build_reward
+from rlhf_core.rewards.base import checked_result
+from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward, monitor
+from rlhf_core.types import Prompt, Trajectory
+from tests.rlhf_core.stages.context import LocalContext
+
+TOKENIZER = word_level_tokenizer([], context_length=64)
+MAX_TOKENS = 8
+
+
+class Values:
+    """A reward that gives what it was made with."""
+
+    def __init__(self, *values: Any) -> None:
+        self._values = list(values)
+
+    def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
+        return checked_result(self._values, len(completions), "values")
+
+    def close(self) -> None: ...
+
+
+def trajectory(completion: str, *, finished: bool = True, row: Mapping[str, Any] | None = None) -> Trajectory:
+    sampled = TOKENIZER(completion, add_special_tokens=False)["input_ids"] + [TOKENIZER.eos_token_id] * finished
+    token_ids = torch.tensor([7, 7, *sampled])
+    mask = torch.arange(token_ids.numel()) >= 2
+    reason = "stop" if finished else "length"
+    prompt = Prompt("p", "p", (7, 7), row or {})
+    return Trajectory(prompt, token_ids, mask, torch.zeros(token_ids.numel()), 0, reason, completion)
+
+
+def pipeline(
+    rewards: Mapping[str, Any], weights: Mapping[str, float] | None = None, kind: type[GRPOConfig] = GRPOConfig,
+    **settings: Any,
+) -> RewardPipeline:  # fmt: skip
+    weights = weights or {}
+    configs = {name: {"type": "function", "path": "r.py", "weight": weights.get(name, 1.0)} for name in rewards}
+    separators = settings.pop("separators", {})
+    for name, separator in separators.items():
+        configs[name]["separator"] = separator
+    config = kind.model_validate({"rewards": configs, "optimizer": {"learning_rate": 1.0}, **settings})
+    made: dict[str, TrajectoryReward] = {name: RewardOfText(reward) for name, reward in rewards.items()}
+    return RewardPipeline(config, MAX_TOKENS, made, TOKENIZER)
+
+
+def test_rewards_are_summed_by_weight_and_kept_by_name() -> None:
+    ours = pipeline({"a": Values(1.0, 2.0), "b": Values(10.0, -4.0)}, {"a": 0.5, "b": -2.0})
+    first, second = ours([trajectory("x"), trajectory("y")])
+    assert (first.reward, second.reward) == (0.5 - 20.0, 1.0 + 8.0)
+    assert (first.extra, second.extra) == ({"a": 1.0, "b": 10.0}, {"a": 2.0, "b": -4.0})
+    assert first.step_rewards is None
+    assert first.step_ends is None
+
+
+def test_the_sum_is_shaped_and_the_score_is_not() -> None:
+    shaping = {"overlong": {"buffer": 4, "penalty": 2.0}, "truncation": {"reward": -3.0}, "clip": (-2.0, 1.5)}
+    values = Values(*[{"reward": 1.0, "score": 1.0}] * 3)
+    ours = pipeline({"a": values}, {"a": 2.0}, shaping=shaping)
+    # 2.0 clipped to 1.5; 6 tokens with EOS are 2 of 4 into the buffer: 2.0 - 1.0; cut: -3.0 clipped to -2.0.
+    judged = ours([trajectory("x"), trajectory("12345"), trajectory("12345678", finished=False)])
+    assert [t.reward for t in judged] == [1.5, 1.0, -2.0]
+    assert [t.score for t in judged] == [1.0, 1.0, 1.0]
+    assert judged[0].extra == {"a": 1.0}
+
+
+def test_length_counts_what_the_policy_sampled() -> None:
+    said = trajectory("12345")
+    mask = said.loss_mask.clone()
+    mask[3:5] = False  # said by an environment: 4 tokens are left, none of them in the buffer
+    other = Trajectory(said.prompt, said.token_ids, mask, said.rollout_logprobs, 0, "stop", "1345")
+    ours = pipeline({"a": Values(1.0, 1.0)}, shaping={"overlong": {"buffer": 4, "penalty": 2.0}})
+    assert [t.reward for t in ours([said, other])] == [0.0, 1.0]
+
+
+def test_rewards_of_steps_are_weighted_and_placed_on_the_steps_last_tokens() -> None:
+    values = Values({"reward": 1.0, "steps": [0.5, -1.0]}, {"reward": 0.0, "steps": [2.0]})
+    first, second = pipeline({"a": values}, {"a": 2.0}, shaping={"clip": (-0.1, 0.1)})(
+        [trajectory("ab\ncd"), trajectory("\nx\n")]
+    )
+    # 7 7 a b \n c d EOS, and 7 7 \n x \n EOS
+    assert first.step_rewards is not None
+    assert second.step_rewards is not None
+    assert first.step_rewards.tolist() == [0, 0, 0, 0, 1.0, 0, 0, -2.0]
+    assert second.step_rewards.tolist() == [0, 0, 0, 0, 0, 4.0]
+    assert first.step_ends is not None
+    assert first.step_ends.nonzero().flatten().tolist() == [4, 7]
+    assert (first.reward, second.reward) == (0.1, 0.0)  # only the completion's own reward is clipped
+    assert first.extra == {"a": 0.5, "a/steps": 2.0}  # 1.0 + 0.5 - 1.0: all that it gave
+
+
+def test_rewards_that_cut_steps_differently_add_up_by_token() -> None:
+    lines, words = Values({"reward": 0.0, "steps": [1.0, 2.0]}), Values({"reward": 0.0, "steps": [10.0, 20.0, 30.0]})
+    (judged,) = pipeline({"lines": lines, "words": words, "plain": Values(5.0)}, separators={"words": ";"})(
+        [trajectory("a;b;\nc")]
+    )
+    assert judged.step_rewards is not None
+    assert judged.step_rewards.tolist() == [0, 0, 0, 10.0, 0, 20.0, 1.0, 0, 32.0]
+    assert judged.reward == 5.0
+
+
+@pytest.mark.parametrize("given", [[1.0], [1.0, 2.0, 3.0]])
+def test_a_wrong_number_of_steps_is_named(given: list[float]) -> None:
+    values = Values({"reward": 0.0, "steps": [1.0]}, {"reward": 0.0, "steps": given})
+    with pytest.raises(RewardError) as raised:
+        pipeline({"a": values})([trajectory("x"), trajectory("a\nb")])
+    assert str(raised.value) == (
+        f"reward a, completion 1 ('a\\nb'): expected 2 step rewards, given {len(given)}; steps are what is not blank "
+        "between '\\n'"
+    )
+
+
+def test_steps_that_the_algorithm_cannot_use_are_an_error() -> None:
+    values = Values({"reward": 0.0, "steps": [1.0]})
+    with pytest.raises(RewardError, match="reward a gives `steps`, which this algorithm cannot use"):
+        pipeline({"a": values}, kind=RLOOConfig)([trajectory("x")])  # type: ignore[arg-type]
+
+
+SCORED, PLAIN = {"reward": 5.0, "score": 0.25}, {"reward": 1.0, "score": 1.0}
+
+
+def test_the_score_is_that_of_the_only_reward_that_gives_one() -> None:
+    (judged,) = pipeline({"a": Values(3.0), "b": Values(SCORED)})([trajectory("x")])
+    assert judged.score == 0.25
+    assert judged.extra == {"a": 3.0, "b": 5.0}
+
+
+def test_of_several_scores_the_named_one_filters_and_the_others_are_figures() -> None:
+    (judged,) = pipeline({"a": Values(SCORED), "b": Values(PLAIN)}, filtering={"score": "b"})([trajectory("x")])
+    assert judged.score == 1.0
+    assert judged.extra == {"a": 5.0, "b": 1.0, "a/score": 0.25}
+
+
+def test_without_filtering_no_score_is_chosen_among_several() -> None:
+    (judged,) = pipeline({"a": Values(SCORED), "b": Values(PLAIN)})([trajectory("x")])
+    assert judged.score is None
+    assert judged.extra == {"a": 5.0, "b": 1.0, "a/score": 0.25, "b/score": 1.0}
+
+
+@pytest.mark.parametrize(
+    ("rewards", "filtering", "message"),
+    [
+        ({"a": Values(1.0)}, {}, "exactly one, or `filtering.score` to name it; the rewards that give scores are none"),
+        ({"a": Values(SCORED), "b": Values(PLAIN)}, {}, "the rewards that give scores are a, b"),
+        ({"a": Values(SCORED), "b": Values(1.0)}, {"score": "b"}, "one from `b`; the rewards that give scores are a"),
+    ],
+)
+def test_filtering_without_its_score_is_an_error(
+    rewards: dict[str, Values], filtering: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(RewardError) as raised:
+        pipeline(rewards, filtering=filtering)([trajectory("x")])
+    assert message in str(raised.value)
+
+
+def test_a_score_of_some_completions_only_does_not_filter() -> None:
+    with pytest.raises(RewardError, match="needs a score of every completion"):
+        pipeline({"a": Values(SCORED, 1.0)}, filtering={})([trajectory("x"), trajectory("y")])
+
+
+def test_a_sum_that_is_not_finite_is_an_error() -> None:
+    with pytest.raises(RewardError, match="completion 0: its shaped reward is inf"):
+        pipeline({"a": Values(1e308)}, {"a": 1e308})([trajectory("x")])
+
+
+def test_the_statistics_of_rewards_are_state() -> None:
+    shaping = {"normalize": True}
+    ours, other = (pipeline({"a": Values(1.0, 4.0)}, shaping=shaping) for _ in range(2))
+    two = [trajectory("x"), trajectory("y")]
+    first = [t.reward for t in ours(two)]
+    other.load_state_dict(ours.state_dict())
+    assert [t.reward for t in ours(two)] == [t.reward for t in other(two)]
+    assert first == [-1.0, 1.0]
+
+
+def test_monitors_are_means_of_what_they_say() -> None:
+    assert monitor([trajectory("x"), trajectory("y")], {"m": Values(1.0, 0.0)}) == {"monitor/m": 0.5}
+
+
+def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> None:
+    (tmp_path / "r.py").write_text(
+        "import numpy as np\n"
+        "def reward(completions, prompts, rows):\n"
+        "    steps = [[s for s in c.split('\\n') if s.strip()] or [c] for c in completions]\n"
+        "    return [{'reward': r['bonus'], 'score': 1, 'steps': np.array([len(s) for s in own])}\n"
+        "            for own, r in zip(steps, rows)]\n"
+    )
+    config = GRPOConfig.model_validate({
+        "rewards": {"own": {"type": "function", "path": "r.py"}}, "optimizer": {"learning_rate": 1.0}
+    })  # fmt: skip
+    context = LocalContext(tmp_path / "work", user_files_root=tmp_path)
+    reward = RewardOfText(build_reward(config.text_rewards["own"], context))
+    try:
+        judged = RewardPipeline(config, MAX_TOKENS, {"own": reward}, TOKENIZER)(
+            [trajectory("abc\nd", row={"bonus": 0.5}), trajectory("", row={"bonus": 1.5})]
+        )
+    finally:
+        reward.close()
+    assert [(t.reward, t.score) for t in judged] == [(0.5, 1.0), (1.5, 1.0)]
+    assert judged[0].step_rewards is not None
+    assert judged[0].step_rewards.tolist() == [0, 0, 0, 0, 0, 3.0, 0, 1.0]
+    assert judged[1].step_ends is not None
+    assert judged[1].step_ends.tolist() == [False, False, True]
