@@ -186,7 +186,13 @@ class ReinforcePlusPlusConfig(AlgorithmConfig):
 class GroupConfig(AlgorithmConfig):
     """What algorithms share that compare the completions of one prompt with each other."""
 
-    group_size: PositiveInt = Field(default=8, ge=2, description="completions of one prompt")
+    group_size: PositiveInt = Field(default=8, description="completions of one prompt, at least 2")
+
+    @model_validator(mode="after")
+    def _groups_compare(self) -> GroupConfig:
+        if self.group_size < 2:
+            raise ValueError("group_size is 1: the completions of a prompt are compared, so there must be 2 or more")
+        return self
 
 
 class ReinforcePlusPlusBaselineConfig(GroupConfig):

@@ -26,7 +26,7 @@ def test_every_setting_says_what_it_means() -> None:
 
 
 def test_a_row_has_type_default_and_meaning() -> None:
-    assert row("GRPOConfig", "group_size") == "| `group_size` | integer > 0 | `8` | yes | completions of one prompt |"
+    assert row("GRPOConfig", "clip_high") == "| `clip_high` | number > 0 | `0.2` | yes | and at 1 + this |"
     assert row("OptimizerConfig", "betas").startswith("| `betas` | 2 of: number | `[0.9, 0.95]` | yes |")
     assert row("LoraConfig", "rank").startswith("| `rank` | integer > 0 | **needed** | yes |")
 
