@@ -116,7 +116,8 @@ def counted_steps(workload: Workload, ended: Sequence[tuple[float, Mapping[str, 
     return steps
 
 
-def run(workload: Workload, model: Path) -> list[dict[str, float]]:
+def run(workload: Workload, model: Path) -> tuple[float, list[dict[str, float]]]:
+    """When the counted steps began, and the steps."""
     with tempfile.TemporaryDirectory(prefix="grpo-") as name:
         folder = Path(name)
         write_dataset(folder / "prompts", rows(workload), {})
@@ -126,13 +127,13 @@ def run(workload: Workload, model: Path) -> list[dict[str, float]]:
         inputs = {"model": stage_input(model, Kind.POLICY), "dataset": stage_input(folder / "prompts", Kind.DATASET)}
         context = FolderContext(folder, {each.manifest.ref.path: each for each in inputs.values()})
         rl.run(config(workload), inputs, context)
-        return counted_steps(workload, context.ended)
+        return context.ended[workload.warm_up - 1][0], counted_steps(workload, context.ended)
 
 
 def main(arguments: Sequence[str]) -> int:
     workload, model, result = arguments
-    steps = run(Workload.read(Path(workload)), Path(model))
-    write_result(Path(result), steps, computing_libraries())
+    began, steps = run(Workload.read(Path(workload)), Path(model))
+    write_result(Path(result), began, steps, computing_libraries())
     return 0
 
 

@@ -42,12 +42,12 @@ class StepTimer(TrainerCallback):
     """Seconds of each step by phase; a step lasts from the end of the one before to its own."""
 
     steps: list[dict[str, float]] = field(default_factory=list)
-    _ended: float = 0.0
+    ended: float = 0.0  # the last step
     _began: float = 0.0
     _phases: dict[str, float] = field(default_factory=dict)
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
-        self._ended = time.perf_counter()
+        self.ended = time.perf_counter()
 
     def on_step_begin(self, *_: Any, **__: Any) -> None:
         self._began = time.perf_counter()
@@ -57,10 +57,10 @@ class StepTimer(TrainerCallback):
         phases, self._phases = self._phases, {}
         generate, score, prepare = (phases.get(name, 0.0) for name in ("generate", "score", "prepare"))
         self.steps.append({
-            "seconds": now - self._ended, "generate": generate, "score": score,
+            "seconds": now - self.ended, "generate": generate, "score": score,
             "update": now - self._began - prepare, "publish": 0.0,
         })  # fmt: skip
-        self._ended = now
+        self.ended = now
 
     def timed(self, phase: str, method: Callable[..., Any], where: Callable[[], bool] = lambda: True) -> Any:
         """`method`, its seconds added to `phase` where `where()` is true."""
@@ -129,7 +129,8 @@ def checked(workload: Workload, generate: Callable[..., Any]) -> Any:
     return call
 
 
-def run(workload: Workload, model: Path, path: str) -> list[dict[str, float]]:
+def run(workload: Workload, model: Path, path: str) -> tuple[float, list[dict[str, float]]]:
+    """When the counted steps began, and the steps."""
     timer = StepTimer()
     with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
         trainer = build(workload, model, path, folder, timer)
@@ -139,13 +140,14 @@ def run(workload: Workload, model: Path, path: str) -> list[dict[str, float]]:
             "score", trainer._get_per_token_logps_and_entropies, lambda: not torch.is_grad_enabled()
         )
         trainer.train()
-    return timer.steps[workload.warm_up :]
+    counted = timer.steps[workload.warm_up :]
+    return timer.ended - sum(step["seconds"] for step in counted), counted
 
 
 def main(arguments: Sequence[str]) -> int:
     workload, model, result, path = arguments
-    steps = run(Workload.read(Path(workload)), Path(model), path)
-    write_result(Path(result), steps, {name: version(name) for name in ("torch", "transformers", "trl")})
+    began, steps = run(Workload.read(Path(workload)), Path(model), path)
+    write_result(Path(result), began, steps, {name: version(name) for name in ("torch", "transformers", "trl")})
     return 0
 
 

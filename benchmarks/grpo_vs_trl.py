@@ -14,6 +14,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from importlib.util import find_spec
@@ -25,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.grpo_workload import SHAPES, Workload, make_model
-from benchmarks.process_memory import ProcessWatch
+from benchmarks.process_memory import ProcessWatch, busy_seconds
 
 OURS = "ours"
 # Which sides there are in which precision; those of TRL are the paths of grpo_trl.
@@ -48,7 +49,7 @@ class Measurement:
     steps: list[dict[str, float]]
     peak: int  # bytes
     at_peak: dict[str, int]  # bytes of each program then
-    others: float  # share of the machine that other programs used meanwhile
+    others: float  # share of the machine that other programs used during the counted steps
     versions: dict[str, str]
 
     @property
@@ -140,10 +141,31 @@ def measure(workload: Workload, side: str, model: Path, trl: Path | None) -> Mea
                 print(log.read()[-4000:], file=sys.stderr)
                 raise subprocess.CalledProcessError(code, command)
         result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    began, steps = result["began"], result["steps"]
+    others = watch.others(began, began + sum(step["seconds"] for step in steps))
     return Measurement(
-        workload.size, workload.dtype, side, workload.tokens, result["steps"], watch.peak, watch.at_peak,
-        watch.others, result["versions"],
+        workload.size, workload.dtype, side, workload.tokens, steps, watch.peak, watch.at_peak, others,
+        result["versions"],
     )  # fmt: skip
+
+
+def measure_undisturbed(workload: Workload, side: str, model: Path, options: argparse.Namespace) -> Measurement:
+    """Waits until other programs leave the machine alone, and measures again what they have disturbed."""
+    while True:
+        while options.quiet < 1 and _others() > options.quiet:
+            time.sleep(10)
+        done = measure(workload, side, model, options.trl)
+        report = f"{workload.size} {workload.dtype} {side}: {done.throughput:.0f} tokens/s, others {done.others:.0%}"
+        print(report, "" if done.others <= options.quiet else "disturbed, again", flush=True)
+        if done.others <= options.quiet:
+            return done
+
+
+def _others(seconds: float = 10.0) -> float:
+    """The share of the machine that is in use while we use nothing."""
+    before = busy_seconds()
+    time.sleep(seconds)
+    return float((busy_seconds() - before) / (seconds * psutil.cpu_count()))
 
 
 def _environment(workload: Workload, trl: Path | None) -> dict[str, str]:
@@ -186,6 +208,9 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         option = f"--{name.replace('_', '-')}"
         parser.add_argument(option, type=int, default=getattr(defaults, name), help=meaning or None)
     parser.add_argument("--trl", type=Path, help="a folder with TRL in it, if this environment has none")
+    parser.add_argument(
+        "--quiet", type=float, default=1.0, metavar="SHARE", help="measure only while others use less of the machine"
+    )
     parser.add_argument("--output", type=Path, help="every measurement, as JSON")
     return parser.parse_args(arguments)
 
@@ -201,10 +226,7 @@ def main(arguments: Sequence[str]) -> int:
         for size, folder in models.items():
             print(f"{size}: {make_model(SHAPES[size], folder):,} parameters")
         for workload, side in plan(options):
-            done = measure(workload, side, models[workload.size], options.trl)
-            measurements.append(done)
-            print(f"{workload.size} {workload.dtype} {side}: {done.throughput:.0f} tokens/s, others {done.others:.0%}",
-                  flush=True)  # fmt: skip
+            measurements.append(measure_undisturbed(workload, side, models[workload.size], options))
             if options.output:
                 options.output.write_text(json.dumps(record(options, measurements), indent=1), encoding="utf-8")
     Console(width=160).print(table(summarise(measurements)))

@@ -164,6 +164,6 @@ def reward(completions: Sequence[str], prompts: Sequence[str], rows: Sequence[An
     return [sum(map(ord, completion)) % 97 / 97 for completion in completions]
 
 
-def write_result(file: Path, steps: Sequence[dict[str, float]], versions: dict[str, str]) -> None:
-    """Seconds of each counted step, by phase; `seconds` is the whole step."""
-    file.write_text(json.dumps({"steps": list(steps), "versions": versions}), encoding="utf-8")
+def write_result(file: Path, began: float, steps: Sequence[dict[str, float]], versions: dict[str, str]) -> None:
+    """began: of the counted steps, on the clock `time.perf_counter`. steps: seconds by phase, and of the whole step."""
+    file.write_text(json.dumps({"began": began, "steps": list(steps), "versions": versions}), encoding="utf-8")

@@ -21,7 +21,7 @@ class ProcessWatch:
         self._root = psutil.Process(pid)
         self._interval = interval
         self._own: dict[int, float] = {}  # processor seconds of each process, as last seen
-        self._started = (time.monotonic(), _busy_seconds())
+        self._seen: list[tuple[float, float]] = []  # when, and processor seconds of all other programs until then
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -34,8 +34,15 @@ class ProcessWatch:
     ) -> None:
         self._stop.set()
         self._thread.join()
-        elapsed, busy = time.monotonic() - self._started[0], _busy_seconds() - self._started[1]
-        self.others = max(0.0, busy - sum(self._own.values())) / (elapsed * psutil.cpu_count())
+
+    def others(self, began: float, ended: float) -> float:
+        """The share of the machine that other programs used between two times of `time.perf_counter`.
+
+        That clock is the machine's, the same in all its processes.
+        """
+        first = next((seen for seen in reversed(self._seen) if seen[0] <= began), self._seen[0])
+        last = next((seen for seen in self._seen if seen[0] >= ended), self._seen[-1])
+        return float(max(0.0, last[1] - first[1]) / ((last[0] - first[0]) * psutil.cpu_count()))
 
     def _watch(self) -> None:
         while not self._stop.wait(self._interval):
@@ -54,6 +61,7 @@ class ProcessWatch:
                 memory[_program(process)] += process.memory_full_info().pss
             except (psutil.NoSuchProcess, psutil.ZombieProcess):
                 continue  # it has ended while we looked
+        self._seen.append((time.perf_counter(), busy_seconds() - sum(self._own.values())))
         if sum(memory.values()) > self.peak:
             self.peak, self.at_peak = sum(memory.values()), dict(memory)
 
@@ -64,7 +72,7 @@ def _program(process: psutil.Process) -> str:
     return title.split(".")[0] if title.startswith("ray::") else Path(title).name
 
 
-def _busy_seconds() -> float:
+def busy_seconds() -> float:
     """Processor seconds that the machine has worked since it started, whoever for."""
     times = psutil.cpu_times()
     return float(sum(times) - times.idle - times.iowait - times.guest - times.guest_nice)
