@@ -36,7 +36,10 @@ ROWS = [{"id": str(i), "prompt": [{"role": "user", "content": f"{i}?"}]} for i i
 CONFIG = RLConfig.model_validate({
     "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
     "rollout": {"max_length": 16}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
-    "grpo": {"rewards": {"own": {"type": "verifier"}}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}},
+    "grpo": {
+        "rewards": {"own": {"type": "function", "path": "own.py"}}, "group_size": 2,
+        "optimizer": {"learning_rate": 1e-3},
+    },
 })  # fmt: skip
 
 
@@ -104,6 +107,49 @@ def test_the_rewarded_completion_becomes_likelier(tmp_path: Path) -> None:
     before = sum(ours.trainer.probe(probe)[len(prompt) :])
     ours.run()
     assert sum(ours.trainer.probe(probe)[len(prompt) :]) > before
+
+
+def test_rewards_of_steps_train(tmp_path: Path) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: {"reward": 0.0, "steps": [float(c == "a")]}))
+    prompt = to_prompts(ROWS, TOKENIZER, max_tokens=13)[0].token_ids
+    probe = pack([[*prompt, *script(prompt, 1)]], [[True] * (len(prompt) + 2)])
+    before = sum(ours.trainer.probe(probe)[len(prompt) :])
+    last = ours.run()
+    assert sum(ours.trainer.probe(probe)[len(prompt) :]) > before
+    assert (last["reward"], last["reward/own"], last["reward/own/steps"]) == (0.0, 0.5, 1.0)
+
+
+def filtering(steps: int, **settings: Any) -> RLConfig:
+    plain = CONFIG.model_dump(exclude_unset=True)
+    return RLConfig.model_validate({**plain, "steps": steps, "grpo": {**plain["grpo"], "filtering": settings}})
+
+
+def script_of_ends(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+    """Prompts 0 and 1 are answered by "a" alone, the others by "a" and "bb"."""
+    asked = TOKENIZER.decode(prompt)
+    return script(prompt, 1 if "0?" in asked or "1?" in asked else seed)
+
+
+def test_a_step_trains_on_the_prompts_that_filtering_kept(tmp_path: Path) -> None:
+    reward = FunctionOf(lambda c: {"reward": float(c == "a"), "score": float(c == "a")})
+    engine = ScriptedEngine(script_of_ends, max_length=16)
+    last = loop(tmp_path, reward, filtering(steps=3, max_rounds=8), engine).run()
+    assert (last["reward"], last["reward_std"]) == (0.5, 0.5)  # of those that train
+    assert last["filtering/score"] > 0.5  # of all
+    assert last["filtering/kept_share"] < 1
+
+
+def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
+    reward = FunctionOf(lambda c: {"reward": float(c == "a"), "score": float(c == "a")})
+    ours = loop(tmp_path, reward, filtering(steps=1, max_rounds=1), ScriptedEngine(script_of_ends, max_length=16))
+    easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12)]
+    start = next(i for i in range(11) if easy[i] != easy[i + 1])  # a step from here draws one easy prompt
+    ours.collector.load_state_dict({**ours.collector.state_dict(), "prompts": {"drawn": start}})
+    before = ours.trainer.weights()
+    metrics = ours.run()
+    assert (metrics["filtering/groups"], metrics["filtering/kept_share"]) == (2, 0.5)
+    assert metrics["reward"] == 0.5
+    assert ours.trainer.weights() != before
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "good"])

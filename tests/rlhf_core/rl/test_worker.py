@@ -8,7 +8,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from safetensors.torch import load as from_safetensors
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
@@ -96,6 +96,22 @@ def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> N
     torch.testing.assert_close(scored.ref_logprobs, scored.old_logprobs, atol=1e-6, rtol=0)
     assert bool((scored.values[~e.loss_mask] == 0).all())
     assert bool((scored.values[e.loss_mask] != 0).all())
+
+
+def test_the_reward_models_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    classifier = LlamaForSequenceClassification.from_pretrained(model.folder, num_labels=1, pad_token_id=0)
+    classifier.save_pretrained(tmp_path / "reward")
+    reward = local_input(tmp_path / "reward", Kind.REWARD_MODEL)
+    config = rl_config("grpo", rewards={"taste": {"type": "reward_model"}})
+    context = LocalContext(tmp_path / "work", artifacts={i.manifest.ref.path: i for i in (model, reward)})
+    group = InlineGroup(RLWorker, config, context, model.manifest.ref, reward.manifest.ref)
+    e = trajectories()
+    scores = PolicyTrainer(config, build_algorithm(config), group, seed=0).reward_scores(e)
+    lasts = scores[e.last_token_indices]
+    for ids, last in zip(e.input_ids.split(e.sequence_lengths.tolist()), lasts, strict=True):
+        torch.testing.assert_close(classifier(ids[None]).logits[0, 0], last, atol=1e-5, rtol=0)
+    assert scores.shape == (e.num_tokens,)
 
 
 def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:

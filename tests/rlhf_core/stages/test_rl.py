@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +13,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.loading import copy_tokenizer
 from rlhf_core.stages import base, rl
@@ -27,6 +27,9 @@ COMMON = {
     "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
 }  # fmt: skip
 SHORT = {"short": {"type": "function", "path": "reward.py"}}
+THREE = {
+    "taste": {"type": "reward_model", "weight": 0.5}, "lines": {"type": "process_reward_model"}, **SHORT,
+}  # fmt: skip
 PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}]} for word in ("one", "two", "three", "four")]
 
 
@@ -75,11 +78,12 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
-def test_ppo_with_a_reward_model_and_its_critic(
+def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:
+    write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {
-        "rewards": {"preference": {"type": "reward_model"}}, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
+        "rewards": THREE, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
         "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2,
     }  # fmt: skip
     output, context = run(tmp_path, {"algorithm": "ppo", "ppo": block}, model=model, reward_model=reward_model)
@@ -88,11 +92,24 @@ def test_ppo_with_a_reward_model_and_its_critic(
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
     assert last["kl"] > 0
     assert output.metrics["reward"] == last["reward"]
+    assert last["reward"] == pytest.approx(0.5 * last["reward/taste"] + last["reward/short"], abs=1e-5)
+    assert last["reward/lines/steps"] >= 1
+    assert last["reward/lines"] != 0
 
 
-def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, tmp_path: Path) -> None:
-    write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
-    block = {"rewards": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER}
+def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kept(
+    model: Input, ray_cluster: None, tmp_path: Path
+) -> None:
+    write_reward(
+        tmp_path,
+        "odd = [float(bool(c) and ord(c[0]) % 2) for c in completions]\n"
+        "    lines = [[line for line in c.split('\\n') if line.strip()] or [c] for c in completions]\n"
+        "    return [{'reward': o, 'score': o, 'steps': [0.1 * o] * len(l)} for o, l in zip(odd, lines)]",
+    )
+    block = {
+        "rewards": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER,
+        "filtering": {"max_rounds": 16},
+    }  # fmt: skip
     output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}}, model=model)
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
@@ -100,6 +117,9 @@ def test_a_lora_policy_is_served_as_an_adapter(model: Input, ray_cluster: None, 
     factors = [p for name, p in adapted.named_parameters() if "lora_B" in name]
     assert factors
     assert any(float(p.abs().max()) > 0 for p in factors)
+    for _, metrics in context.logs:
+        assert 0.25 <= metrics["score"] <= 0.75  # of groups of four, neither all right nor all wrong
+        assert 4 / metrics["filtering/groups"] == pytest.approx(metrics["filtering/kept_share"])
 
 
 def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray_cluster: None, tmp_path: Path) -> None:
@@ -109,13 +129,15 @@ def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray
         run(tmp_path, {"algorithm": "grpo", "grpo": block}, model=model)
 
 
-def test_a_reward_model_with_another_tokenizer_is_refused(model: Input, reward_model: Input, tmp_path: Path) -> None:
+def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(
+    model: Input, reward_model: Input, tmp_path: Path
+) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "config.json").write_text((reward_model.folder / "config.json").read_text())
-    (other / "tokenizer.json").write_text(json.dumps({"other": True}))
-    block = {"rewards": {"preference": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
-    with pytest.raises(StageError, match="tokenizer differs"):
+    word_level_tokenizer(["say"], context_length=64).save_pretrained(other)
+    block = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
+    with pytest.raises(StageError, match="tokenizer differs from the policy's: set critic_start: policy"):
         run(
             tmp_path,
             {"algorithm": "ppo", "ppo": block},
