@@ -25,6 +25,8 @@ GRACE_SECONDS = 5.0  # for the other ranks' own errors, once one rank has failed
 # Set before the actor imports numpy or torch.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_ASIDE = "aside"  # each actor's second thread
+
 
 class _Rank:
     """The actor: joins the process group, builds the worker, and runs its methods."""
@@ -100,7 +102,8 @@ class RayWorkerGroup:
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
         environment = {name: str(worker_threads(placement)) for name in _THREAD_VARIABLES}
-        actor: Any = ray.remote(_Rank).options(
+        rank: Any = ray.remote(concurrency_groups={_ASIDE: 1})(_Rank)  # type: ignore[call-overload]  # not in its types
+        actor: Any = rank.options(
             num_cpus=placement.cpus_per_worker,
             num_gpus=placement.gpus_per_worker,
             max_restarts=0,  # a rank that comes back has lost its weights: the stage's supervisor restarts all
@@ -129,6 +132,14 @@ class RayWorkerGroup:
         shared = [ray.put(argument) for argument in args]
         calls = {actor.call.remote(method, shards[rank], *shared): rank for rank, actor in enumerate(self._actors)}
         return self._wait(method, calls)
+
+    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
+        """Begin `worker.method(*args)` on every rank beside its other calls; what is returned waits for the results."""
+        calls = {
+            actor.call.options(concurrency_group=_ASIDE).remote(method, *args): rank
+            for rank, actor in enumerate(self._actors)
+        }
+        return lambda: self._wait(method, calls)
 
     def stream(self, method: str, *args: Any) -> Iterator[Any]:
         """Run the generator method on every rank to its end; yields rank 0's items as they come.

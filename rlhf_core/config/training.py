@@ -15,6 +15,7 @@ from rlhf_core.config.base import (
     Share,
     operational,
 )
+from rlhf_core.config.checkpoint import CheckpointConfig
 
 
 class MuonConfig(Config):
@@ -140,6 +141,9 @@ class SupervisedConfig(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
+    checkpoint: CheckpointConfig = operational(
+        CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
+    )
 
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import time
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -25,11 +25,14 @@ from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import save_model
 from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
 from rlhf_core.training.packing import plan_micro_batches
 from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.snapshots import SnapshotWorker
+from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import PackedBatch
 
 
@@ -124,10 +127,11 @@ def _blank(example: Example) -> Example:
     return Example(example.row_id, example.sequences, masks, example.margin)
 
 
-class SupervisedWorker(ABC):
+class SupervisedWorker(SnapshotWorker):
     """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
 
     def __init__(self, config: Any, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
+        super().__init__(context)
         seed_everything(context.seed)
         self.config = config
         self.seed = context.seed
@@ -144,6 +148,9 @@ class SupervisedWorker(ABC):
     def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
         """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `share`."""
 
+    def parts(self) -> Mapping[str, Stateful]:
+        return {"model": EngineState(self.engine)}
+
     def train(self, steps: Sequence[Share]) -> list[dict[str, float]]:
         """One optimizer step for each share; the metrics of each step, over all ranks."""
         return [self.engine.step(share.micro_batches, partial(self.loss, share=share)) for share in steps]
@@ -157,20 +164,54 @@ class SupervisedWorker(ABC):
             save_model(model, state, folder, self.folder)
 
 
+@dataclass
+class SinceLastLine:
+    """What was trained since the last line of metrics, and all tokens seen: what the driver must not forget."""
+
+    steps: list[dict[str, float]] = field(default_factory=list)
+    seen: int = 0  # tokens, trained or not
+    seconds: float = 0.0
+    tokens: int = 0  # of the whole run
+
+    def add(self, steps: Sequence[dict[str, float]], tokens: int, seconds: float) -> None:
+        self.steps += steps
+        self.seen += tokens
+        self.seconds += seconds
+        self.tokens += tokens
+
+    def line(self) -> dict[str, float]:
+        """Means over the steps (`mean_over_steps`), but the last learning rate; the next line begins."""
+        metrics = mean_over_steps(self.steps) | {
+            "learning_rate": self.steps[-1]["learning_rate"],
+            "tokens": self.tokens,
+            "tokens_per_second": self.seen / self.seconds,
+        }
+        self.steps, self.seen, self.seconds = [], 0, 0.0
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        return asdict(self)
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
 def train(
     config: SupervisedConfig, examples: Sequence[Example], pack: Packer, workers: WorkerGroup, context: StageContext
 ) -> dict[str, float]:
-    """The whole run. Logs and reports progress every `log_every` steps; returns the last metrics logged.
-
-    Metrics are means over the steps since the last log (`mean_over_steps`), the learning rate is the last step's;
-    `tokens` counts those seen so far, trained or not.
-    """
+    """The whole run, or what is left of it after its newest checkpoint. Logs and reports progress every `log_every`
+    steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not."""
     total = count_steps(len(examples), config)
-    schedule = islice(step_indices(len(examples), config, context.seed), total)
-    context.progress(0, total, "train")
-    done = tokens = 0
+    trained = SinceLastLine()
+    checkpoints = Checkpointing(config.checkpoint, context, workers, trained)
+    done = checkpoints.resume()
+    context.progress(done, total, "train")
+    schedule = islice(step_indices(len(examples), config, context.seed), done, total)
     metrics: dict[str, float] = {}
-    while chunk := list(islice(schedule, config.log_every)):
+    while chunk := list(
+        islice(schedule, min(config.log_every - done % config.log_every, checkpoints.steps_left(done)))
+    ):
         started = time.monotonic()
         steps = [
             divide([examples[i] for i in indices], pack, ranks=workers.size,
@@ -179,13 +220,13 @@ def train(
         ]  # fmt: skip
         by_step: list[dict[str, float]] = workers.scatter("train", [list(rank) for rank in zip(*steps, strict=True)])[0]
         done += len(chunk)
-        seen = sum(examples[i].num_tokens for indices in chunk for i in indices)
-        tokens += seen
-        metrics = mean_over_steps(by_step) | {
-            "learning_rate": by_step[-1]["learning_rate"],
-            "tokens": tokens,
-            "tokens_per_second": seen / (time.monotonic() - started),
-        }
-        context.log(done, metrics)
-        context.progress(done, total, "train", loss=metrics["loss"])
+        tokens = sum(examples[i].num_tokens for indices in chunk for i in indices)
+        trained.add(by_step, tokens, time.monotonic() - started)
+        if done % config.log_every == 0 or done == total:
+            metrics = trained.line()
+            context.log(done, metrics)
+            context.progress(done, total, "train", loss=metrics["loss"])
+        if done < total:
+            checkpoints.after(done)
+    checkpoints.finish()
     return metrics

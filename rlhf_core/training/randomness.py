@@ -27,11 +27,10 @@ def random_state() -> dict[str, Tensor]:
         "python.version": torch.tensor(version),
         "torch.cpu": torch.get_rng_state(),
     }
-    # The legacy form is a tuple; its first element, the name of the algorithm, is always the same.
-    _, keys, position, has_gauss, cached = numpy.random.get_state(legacy=True)
-    state["numpy.keys"] = torch.from_numpy(keys.astype(numpy.int64))
-    state["numpy.position"] = torch.tensor([position, has_gauss])
-    state["numpy.gauss"] = torch.tensor(cached, dtype=torch.float64)
+    twister = numpy.random.get_state(legacy=False)
+    state["numpy.keys"] = torch.from_numpy(twister["state"]["key"].astype(numpy.int64))
+    state["numpy.position"] = torch.tensor([twister["state"]["pos"], twister["has_gauss"]])
+    state["numpy.gauss"] = torch.tensor(twister["gauss"], dtype=torch.float64)
     if torch.cuda.is_available():
         state["torch.cuda"] = torch.cuda.get_rng_state()
     return state
@@ -44,7 +43,10 @@ def load_random_state(state: Mapping[str, Tensor]) -> None:
     random.setstate((int(state["python.version"]), words, gauss[0] if gauss else None))
     position, has_gauss = state["numpy.position"].tolist()
     keys = state["numpy.keys"].numpy().astype(numpy.uint32)
-    numpy.random.set_state(("MT19937", keys, position, has_gauss, float(state["numpy.gauss"])))
+    numpy.random.set_state({
+        "bit_generator": "MT19937", "state": {"key": keys, "pos": position},
+        "has_gauss": has_gauss, "gauss": float(state["numpy.gauss"]),
+    })  # fmt: skip
     torch.set_rng_state(state["torch.cpu"])
     if torch.cuda.is_available():
         torch.cuda.set_rng_state(state["torch.cuda"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 
@@ -30,6 +31,7 @@ class Worker:
     def __init__(self, offset: int = 0, fail_at_start: int | None = None) -> None:
         self.rank = dist.get_rank()
         self.offset = offset
+        self.added = threading.Event()
         if fail_at_start == self.rank:
             raise ValueError("cannot be built")
 
@@ -39,7 +41,13 @@ class Worker:
     def add(self, shard: int, extra: int) -> int:
         total = torch.tensor(shard + extra + self.offset)
         dist.all_reduce(total)
-        return int(total)
+        self.total = int(total)
+        self.added.set()
+        return self.total
+
+    def wait_for_add(self) -> int:
+        assert self.added.wait(30)
+        return self.total
 
     def count(self, until: int) -> Iterator[int]:
         for i in range(until):
@@ -89,6 +97,15 @@ def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGrou
 def test_stream_yields_the_items_of_rank_0_while_both_ranks_run(group: RayWorkerGroup) -> None:
     assert list(group.stream("count", 3)) == [0, 10, 20]
     assert list(group.stream("count", 0)) == []
+
+
+def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup) -> None:
+    waiting = group.aside("wait_for_add")
+    assert group.scatter("add", [1, 2], 1000) == [2203, 2203]
+    assert waiting() == [2203, 2203]
+    failing = group.aside("refuse", 1)
+    with pytest.raises(RewardError, match=r"^rank 1: reward.py"):
+        failing()
 
 
 def test_stream_is_live(group: RayWorkerGroup) -> None:

@@ -1,4 +1,4 @@
-"""Checkpoints on both kinds of store: committed whole or not at all, verified, and removed only when a newer is whole."""
+"""Checkpoints on both kinds of store: whole or not at all, verified, removed only when a newer one is whole."""
 
 from __future__ import annotations
 

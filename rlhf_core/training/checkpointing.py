@@ -1,0 +1,131 @@
+"""Checkpoints of a run, seen from its driver: when one is due, one at a time, and where a killed run goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any, Protocol
+
+from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.errors import IntegrityError, StageError
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.background import Background
+from rlhf_core.training.group import WorkerGroup
+
+DRIVER = "driver.json"
+METRICS = "metrics.jsonl"
+
+
+class DriverState(Protocol):
+    """What the driver's side of the next step depends on, as JSON values."""
+
+    def state_dict(self) -> dict[str, Any]: ...
+
+    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+
+
+class Checkpointing:
+    """Steps are counted from 1 here: `step` steps are done. The workers are training.snapshots.SnapshotWorkers."""
+
+    def __init__(
+        self, config: CheckpointConfig, context: StageContext, workers: WorkerGroup, driver: DriverState
+    ) -> None:
+        self._config = config
+        self._context = context
+        self._workers = workers
+        self._driver = driver
+        self._writing: Background[None] | None = None
+        self._last_step = 0
+        self._last_time = time.monotonic()
+
+    def resume(self) -> int:
+        """Restore workers, driver and logged metrics from the newest whole checkpoint; its step, 0 if there is none.
+
+        One that is damaged is reported, and the one before it taken. Raises StageError if it does not fit this run.
+        """
+        if not self._config.resume:
+            self._context.checkpoints.clear()
+            return 0
+        for found in self._context.checkpoints.newest():
+            damage = str(found) if isinstance(found, IntegrityError) else self._restore(found)
+            if not damage:
+                assert isinstance(found, Checkpoint)
+                print(
+                    f"goes on after step {found.step}, from the checkpoint of {found.created_at:%Y-%m-%d %H:%M:%S} UTC"
+                )
+                self._last_step, self._last_time = found.step, time.monotonic()
+                return found.step
+            print(f"a checkpoint cannot be used, the one before it is taken: {damage}", flush=True)
+        return 0
+
+    def _restore(self, checkpoint: Checkpoint) -> str:
+        """Empty, or what is damaged: then nothing has changed."""
+        if checkpoint.ranks != self._workers.size:
+            raise StageError(
+                f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers, each with a "
+                f"part of it, and this run has {self._workers.size}: set placement.workers to {checkpoint.ranks}, or "
+                "checkpoint.resume to false to start anew"
+            )
+        try:
+            driver = json.loads(self._context.checkpoints.read(checkpoint, DRIVER))
+            metrics = self._context.checkpoints.read(checkpoint, METRICS)
+        except IntegrityError as error:
+            return str(error)
+        damage = [found for found in self._workers.call("fetch_state", checkpoint) if found]
+        if damage:
+            return "; ".join(damage)
+        self._workers.call("restore_state")
+        self._driver.load_state_dict(driver)
+        self._context.restore_log(metrics)
+        return ""
+
+    def steps_left(self, step: int) -> int:
+        """How many steps may be done in one go."""
+        if self._config.every_steps is None:
+            return 1 << 62
+        return max(1, self._last_step + self._config.every_steps - step)
+
+    def after(self, step: int) -> None:
+        """Keep the state after `step` if a checkpoint is due; while the last one is still being written, none is.
+
+        Raises what the writing of the last one has raised.
+        """
+        if self._writing is not None:
+            if self._writing.running:
+                return
+            self.finish()
+        minutes = (time.monotonic() - self._last_time) / 60
+        due = self._config.every_steps is not None and step - self._last_step >= self._config.every_steps
+        if due or (self._config.every_minutes is not None and minutes >= self._config.every_minutes):
+            self._save(step)
+
+    def finish(self) -> None:
+        """Wait for the one that is being written, if any. Raises what its writing raises."""
+        writing, self._writing = self._writing, None
+        if writing is not None:
+            writing.result()
+
+    def _save(self, step: int) -> None:
+        self._last_step, self._last_time = step, time.monotonic()
+        self._workers.call("copy_state")
+        files = {DRIVER: json.dumps(self._driver.state_dict()).encode(), METRICS: self._context.logged()}
+        name = Checkpoints.new_name(step)
+        written = self._workers.aside("write_state", name)
+        self._writing = Background(lambda: self._commit(name, step, files, written), name=f"checkpoint {step}")
+
+    def _commit(
+        self, name: str, step: int, files: dict[str, bytes], written: Callable[[], list[list[CheckpointFile]]]
+    ) -> None:
+        checkpoints = self._context.checkpoints
+        entries = [checkpoints.add(name, file, content) for file, content in files.items()]
+        entries += [entry for rank in written() for entry in rank]
+        checkpoints.commit(
+            Checkpoint(
+                name=name, step=step, ranks=self._workers.size, files=tuple(entries),
+                libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
+            )
+        )  # fmt: skip
+        checkpoints.prune(self._config.keep)

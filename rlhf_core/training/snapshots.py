@@ -1,0 +1,109 @@
+"""A rank's part of a checkpoint: copied to main memory in a moment, then written and uploaded beside further steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
+from rlhf_core.errors import IntegrityError
+from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.randomness import load_random_state, random_state
+from rlhf_core.training.state import RankState, Stateful
+
+SHARED = "shared.safetensors"  # what all ranks have in common, by rank 0
+
+
+class HostCopy:
+    """Copies of tensors in main memory, the same memory each time: pages that are there already are filled faster."""
+
+    def __init__(self) -> None:
+        self._buffers: dict[str, Tensor] = {}
+
+    def take(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Valid until the next call."""
+        self._buffers = {name: self._buffer(name, tensor) for name, tensor in tensors.items()}
+        for name, tensor in tensors.items():
+            self._buffers[name].copy_(tensor.detach(), non_blocking=True)
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+        return self._buffers
+
+    def _buffer(self, name: str, tensor: Tensor) -> Tensor:
+        found = self._buffers.get(name)
+        if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+            return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+        return found
+
+
+class SnapshotWorker(ABC):
+    """A rank whose state can be kept and restored. Every rank must call every method."""
+
+    def __init__(self, context: StageContext) -> None:
+        self._context = context
+        self._shared, self._own = HostCopy(), HostCopy()
+        self._copied = self._fetched = RankState()
+
+    @abstractmethod
+    def parts(self) -> Mapping[str, Stateful]:
+        """What the next step depends on, by name, the random generators excepted."""
+
+    def copy_state(self) -> None:
+        """Copy the state to main memory. Training may go on as soon as this returns."""
+        shared: dict[str, Tensor] = {}
+        own = {f"random.{name}": tensor for name, tensor in random_state().items()}
+        for part, stateful in self.parts().items():
+            state = stateful.state()
+            shared |= {f"{part}.{name}": tensor for name, tensor in state.shared.items()}
+            own |= {f"{part}.{name}": tensor for name, tensor in state.own.items()}
+        keeps_shared = dist.get_rank() == 0
+        self._copied = RankState(self._shared.take(shared) if keeps_shared else {}, self._own.take(own))
+
+    def write_state(self, name: str) -> list[CheckpointFile]:
+        """Upload what `copy_state` has copied to the checkpoint `name`. Safe in another thread than the training's."""
+        files = {_own_file(dist.get_rank()): self._copied.own}
+        if dist.get_rank() == 0:
+            files[SHARED] = self._copied.shared
+        entries = []
+        for file, tensors in files.items():
+            path = self._context.workdir / f"writing-{file}"
+            try:
+                save_file(tensors, path)
+                entries.append(self._context.checkpoints.add(name, file, path))
+            finally:
+                path.unlink(missing_ok=True)
+        return entries
+
+    def fetch_state(self, checkpoint: Checkpoint) -> str:
+        """This rank's part of `checkpoint` onto this node. Empty, or what is damaged; nothing is changed yet."""
+        loaded = []
+        for file in (SHARED, _own_file(dist.get_rank())):
+            path = self._context.workdir / f"restoring-{file}"
+            try:
+                self._context.checkpoints.fetch(checkpoint, file, path)
+            except IntegrityError as error:
+                return str(error)
+            loaded.append(load_file(path))
+            path.unlink()
+        self._fetched = RankState(*loaded)
+        return ""
+
+    def restore_state(self) -> None:
+        """Take over what `fetch_state` has fetched. Raises StageError if it does not fit this run."""
+        fetched, self._fetched = self._fetched, RankState()
+        for part, stateful in self.parts().items():
+            stateful.load_state(RankState(_below(part, fetched.shared), _below(part, fetched.own)))
+        load_random_state(_below("random", fetched.own))
+
+
+def _own_file(rank: int) -> str:
+    return f"rank{rank}.safetensors"
+
+
+def _below(part: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {n.removeprefix(f"{part}."): tensor for n, tensor in tensors.items() if n.startswith(f"{part}.")}

@@ -1,0 +1,99 @@
+"""Runs in processes of their own that a test kills with SIGKILL at a moment that it chose, and then runs again.
+
+The process is forked from a server that has imported everything, so that one more attempt costs little. At the chosen
+moment it says so by a file, and waits to be killed.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.training.group import InlineGroup
+
+_PROCESSES = multiprocessing.get_context("forkserver")
+_PROCESSES.set_forkserver_preload(["deepspeed", "rlhf_core.stages.sft", "rlhf_core.rl.worker", __name__])
+SECONDS = 120.0
+
+
+def hold(folder: Path) -> None:
+    """In the run: the chosen moment is here. Returns if it was here before: then this run goes on to its end."""
+    try:
+        (folder / "held").touch(exist_ok=False)
+    except FileExistsError:
+        return
+    time.sleep(SECONDS)
+    os._exit(3)  # nobody came
+
+
+def finish(function: Callable[..., None], *args: Any) -> None:
+    """Run to the end."""
+    process = _PROCESSES.Process(target=function, args=args)
+    process.start()
+    process.join(SECONDS)
+    if process.exitcode is None:
+        process.kill()
+    assert process.exitcode == 0
+
+
+def kill_when_held(folder: Path, function: Callable[..., None], *args: Any) -> None:
+    """Run until it holds in `folder`, and kill it."""
+    process = _PROCESSES.Process(target=function, args=args)
+    process.start()
+    deadline = time.monotonic() + SECONDS
+    while not (folder / "held").exists():
+        assert process.is_alive(), f"ended with {process.exitcode} before the chosen moment"
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    process.kill()
+    process.join(SECONDS)
+    assert process.exitcode == -9
+
+
+class KeptGroup(InlineGroup):
+    """Leaves the worker's whole state in `folder` when it ends."""
+
+    def __init__(self, folder: Path, factory: Callable[..., Any], *args: Any) -> None:
+        super().__init__(factory, *args)
+        self._folder = folder
+
+    def shutdown(self) -> None:
+        self._worker.copy_state()
+        for name, tensors in vars(self._worker._copied).items():
+            save_file(tensors, self._folder / f"{name}.safetensors")
+        super().shutdown()
+
+
+class HeldStore(LocalStore):
+    """Holds when a file whose name contains `name` is uploaded the `count`th time: before it, or when it is there."""
+
+    def __init__(self, folder: Path, name: str, count: int, *, after: bool, marks: Path) -> None:
+        super().__init__(folder)
+        self._name, self._left, self._after, self._marks = name, count, after, marks
+
+    def put_file_if_absent(self, path: str, local_path: Path) -> bool:
+        return bool(self._held(path, lambda: super(HeldStore, self).put_file_if_absent(path, local_path)))
+
+    def put_if_absent(self, path: str, data: bytes) -> None:
+        self._held(path, lambda: super(HeldStore, self).put_if_absent(path, data))
+
+    def _held(self, path: str, write: Callable[[], Any]) -> Any:
+        self._left -= self._name in path
+        here = self._left == 0 and self._name in path
+        if here and not self._after:
+            hold(self._marks)
+        written = write()
+        if here and self._after:
+            hold(self._marks)
+        return written
+
+
+def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in metrics.items() if "second" not in name and name != "time"}

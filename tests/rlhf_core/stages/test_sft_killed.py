@@ -1,0 +1,130 @@
+"""SFT killed at any moment and run again ends, to the bit, where it would have ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.training import LoraConfig, Placement
+from rlhf_core.stages import sft
+from rlhf_core.stages.contract import Input
+from rlhf_core.trainers.sft import LanguageModelWorker
+from rlhf_core.trainers.supervised import Share
+from rlhf_core.training import snapshots
+from tests.rlhf_core.stages.context import LocalContext
+from tests.rlhf_core.stages.killed_runs import HeldStore, KeptGroup, finish, hold, kill_when_held, without_times
+from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
+
+CONFIG = SFTConfig(
+    dataset="d", batch_size=7, epochs=3, max_length=32, optimizer=OPTIMIZER, engine=ENGINE, log_every=3,
+    lora=LoraConfig(rank=4, dropout=0.2),  # random numbers in every forward, and frozen weights
+    checkpoint=CheckpointConfig(every_steps=2),
+)  # fmt: skip
+REF = ArtifactRef(stage="sft", key="0" * 64)
+Inputs = dict[str, Input]
+
+
+class Context(LocalContext):
+    """With a store of its own folder, in which `moment` may hold uploads; tells the lines that were logged."""
+
+    def __init__(self, folder: Path, inputs: Inputs, moment: str) -> None:
+        super().__init__(folder / "work", artifacts={i.manifest.ref.path: i for i in inputs.values()})
+        held = {
+            "an upload begins": ("shared.safetensors", False),
+            "an upload has ended": ("shared.safetensors", True),
+            "before the manifest": ("manifest.json", False),
+            "after the manifest": ("manifest.json", True),
+        }
+        name, after = held.get(moment, ("nothing", False))
+        self._store = HeldStore(folder / "store", name, 2, after=after, marks=folder)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._store, REF)
+
+
+class Worker(LanguageModelWorker):
+    """Holds in the middle of step 4, between its two micro-batches, if `folder` is given."""
+
+    def __init__(self, folder: Path | None, *args: Any) -> None:
+        super().__init__(*args)
+        self._folder = folder
+
+    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._folder and self.engine.counters.steps == 3 and batch is not share.micro_batches[0]:
+            hold(self._folder)
+        return super().loss(model, batch, share)
+
+
+def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:
+    """One attempt, in a process of its own."""
+    if moment == "half a file is written":
+        snapshots.save_file = partial(_save_half, folder, snapshots.save_file)
+    context = Context(folder, inputs, moment)
+
+    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> KeptGroup:
+        return KeptGroup(folder, Worker, folder if moment == "the middle of a step" else None, *args)
+
+    sft.run(config, inputs, context, group)
+    (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
+
+
+def _save_half(folder: Path, save_file: Callable[..., None], tensors: dict[str, Tensor], path: Path) -> None:
+    save_file(tensors, path)
+    if "shared" in path.name and any("exp_avg" in name for name in tensors) and (folder / "store").exists():
+        content = path.read_bytes()
+        path.write_bytes(content[: len(content) // 2])
+        hold(folder)
+        path.write_bytes(content)
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    folder = tmp_path_factory.mktemp("inputs")
+    return {"model": base_model(folder / "base"), "dataset": dataset(folder / "data", conversations(20))}
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    names = ("work/model/adapter_model.safetensors", "shared.safetensors", "own.safetensors", "logs.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.fixture(scope="module")
+def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
+    """Of a run that is never killed, and that keeps nothing."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(run, folder, inputs, CONFIG.model_copy(update={"checkpoint": CheckpointConfig(every_minutes=None)}), "")
+    assert not (folder / "store").exists()
+    assert [step for step, _ in json.loads((folder / "logs.json").read_text())] == [3, 6, 9]
+    return results(folder)
+
+
+@pytest.mark.parametrize(
+    ("moment", "resumed_after"),
+    [
+        ("the middle of a step", 2),
+        ("half a file is written", 0),
+        ("an upload begins", 2),
+        ("an upload has ended", 2),
+        ("before the manifest", 2),
+        ("after the manifest", 4),
+    ],
+)
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    inputs: Inputs, expected: dict[str, bytes], tmp_path: Path, moment: str, resumed_after: int
+) -> None:
+    kill_when_held(tmp_path, run, tmp_path, inputs, CONFIG, moment)
+    assert (Checkpoints(LocalStore(tmp_path / "store"), REF).newest_step() or 0) == resumed_after
+    finish(run, tmp_path, inputs, CONFIG, "")
+    assert results(tmp_path) == expected

@@ -1,0 +1,102 @@
+"""An engine that is restored goes on to the bit as the one that was kept. Two ranks: tests/rlhf_core/stages."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.errors import StageError
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.packing import select
+from rlhf_core.training.state import EngineState, RankState
+from tests.rlhf_core.training.tiny_engine import OPTIMIZER, batch, build, loss, tiny_model
+
+PARTS = [select(batch(), [0, 1]), select(batch(), [2, 3])]
+MUON = OptimizerConfig(name="muon", learning_rate=0.01)
+LORA = LoraConfig(rank=2, alpha=4.0)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_model(tmp_path_factory.mktemp("model"))
+
+
+def kept(engine: DeepSpeedEngine) -> RankState:
+    """The state, through bytes."""
+    state = EngineState(engine).state()
+    return RankState(*(load(save({n: t.contiguous() for n, t in part.items()})) for part in (state.shared, state.own)))
+
+
+def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+    metrics = [engine.step(PARTS, loss) for _ in range(count)]
+    state = kept(engine)
+    return metrics, {**state.shared, **state.own}
+
+
+@pytest.mark.parametrize(
+    ("stage", "dtype", "optimizer", "lora"),
+    [
+        (0, "float32", OPTIMIZER, None),
+        (0, "float32", MUON, None),
+        (1, "float32", OPTIMIZER, LORA),
+        (2, "float32", MUON, None),
+        (2, "bfloat16", OPTIMIZER, LORA),
+        (3, "float32", OPTIMIZER, LORA),
+        (3, "float32", MUON, None),
+        (3, "bfloat16", OPTIMIZER, None),
+    ],
+)
+def test_restored_equals_kept(
+    folder: Path, stage: int, dtype: str, optimizer: OptimizerConfig, lora: LoraConfig | None
+) -> None:
+    def engine() -> DeepSpeedEngine:
+        torch.manual_seed(0)  # of the adapter's matrices
+        return build(folder, optimizer=optimizer, lora=lora, zero_stage=stage, dtype=dtype)
+
+    first = engine()
+    steps(first, 2)
+    state = kept(first)
+    metrics, expected = steps(first, 2)
+    fresh, used = engine(), first
+    for restored in (fresh, used):
+        EngineState(restored).load_state(state)
+        assert restored.counters.steps == 2
+        again, found = steps(restored, 2)
+        assert again == metrics
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(found[name], expected[name]) for name in expected)
+    names = {**state.shared, **state.own}
+    if lora is not None:
+        assert not any("base_layer" in name for name in names)  # frozen weights are no state
+    assert any(name.startswith("optimizer.") for name in names)
+
+
+def test_what_is_shared_by_the_ranks_is_told(folder: Path) -> None:
+    for stage, shared, own in ((0, {"weight", "optimizer", "counters"}, set()),
+                               (2, {"weight", "counters"}, {"master", "optimizer"}),
+                               (3, {"counters"}, {"weight", "master", "optimizer"})):  # fmt: skip
+        engine = build(folder, zero_stage=stage)
+        engine.step(PARTS, loss)
+        state = EngineState(engine).state()
+        assert {name.split(".")[0] for name in state.shared} == shared
+        assert {name.split(".")[0] for name in state.own} == own
+
+
+def test_what_does_not_fit_is_named(folder: Path) -> None:
+    engine = build(folder, zero_stage=0)
+    engine.step(PARTS, loss)
+    before = kept(engine)
+    missing = RankState({n: t for n, t in before.shared.items() if not n.endswith("norm.weight")})
+    with pytest.raises(
+        StageError, match=r"norm.weight` is in this run, but not in the checkpoint: .*checkpoint.resume"
+    ):
+        EngineState(build(folder, zero_stage=0)).load_state(missing)
+    name = next(name for name in before.shared if name.startswith("weight."))
+    other = RankState(before.shared | {name: torch.zeros(2, 2)})
+    with pytest.raises(StageError, match=rf"`{name}` is torch.float32 \(2, 2\) in the checkpoint"):
+        EngineState(build(folder, zero_stage=0)).load_state(other)
