@@ -14,10 +14,11 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.user_files import named_variables
 from rlhf_core.stages.contract import StageSpec
 from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs
 
-# What a job needs of its submitter's environment: how to reach the store, the trackers and the hub.
+# What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
 
 
@@ -101,11 +102,12 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
 def _request(node: Node, settings: RunSettings) -> JobRequest:
     command = ["python", "-m", "rlhf_core.stages", "--store", settings.store_url,
                "--stage", node.stage.name, "--key", node.ref.key]  # fmt: skip
+    named = named_variables(node.config)
     return JobRequest(
         stage=node.stage.name,
         key=node.ref.key,
         entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage
-        environment={name: value for name, value in os.environ.items() if name.startswith(_FORWARDED)},
+        environment={n: value for n, value in os.environ.items() if n.startswith(_FORWARDED) or n in named},
         metadata={"node": node.name, "run_id": settings.run_id},
         cpus=0.0 if _reserves_workers(node) else 1.0,
     )

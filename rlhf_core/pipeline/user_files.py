@@ -1,4 +1,4 @@
-"""The user's own files that a config names: their content is part of the stage key."""
+"""What a config names that is the user's own: files, whose content is part of the stage key, and variables."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import FolderModel
 from rlhf_core.config.data import FilesSource, FunctionSource
-from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.rewards import FunctionReward, HTTPReward
 from rlhf_core.errors import RecipeError
 
 _MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
@@ -33,22 +33,36 @@ def model_files(root: Path, folder: str) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(_MODEL_SUFFIXES)]
 
 
-def _paths(value: object, root: Path) -> Iterator[str]:
-    if isinstance(value, FolderModel):
-        yield from model_files(root, value.path) if "://" not in value.path else ()
-    elif isinstance(value, FunctionSource | FunctionReward):
-        yield value.path
-    elif isinstance(value, FilesSource):
-        yield from (path for path in value.paths if "://" not in path)
-    elif isinstance(value, Config):
+def named_variables(config: Config) -> frozenset[str]:
+    """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
+    servers = (found for found in _configs(config) if isinstance(found, HTTPReward))
+    named = (name for server in servers for name in (server.url_variable, server.header_variable))
+    return frozenset(name for name in named if name is not None)
+
+
+def _paths(config: Config, root: Path) -> Iterator[str]:
+    for found in _configs(config):
+        match found:
+            case FolderModel(path=path):
+                yield from model_files(root, path) if "://" not in path else ()
+            case FunctionSource(path=path) | FunctionReward(path=path):
+                yield path
+            case FilesSource(paths=paths):
+                yield from (path for path in paths if "://" not in path)
+
+
+def _configs(value: object) -> Iterator[Config]:
+    """`value`, where it is a config, and every one below it that is used."""
+    if isinstance(value, Config):
+        yield value
         for name in type(value).model_fields.keys() - value.unused_fields():
-            yield from _paths(getattr(value, name), root)
+            yield from _configs(getattr(value, name))
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _paths(item, root)
+            yield from _configs(item)
     elif isinstance(value, tuple):
         for item in value:
-            yield from _paths(item, root)
+            yield from _configs(item)
 
 
 def _digest(root: Path, path: str) -> str:

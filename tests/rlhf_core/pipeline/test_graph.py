@@ -14,7 +14,8 @@ RL = (
     "{algorithm: grpo, dataset: d, steps: 1, prompts_per_step: 1, sampling: {max_tokens: 8}, "
     "rollout: {max_length: 64}, "
     "grpo: {rewards: {exact: {type: verifier}}, optimizer: {learning_rate: 1e-4}}, "
-    "ppo: {rewards: {preference: {type: reward_model}}, optimizer: {learning_rate: 1e-4}, critic_optimizer: {learning_rate: 1e-4}}}"
+    "ppo: {rewards: {preference: {type: reward_model}}, optimizer: {learning_rate: 1e-4}, "
+    "critic_optimizer: {learning_rate: 1e-4}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
 DATA = "{format: prompts, source: {type: hub, repository: some/set}}"
