@@ -18,10 +18,11 @@ def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_t
     prompts = []
     for row in rows:
         token_ids = tuple(encode_prompt(tokenizer, row["prompt"]))
+        text = row["prompt"][-1]["content"]
         if len(token_ids) > max_tokens:
             raise StageError(
-                f"prompt {row['id']} has {len(token_ids)} tokens; with the longest completion it does not fit into "
-                f"`rollout.max_length`, which leaves {max_tokens}"
+                f"prompt {row['id']} ({text[:40]!r}) has {len(token_ids)} tokens, more than the {max_tokens} that "
+                "`rollout.max_length` leaves beside `sampling.max_tokens`: raise it, or leave out longer prompts"
             )
-        prompts.append(Prompt(id=row["id"], text=row["prompt"][-1]["content"], token_ids=token_ids, row=row))
+        prompts.append(Prompt(id=row["id"], text=text, token_ids=token_ids, row=row))
     return prompts

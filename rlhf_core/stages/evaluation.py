@@ -33,17 +33,17 @@ class Engines(Protocol):
 
 def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     model = inputs["model"]
+    tokenizer = load_tokenizer(model.folder)
+    room = config.rollout.max_length - config.sampling.max_tokens
+    prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
+    if not prompts:
+        raise StageError("the dataset has no prompts to evaluate on")
     context.progress(0, _STEPS, "start engines")
     with ExitStack() as stack:
         scorers: dict[str, Reward] = {}
         for name, scorer in config.scorers.items():
             scorers[name] = build_reward(scorer, context)
             stack.callback(scorers[name].close)
-        tokenizer = load_tokenizer(model.folder)
-        room = config.rollout.max_length - config.sampling.max_tokens
-        prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
-        if not prompts:
-            raise StageError("the dataset has no prompts to evaluate on")
         connect()
         engines = stack.enter_context(
             EngineGroup(

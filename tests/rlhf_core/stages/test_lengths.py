@@ -1,0 +1,79 @@
+"""Rows that no check before the run could measure: their stage names them before any worker or engine starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.training import Placement, SupervisedConfig
+from rlhf_core.errors import StageError
+from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft
+from rlhf_core.stages.contract import Input
+from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset
+
+LONG = "x" * 30  # with <bos>, <user> and <assistant> 33 tokens
+TURN = {"role": "user", "content": LONG}
+TALK = {"messages": [TURN, {"role": "assistant", "content": "a"}]}
+PAIR = {"prompt": [TURN], "chosen": "a", "rejected": "b", "margin": None}
+OTHER_PAIR = {**PAIR, "prompt": [{"role": "user", "content": "y"}]}
+PROMPTS = {"dataset": "d", "sampling": {"max_tokens": 8}, "rollout": {"max_length": 40}}
+MISSING = {"type": "function", "path": "no.py"}  # not even read
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    return base_model(tmp_path_factory.mktemp("base"))
+
+
+def no_workers(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Any:
+    raise AssertionError("workers were started")
+
+
+@pytest.mark.parametrize(
+    ("run", "config", "rows"),
+    [(sft.run, SFTConfig, [TALK]), (reward_model.run, RewardModelConfig, [PAIR, OTHER_PAIR])],
+)
+def test_a_row_that_is_too_long_to_train_on(
+    model: Input, tmp_path: Path, run: Any, config: type[SupervisedConfig], rows: list[dict[str, Any]]
+) -> None:
+    inputs = {"model": model, "dataset": dataset(tmp_path / "data", rows)}
+    settings = config(dataset="d", batch_size=2, max_length=34, optimizer=OPTIMIZER, engine=ENGINE)
+    context = context_of(tmp_path / "run", inputs)
+    with pytest.raises(
+        StageError, match=r"^row row0 is 35 tokens long and max_length is 34: raise max_length, or drop"
+    ):
+        run(settings, inputs, context, no_workers)
+    assert context.progresses == []
+
+
+def test_a_length_beyond_the_model_s_context(model: Input, tmp_path: Path) -> None:
+    inputs = {"model": model, "dataset": dataset(tmp_path / "data", [{"text": "a"}])}
+    settings = PretrainConfig(dataset="d", batch_size=2, max_length=65, optimizer=OPTIMIZER, engine=ENGINE)
+    with pytest.raises(StageError, match=r"^max_length is 65, but the model's context is 64 tokens$"):
+        pretrain.run(settings, inputs, context_of(tmp_path / "run", inputs), no_workers)
+
+
+@pytest.mark.parametrize(
+    ("run", "config"),
+    [
+        (rl.run, RLConfig.model_validate({**PROMPTS, "algorithm": "grpo", "steps": 1, "prompts_per_step": 1,
+                                          "grpo": {"rewards": {"own": MISSING}, "optimizer": OPTIMIZER}})),
+        (evaluation.run, EvaluationConfig.model_validate({**PROMPTS, "scorers": {"own": MISSING}})),
+    ],
+)  # fmt: skip
+def test_a_prompt_that_leaves_no_room_for_its_completion(model: Input, tmp_path: Path, run: Any, config: Any) -> None:
+    inputs = {"model": model, "dataset": dataset(tmp_path / "data", [{"prompt": [TURN], "answer": "a"}])}
+    context = context_of(tmp_path / "run", inputs)
+    with pytest.raises(
+        StageError,
+        match=r"^prompt row0 \('x{30}'\) has 33 tokens, more than the 32 that `rollout.max_length` leaves beside "
+        r"`sampling.max_tokens`: raise it, or leave out longer prompts$",
+    ):
+        run(config, inputs, context)
+    assert context.progresses == []
