@@ -154,7 +154,7 @@ def _known_keys(parents: Sequence[Any]) -> list[str]:
 def _walk(location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[dict[str, Any]]]]:
     """Each part of a location, whether it is the tag of a union, and the schemas of what is below it.
 
-    Only the place tells a tag from a key: `reward_model` is a section, and a tag below `rl.ppo.reward`.
+    Only the place tells a tag from a key: `reward_model` is a section, and a tag below `rl.ppo.rewards.*`.
     """
     here = [_SCHEMA]
     for part in location:
