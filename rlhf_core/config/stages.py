@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import Field
 
@@ -10,13 +10,20 @@ from rlhf_core.config.base import Config, NonNegativeFloat, operational
 from rlhf_core.config.training import LoraConfig, Placement, SupervisedConfig
 
 
+def _moe_coefficient() -> Any:
+    return Field(default=0.0, description="weight of a mixture-of-experts model's load-balancing loss")
+
+
 class PretrainConfig(SupervisedConfig):
     """Plain text, every token trained, documents cut into sequences of `max_length`."""
+
+    moe_coefficient: NonNegativeFloat = _moe_coefficient()
 
 
 class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
+    moe_coefficient: NonNegativeFloat = _moe_coefficient()
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
+from typing import Any
 
 import peft
 import torch
@@ -14,6 +15,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
+
+
+def base_model(model: nn.Module) -> Any:
+    """The transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs them."""
+    return model.get_base_model() if isinstance(model, PeftModel) else model
 
 
 def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:

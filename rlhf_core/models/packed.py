@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from rlhf_core.errors import StageError
+from rlhf_core.models.adapters import base_model
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
+from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.types import PackedBatch
 
 # Settings of transformers that scale logits in ways the chunked head does not know.
@@ -29,10 +28,10 @@ class PolicyModel(nn.Module):
         super().__init__()
         self.model = model
         self._chunk_elements = chunk_elements
-        config = _base_model(model).config
+        config = base_model(model).config
         scaled = [name for name in _UNKNOWN_LOGIT_SCALES if getattr(config, name, None) not in (None, 1, 1.0)]
         if scaled:
-            raise StageError(f"{type(_base_model(model)).__name__}: models with `{scaled[0]}` are not supported")
+            raise StageError(f"{type(base_model(model)).__name__}: models with `{scaled[0]}` are not supported")
         self._soft_cap: float | None = getattr(config, "final_logit_softcapping", None)
 
     def forward(
@@ -42,24 +41,30 @@ class PolicyModel(nn.Module):
         temperature: float = 1.0,
         with_entropy: bool = False,
         only: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor | None]:
-        """logprobs (N,) float32, and entropy (N,) float32 or None.
+        with_routing: bool = False,
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """logprobs (N,) float32, entropy (N,) float32 or None, and `routing_sums` (2, E) of the experts or None.
 
         Index t is log p(token t | tokens < t) and the entropy of that distribution; 0 at the first token of each
-        sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the head runs on these alone.
+        sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the head runs on these alone. The routing counts
+        all tokens of the sequences that train any, so that a `filler` adds nothing to it.
         """
         wanted = batch.position_ids != 0
         if only is not None:
             wanted = wanted & only
         places = wanted.nonzero().squeeze(-1)
-        causal = _base_model(self.model)
-        hidden = hidden_states(causal, batch)
+        causal = base_model(self.model)
+        hidden, router_logits = _run(causal, batch, routers=with_routing)
         logprobs, entropy = chunked_logprobs(
             causal.get_output_embeddings(), hidden[places - 1], batch.input_ids[places],
             vocabulary=causal.config.get_text_config().vocab_size, temperature=temperature, soft_cap=self._soft_cap,
             with_entropy=with_entropy, chunk_elements=self._chunk_elements,
         )  # fmt: skip
-        return _scatter(logprobs, places, batch), None if entropy is None else _scatter(entropy, places, batch)
+        return (
+            _scatter(logprobs, places, batch),
+            None if entropy is None else _scatter(entropy, places, batch),
+            routing_sums(router_logits, _of_trained(batch), experts_per_token(causal)) if with_routing else None,
+        )
 
 
 class ScalarModel(nn.Module):
@@ -72,14 +77,14 @@ class ScalarModel(nn.Module):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(N,) float32: the score of the hidden state at each token, which has seen this token and those before."""
-        classifier = _base_model(self.model)
+        classifier = base_model(self.model)
         scores: Tensor = classifier.score(hidden_states(classifier, batch))
         return scores.squeeze(-1).float()
 
 
 def backbone(model: nn.Module) -> nn.Module:
     """The layers of a PreTrainedModel (or of a PeftModel's) without its head; embeddings are among them."""
-    base = _base_model(model)
+    base = base_model(model)
     layers: nn.Module = getattr(base, base.base_model_prefix)
     return layers
 
@@ -90,23 +95,43 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     Laid out as one row of N tokens with restarting positions, or, where the attention kernel would then compute N x N
     scores, as one right-padded row a sequence (causal attention never looks at what comes after).
     """
+    return _run(model, batch)[0]
+
+
+def _run(model: PreTrainedModel, batch: PackedBatch, *, routers: bool = False) -> tuple[Tensor, list[Tensor]]:
+    """The hidden states (N, d), and, if asked for, each router's logits (N, E)."""
+    options = {"output_router_logits": True} if routers else {}
     layers = backbone(model)
     if _rows_are_cheaper(model, batch):
-        return _hidden_states_of_rows(layers, batch)
-    output = layers(
-        input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.position_ids.unsqueeze(0), use_cache=False
-    )
-    packed: Tensor = output.last_hidden_state[0]
-    return packed
+        ids, real = _rows(batch)
+        output = layers(input_ids=ids, use_cache=False, **options)
+    else:
+        real = None
+        output = layers(
+            input_ids=batch.input_ids.unsqueeze(0), position_ids=batch.position_ids.unsqueeze(0), use_cache=False,
+            **options,
+        )  # fmt: skip
+
+    def tokens(values: Tensor) -> Tensor:
+        flat = values.flatten(0, -2)
+        return flat if real is None else flat[real.flatten()]
+
+    return tokens(output.last_hidden_state), [tokens(logits) for logits in output.router_logits] if routers else []
 
 
-def _hidden_states_of_rows(layers: nn.Module, batch: PackedBatch) -> Tensor:
+def _rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
+    """(S, longest) token ids, one right-padded row a sequence, and which of them are real."""
     lengths = batch.sequence_lengths
     ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
     real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
-    ids = ids.masked_scatter(real, batch.input_ids)
-    hidden: Tensor = layers(input_ids=ids, use_cache=False).last_hidden_state
-    return hidden[real]
+    return ids.masked_scatter(real, batch.input_ids), real
+
+
+def _of_trained(batch: PackedBatch) -> Tensor:
+    """(N,) bool: whether any token of its sequence is trained."""
+    ids = batch.sequence_ids
+    trained = torch.zeros(batch.num_sequences, device=ids.device).index_add_(0, ids, batch.loss_mask.float())
+    return trained[ids] > 0
 
 
 def _rows_are_cheaper(model: PreTrainedModel, batch: PackedBatch) -> bool:
@@ -122,8 +147,3 @@ def _rows_are_cheaper(model: PreTrainedModel, batch: PackedBatch) -> bool:
 
 def _scatter(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
     return values.new_zeros(batch.num_tokens).index_put((places,), values)
-
-
-def _base_model(model: nn.Module) -> Any:
-    """The transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs them."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model

@@ -14,12 +14,15 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.losses.balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rollout.publishing import serialize_weights
 from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.types import Experience, PackedBatch
@@ -39,6 +42,8 @@ class RLWorker:
         updates = config.steps * settings.epochs * settings.minibatches
         frozen = getattr(settings, "critic_warmup_steps", 0) * settings.epochs * settings.minibatches
         self._causal = self._load_causal(lora=True)
+        if settings.moe_coefficient > 0:
+            experts_per_token(self._causal)
         self._policy = DeepSpeedEngine(
             PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates - frozen
         )
@@ -122,14 +127,21 @@ class RLWorker:
 
     def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> dict[str, float]:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
-        with_entropy = self._config.settings.entropy_coefficient > 0
+        settings = self._config.settings
+        balance = step_routing(self._policy, batches) if settings.moe_coefficient > 0 else None
 
         def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
-            logprobs, entropy = model(
-                batch, temperature=self._config.sampling.temperature, with_entropy=with_entropy, only=batch.loss_mask
-            )
+            logprobs, entropy, routing = model(
+                batch, temperature=self._config.sampling.temperature, only=batch.loss_mask,
+                with_entropy=settings.entropy_coefficient > 0, with_routing=balance is not None,
+            )  # fmt: skip
             value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, kl_coefficient)
             metrics = {**metrics, "policy_loss": value.detach()}
+            if balance is not None:
+                experts = load_balancing_loss(routing, balance)
+                value, metrics = (
+                    value + settings.moe_coefficient * experts, {**metrics, "load_balancing_loss": experts.detach()},
+                )  # fmt: skip
             if batch.old_logprobs is None:  # they are the log-probs now
                 assert batch.rollout_logprobs is not None
                 metrics |= measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask)

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
 
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
+from rlhf_core.losses.balancing import load_balancing_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.routing import experts_per_token
 from rlhf_core.trainers.supervised import Example, Share, SupervisedWorker
+from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.packing import pack
 from rlhf_core.types import PackedBatch
 
@@ -67,9 +71,28 @@ class LanguageModelWorker(SupervisedWorker):
             lora=self.config.lora if isinstance(self.config, SFTConfig) else None,
             gradient_checkpointing=engine.gradient_checkpointing,
         )
+        if self.config.moe_coefficient > 0:
+            experts_per_token(model)
         return PolicyModel(model)
 
-    def loss(self, model: nn.Module, batch: PackedBatch, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
-        logprobs, _ = model(batch, only=batch.loss_mask)
+    def train(self, steps: Sequence[Share]) -> list[dict[str, float]]:
+        if self.config.moe_coefficient == 0:
+            return super().train(steps)
+        return [self._train_experts(share) for share in steps]
+
+    def _train_experts(self, share: Share) -> dict[str, float]:
+        """One optimizer step, after a forward that sees how the experts are loaded."""
+        routing = step_routing(self.engine, share.micro_batches)
+        return self.engine.step(share.micro_batches, partial(self.loss, share=share, step_routing=routing))
+
+    def loss(
+        self, model: nn.Module, batch: PackedBatch, share: Share, step_routing: Tensor | None = None
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """With `step_routing`, the experts' load over the whole step, that of the micro-batch is balanced too."""
+        logprobs, _, routing = model(batch, only=batch.loss_mask, with_routing=step_routing is not None)
         loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=share.num_tokens)
-        return loss, {"loss": loss.detach()}
+        if step_routing is None:
+            return loss, {"loss": loss.detach()}
+        balance = load_balancing_loss(routing, step_routing)
+        metrics = {"loss": loss.detach(), "load_balancing_loss": balance.detach()}
+        return loss + self.config.moe_coefficient * balance, metrics

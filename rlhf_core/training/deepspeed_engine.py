@@ -158,6 +158,13 @@ class DeepSpeedEngine:
         with torch.no_grad():
             return [function(self._engine, micro_batch.to(self.device)) for micro_batch in micro_batches]
 
+    def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
+        """The sum of what `forward` gives, over micro-batches and ranks; on every rank."""
+        total = torch.stack(self.forward(micro_batches, function)).sum(0)
+        if self._size > 1:
+            dist.all_reduce(total)
+        return total
+
     def full_state_dict(self) -> dict[str, Tensor] | None:
         """On rank 0 the whole weights as CPU tensors, under the names of the wrapped HF model; None on other ranks.
 

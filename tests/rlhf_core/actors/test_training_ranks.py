@@ -56,7 +56,7 @@ class Trainer:
         shard = shards[dist.get_rank()]
 
         def loss(model: nn.Module, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
-            logprobs, entropy = model(batch, with_entropy=True)
+            logprobs, entropy, _ = model(batch, with_entropy=True)
             value = -((logprobs + 0.1 * entropy) * batch.loss_mask).sum() / tokens
             return value, {"loss": value, "tokens": batch.loss_mask.sum()}
 

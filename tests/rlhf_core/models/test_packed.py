@@ -47,7 +47,7 @@ def test_logprobs_and_entropy_equal_single_sequences(
 ) -> None:
     _, expected, expected_entropy = one_by_one(model_folder, temperature)
     model = PolicyModel(load_causal_model(model_folder, dtype=torch.float32, attention=attention))
-    logprobs, entropy = model(batch(), temperature=temperature, with_entropy=True)
+    logprobs, entropy, _ = model(batch(), temperature=temperature, with_entropy=True)
     torch.testing.assert_close(logprobs, expected, rtol=0, atol=1e-5)
     torch.testing.assert_close(entropy, expected_entropy, rtol=0, atol=1e-5)
     assert logprobs[batch().position_ids == 0].tolist() == [0.0] * 4
@@ -71,13 +71,13 @@ def test_only_the_tokens_asked_for_are_computed(model_folder: Path) -> None:
     model = PolicyModel(load_causal_model(model_folder, dtype=torch.float32, attention="sdpa"))
     rows: list[int] = []
     model.model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
-    everything, _ = model(batch())
-    masked, entropy = model(batch(), only=batch().loss_mask, with_entropy=True)
+    everything, *_ = model(batch())
+    masked, entropy, _ = model(batch(), only=batch().loss_mask, with_entropy=True)
     assert rows == [16 - 4, int(batch().loss_mask.sum())]
     torch.testing.assert_close(masked, everything * batch().loss_mask, rtol=0, atol=1e-6)
     assert entropy is not None
     assert entropy[~batch().loss_mask].abs().sum() == 0
-    nothing, _ = model(batch(), only=torch.zeros(16, dtype=torch.bool))
+    nothing, *_ = model(batch(), only=torch.zeros(16, dtype=torch.bool))
     assert nothing.tolist() == [0.0] * 16
 
 
@@ -97,7 +97,7 @@ def test_scores_equal_single_sequences(model_folder: Path, layout: bool, attenti
 def test_bfloat16_is_near_float32(model_folder: Path, layout: bool) -> None:
     _, expected, _ = one_by_one(model_folder)
     model = PolicyModel(load_causal_model(model_folder, dtype=torch.bfloat16, attention="sdpa"))
-    logprobs, _ = model(batch())
+    logprobs, *_ = model(batch())
     assert logprobs.dtype == torch.float32
     assert (logprobs - expected).abs().max() < 0.1
     assert (logprobs - expected).abs().mean() < 0.02

@@ -1,0 +1,19 @@
+"""The load-balancing loss of mixture-of-experts models."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def load_balancing_loss(routing: Tensor, step_routing: Tensor) -> Tensor:
+    """A micro-batch's part of E sum_e f_e P_e, eq. 4-6 of arXiv:2101.03961 over the whole optimizer step.
+
+    f_e: how often a token of the step is sent to expert e, P_e: the mean of its probability there; both over all tokens
+    and layers. The step's f comes first, as arXiv:2501.11873 advises; what is left is a sum over tokens, so that the
+    gradient is the same for any micro-batching and any number of ranks.
+    routing: (2, E), the micro-batch's `routing_sums`; step_routing: (2, E), their total over the step and all ranks.
+    """
+    choices, probabilities = step_routing.detach()
+    tokens = probabilities.sum()  # a token's probabilities sum to 1
+    loss: Tensor = choices.numel() * (choices / tokens * routing[1] / tokens).sum()
+    return loss
