@@ -21,7 +21,7 @@ from rlhf_core.config.algorithms import (
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.training import EngineConfig, LoraConfig, Placement
+from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
 
 AlgorithmName = Literal[
     "ppo", "reinforce++", "reinforce++-baseline", "rloo", "grpo", "dr-grpo", "dapo", "gspo", "cispo"
@@ -94,6 +94,12 @@ class RLConfig(Config):
         if overlong is not None and overlong.buffer > self.sampling.max_tokens:
             longest = self.sampling.max_tokens
             raise ValueError(f"shaping.overlong.buffer is {overlong.buffer}, more than sampling.max_tokens={longest}")
+        return self
+
+    @model_validator(mode="after")
+    def _engine_runs_the_optimizers(self) -> RLConfig:
+        critic = [self.settings.critic_optimizer] if isinstance(self.settings, PPOConfig) else []
+        require_compatible(self.engine, self.settings.optimizer, *critic)
         return self
 
     @model_validator(mode="after")

@@ -139,9 +139,8 @@ class RLWorker:
             metrics = {**metrics, "policy_loss": value.detach()}
             if balance is not None:
                 experts = load_balancing_loss(routing, balance)
-                value, metrics = (
-                    value + settings.moe_coefficient * experts, {**metrics, "load_balancing_loss": experts.detach()},
-                )  # fmt: skip
+                value = value + settings.moe_coefficient * experts
+                metrics["load_balancing_loss"] = experts.detach()
             if batch.old_logprobs is None:  # they are the log-probs now
                 assert batch.rollout_logprobs is not None
                 metrics |= measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask)
