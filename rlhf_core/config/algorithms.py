@@ -168,6 +168,7 @@ class PPOConfig(AlgorithmConfig):
         default="reward_model", description="whose weights the critic starts from"
     )
     critic_warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic alone")
+    save_critic: bool = Field(default=False, description="keep the critic too, in the folder `critic` of the policy")
     value_clip: PositiveFloat | None = Field(
         default=0.2, description="largest change of a value in one update; none: not clipped"
     )

@@ -183,6 +183,10 @@ class RLWorker:
         state = self._policy.full_state_dict()
         if state is not None:
             save_model(self._causal, state, folder, self._folder)
+        if self._critic is not None and getattr(self._config.settings, "save_critic", False):
+            critic = self._critic.full_state_dict()
+            if critic is not None:
+                save_model(self._critic.module.model, critic, folder / "critic", self._folder)
 
 
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:

@@ -147,6 +147,22 @@ def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> Non
     assert all(torch.equal(published[name], saved[name]) for name in saved)
 
 
+def test_the_critic_is_kept_where_asked_for(model: Input, tmp_path: Path) -> None:
+    config = rl_config("ppo", save_critic=True)
+    ours, group = trainer(config, model, tmp_path / "work")
+    ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
+    values = ours.score(trajectories()).values
+    group.call("save", tmp_path / "out")
+    e = trajectories()
+    kept = LlamaForSequenceClassification.from_pretrained(tmp_path / "out" / "critic", num_labels=1)
+    assert values is not None
+    for ids, expected, mask in zip(
+        *(t.split(e.sequence_lengths.tolist()) for t in (e.input_ids, values, e.loss_mask)), strict=True
+    ):
+        scores = kept.score(kept.model(ids[None]).last_hidden_state)[0, :-1, 0]
+        torch.testing.assert_close(scores * mask[1:], expected[1:], atol=1e-5, rtol=0)
+
+
 def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, tmp_path: Path) -> None:
     config = rl_config("ppo", critic_warmup_steps=1)
     ours, _ = trainer(config, model, tmp_path)
