@@ -37,7 +37,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """A document: BOS if the tokenizer adds one (never two), the text, EOS."""
-    ids = list(tokenizer(text)["input_ids"])
+    ids = list(tokenizer(text, verbose=False)["input_ids"])  # lengths are checked, and named, by whoever encodes
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         ids = ids[1:]
@@ -135,7 +135,7 @@ def _render(tokenizer: Tokenizer, messages: Sequence[Message], *, generation_pro
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     # The template has written every special token already: BOS must not be added again.
-    return list(tokenizer(text, add_special_tokens=False)["input_ids"]) if text else []
+    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
 
 
 def _eos(tokenizer: Tokenizer) -> int:

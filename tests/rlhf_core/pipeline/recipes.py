@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+from ruamel.yaml import YAML
 
 from rlhf_core.data.tokenizers import word_level_tokenizer
 
@@ -53,6 +56,20 @@ FILES = {
 
 Change = Callable[[dict[str, Any], Path], None]  # of the recipe, and of the files in its folder
 Problems = Callable[[Change | None], list[str]]
+
+
+def write(folder: Path, change: Change | None = None) -> str:
+    """The path of the recipe in `folder`, with its files, after `change`."""
+    for name, rows in FILES.items():
+        (folder / name).write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "rewards.py").write_text("def reward(completions, prompts, rows):\n    return [0.0] * len(prompts)\n")
+    recipe = copy.deepcopy(RECIPE)
+    if change is not None:
+        change(recipe, folder)
+    path = folder / "recipe.yaml"
+    with path.open("w") as opened:
+        YAML(typ="safe").dump(json.loads(json.dumps(recipe)), opened)
+    return str(path)
 
 
 def put(*keys: str, value: Any) -> Change:
