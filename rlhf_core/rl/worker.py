@@ -184,9 +184,10 @@ class RLWorker:
         if state is not None:
             save_model(self._causal, state, folder, self._folder)
         if self._critic is not None and getattr(self._config.settings, "save_critic", False):
-            critic = self._critic.full_state_dict()
+            model, critic = self._critic.module.model, self._critic.full_state_dict()
+            assert isinstance(model, nn.Module)
             if critic is not None:
-                save_model(self._critic.module.model, critic, folder / "critic", self._folder)
+                save_model(model, critic, folder / "critic", self._folder)
 
 
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
