@@ -34,7 +34,8 @@ class Progress:
         return min(100.0, 100.0 * self.step / self.total) if self.total > 0 else 0.0
 
     def __str__(self) -> str:
-        parts = [f"step {self.step} of {self.total}" if self.total > 0 else str(self.step), self.phase]
+        counted = f"step {self.step} of {self.total}" if self.total > 0 else f"{self.step or ''}"
+        parts = [counted, self.phase]
         parts += [f"{name} {value:.4g}" for name, value in self.figures.items()]
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
