@@ -10,7 +10,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-CHUNK_ELEMENTS = 1 << 24  # logits of one chunk: 64 MiB in float32
+# Logits of one chunk: 64 MiB in float32. Blocks below 32 MiB glibc does not give back, and then everything stays.
+CHUNK_ELEMENTS = 1 << 24
 
 
 def chunked_logprobs(

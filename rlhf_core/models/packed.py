@@ -24,7 +24,7 @@ class PolicyModel(nn.Module):
     """
 
     def __init__(self, model: nn.Module, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
-        """model: a PreTrainedModel with a language-model head, or a PeftModel of one."""
+        """model: a PreTrainedModel with a language-model head, or a PeftModel of one. chunk_elements: of the logits."""
         super().__init__()
         self.model = model
         self._chunk_elements = chunk_elements

@@ -1,0 +1,160 @@
+"""Memory and time of chunked log-probs against plain ones: `python -m benchmarks.logprobs`.
+
+Each figure is from a process of its own, so that its peak is its own. Memory is what the pass adds to the process (on a
+GPU: to torch's allocations); inputs, weights and their gradients are there before. `train` is forward and backward of
+log-probs and entropy, `score` a forward of log-probs without gradients.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor, nn
+
+from rlhf_core.models.logprobs import chunked_logprobs
+
+# Tokens, words, width; the last two have the heads of SmolLM2-135M and Qwen2.5-0.5B.
+SHAPES = ((2048, 32_000, 512), (2048, 49_152, 576), (2048, 151_936, 896))
+REPEATS = 3
+TEMPERATURE = 0.7
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    tokens: int
+    vocabulary: int
+    hidden: int
+    dtype: Literal["float32", "bfloat16"]
+    work: Literal["train", "score"]
+    form: Literal["plain", "chunked"]
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    seconds: float  # median of the repeats
+    peak: int  # bytes
+    mean: float  # of the log-probs, to see that both forms compute the same
+
+
+def plain_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
+    """As one would write it: the whole (tokens, vocabulary) distribution at once."""
+    distribution = torch.log_softmax(head(hidden).float() / TEMPERATURE, dim=-1)
+    logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+    return [logprobs, -(distribution.exp() * distribution).sum(-1)] if with_entropy else [logprobs]
+
+
+def measure(case: Case) -> Result:
+    """Runs the case in this process."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(0)
+    dtype = getattr(torch, case.dtype)
+    head = nn.Linear(case.hidden, case.vocabulary, bias=False, device=device, dtype=dtype)
+    hidden = torch.randn(case.tokens, case.hidden, device=device, dtype=dtype, requires_grad=True)
+    targets = torch.randint(case.vocabulary, (case.tokens,), device=device)
+    with_entropy = case.work == "train"
+    # The gradients' own memory is the weights' own size in both forms: it is there before.
+    for tensor in (head.weight, hidden):
+        tensor.grad = torch.zeros_like(tensor)
+
+    def run() -> float:
+        with torch.set_grad_enabled(case.work == "train"):
+            if case.form == "plain":
+                results = plain_logprobs(head, hidden, targets, with_entropy=with_entropy)
+            else:
+                logprobs, entropy = chunked_logprobs(
+                    head, hidden, targets, vocabulary=case.vocabulary, temperature=TEMPERATURE,
+                    with_entropy=with_entropy,
+                )  # fmt: skip
+                results = [logprobs] if entropy is None else [logprobs, entropy]
+            if case.work == "train":
+                torch.stack([result.sum() for result in results]).sum().backward()
+        return float(results[0].detach().mean())
+
+    start = _reset_peak()
+    seconds, means = zip(*(_timed(run) for _ in range(REPEATS)), strict=True)
+    return Result(statistics.median(seconds), _peak() - start, means[0])
+
+
+def _timed(run: Callable[[], float]) -> tuple[float, float]:
+    started = time.perf_counter()
+    mean = run()  # a number on the host: the device has finished
+    return time.perf_counter() - started, mean
+
+
+def _reset_peak() -> int:
+    """Bytes in use now; from here on `_peak` counts."""
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+        return torch.cuda.memory_allocated()
+    Path("/proc/self/clear_refs").write_text("5")
+    return _status("VmRSS")
+
+
+def _peak() -> int:
+    return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _status("VmHWM")
+
+
+def _status(name: str) -> int:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{name}:")) * 1024
+
+
+def in_own_process(case: Case) -> Result:
+    command = [sys.executable, "-m", "benchmarks.logprobs", json.dumps(asdict(case))]
+    output = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    return Result(**json.loads(output))
+
+
+def machine() -> str:
+    """Where this runs, and how busy that is."""
+    model = next(
+        (line.split(": ")[1] for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        platform.processor(),
+    )
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else f"{model}, {os.cpu_count()} cores"
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False).stdout
+    return (
+        f"{device}; torch {torch.__version__}, {torch.get_num_threads()} threads; commit {commit.strip()}; "
+        f"nice {os.nice(0)}; load average {os.getloadavg()[0]:.1f}"
+    )
+
+
+def main(arguments: list[str]) -> None:
+    if arguments:
+        print(json.dumps(asdict(measure(Case(**json.loads(arguments[0]))))))
+        return
+    console = Console(width=120)
+    console.print(machine())
+    table = Table("tokens x vocabulary", "dtype", "work", "plain MiB", "chunked MiB", "plain s", "chunked s")
+    for tokens, vocabulary, hidden in SHAPES:
+        for dtype in ("float32", "bfloat16"):
+            for work in ("train", "score"):
+                plain, chunked = (
+                    in_own_process(Case(tokens, vocabulary, hidden, dtype, work, form)) for form in ("plain", "chunked")
+                )
+                if not math.isclose(plain.mean, chunked.mean, rel_tol=1e-6):
+                    raise SystemExit(f"the forms differ: mean log-prob {plain.mean} and {chunked.mean}")
+                table.add_row(
+                    f"{tokens} x {vocabulary}", dtype, work, f"{plain.peak / 2**20:.0f}", f"{chunked.peak / 2**20:.0f}",
+                    f"{plain.seconds:.2f}", f"{chunked.seconds:.2f}",
+                )  # fmt: skip
+    console.print(table)
+    console.print(f"load average at the end {os.getloadavg()[0]:.1f}")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
