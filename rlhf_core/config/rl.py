@@ -19,6 +19,7 @@ from rlhf_core.config.algorithms import (
     RLOOConfig,
 )
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
@@ -54,6 +55,9 @@ class RLConfig(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
     placement: Placement = operational(Placement, description="what the training workers reserve")
+    checkpoint: CheckpointConfig = operational(
+        CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
+    )
     monitors: dict[str, ScorerConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
     )

@@ -18,6 +18,7 @@ from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.stages.contract import StageContext
+from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.types import Experience, Trajectory
 
 
@@ -29,16 +30,22 @@ class Loop:
     trainer: PolicyTrainer
     publisher: Publisher
     context: StageContext
+    checkpoints: Checkpointing
 
     def run(self) -> dict[str, float]:
-        """All steps; the metrics of the last one."""
+        """All steps, or those left after the newest checkpoint; the metrics of the last one."""
+        done = self.checkpoints.resume(self.config.steps)
+        self.publisher.start(version=done)
         metrics: dict[str, float] = {}
-        for step in range(self.config.steps):
+        for step in range(done, self.config.steps):
             metrics = self._step(step)
             self.context.log(step, metrics)
             self.context.progress(
                 step + 1, self.config.steps, "rl", reward=metrics["reward"], kl=metrics.get("kl", 0.0)
             )
+            if step + 1 < self.config.steps:
+                self.checkpoints.after(step + 1)
+        self.checkpoints.finish()
         return metrics
 
     def _step(self, step: int) -> dict[str, float]:

@@ -31,9 +31,13 @@ class Publisher:
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
         self._version = 0
 
-    def check_start(self) -> None:
-        """Both sides were started with the same weights: version 0. Raises WeightSyncError if they were not."""
-        self._verify()
+    def start(self, version: int) -> None:
+        """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
+        the engines are given. Raises WeightSyncError if they do not serve them."""
+        if version:
+            self.publish(version)
+        else:
+            self._verify()
 
     def publish(self, version: int) -> dict[str, float]:
         """The worst difference on the probe, as a metric. Raises WeightSyncError if it is too large."""

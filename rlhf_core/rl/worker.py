@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,14 +25,17 @@ from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.snapshots import SnapshotWorker
+from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import Experience, PackedBatch
 
 
-class RLWorker:
+class RLWorker(SnapshotWorker):
     def __init__(
         self, config: RLConfig, context: StageContext, model: ArtifactRef, reward_model: ArtifactRef | None
     ) -> None:
         """Loads what the algorithm needs and nothing else: coefficient 0 loads no reference, GRPO no critic."""
+        super().__init__(context)
         seed_everything(context.seed)
         self._config = config
         self._algorithm = build_algorithm(config)
@@ -84,6 +87,10 @@ class RLWorker:
     def _load_scalar(self, folder: Path) -> ScalarModel:
         engine = self._config.engine
         return ScalarModel(load_scalar_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention))
+
+    def parts(self) -> Mapping[str, Stateful]:
+        engines = {"policy": self._policy, "critic": self._critic}
+        return {name: EngineState(engine) for name, engine in engines.items() if engine is not None}
 
     def score(self, batches: Sequence[Experience], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 
-from rlhf_core.actors.engines import EngineGroup, engine_bundles
-from rlhf_core.actors.placement import connect, reserve, worker_bundles
-from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
@@ -24,12 +21,13 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
-from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
 from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
+from rlhf_core.training.checkpointing import Checkpointing
 
 
-def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
@@ -45,23 +43,25 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext) ->
         for scorer in monitors.values():
             stack.callback(scorer.close)
         context.progress(0, config.steps, "start workers and engines")
-        workers, engines = stack.enter_context(_cluster(config, inputs, context))
+        workers, engines = stack.enter_context(cluster(config, inputs, context))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
-        publisher = Publisher(config, trainer, engines, probe=prompts[:4])
-        publisher.check_start()
+        collector = Collector(
+            config,
+            PromptSampler(prompts, context.seed),
+            RolloutSampler(config, engines, tokenizer, context.seed),
+            RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
+            monitors,
+        )
         metrics = Loop(
             config=config,
             algorithm=algorithm,
-            collector=Collector(
-                config,
-                PromptSampler(prompts, context.seed),
-                RolloutSampler(config, engines, tokenizer, context.seed),
-                RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
-                monitors,
-            ),
+            collector=collector,
             trainer=trainer,
-            publisher=publisher,
+            publisher=Publisher(config, trainer, engines, probe=prompts[:4]),
             context=context,
+            checkpoints=Checkpointing(
+                config.checkpoint, context, workers, {"collector": collector, "trainer": trainer}
+            ),
         ).run()
         folder = context.workdir / "policy"
         save(workers, folder)
@@ -87,27 +87,3 @@ def _rewards(
     if reward_model.other is not None and getattr(config.settings, "critic_start", None) == "reward_model":
         raise StageError("the reward model's tokenizer differs from the policy's: set critic_start: policy")
     return rewards | {name: reward_model.reward(r, scores) for name, r in config.settings.model_rewards.items()}
-
-
-@contextmanager
-def _cluster(
-    config: RLConfig, inputs: Mapping[str, Input], context: StageContext
-) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
-    """Training ranks and engines, reserved together so that two stages never wait for each other's half."""
-    connect()
-    training, engine = worker_bundles(config.placement), engine_bundles(config.rollout)
-    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
-    with ExitStack() as stack:
-        group = stack.enter_context(reserve([*training, *engine]))
-        engines = EngineGroup(
-            inputs["model"].manifest.ref, context, config.rollout, dtype=config.engine.dtype, seed=context.seed,
-            lora=config.lora, placement_group=group, first_bundle=len(training),
-        )  # fmt: skip
-        stack.callback(engines.shutdown)
-        workers = RayWorkerGroup(
-            config.placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model,
-            placement_group=group,
-        )  # fmt: skip
-        stack.callback(workers.shutdown)
-        engines.wait_ready()
-        yield workers, engines

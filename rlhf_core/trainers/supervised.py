@@ -204,8 +204,8 @@ def train(
     steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not."""
     total = count_steps(len(examples), config)
     trained = SinceLastLine()
-    checkpoints = Checkpointing(config.checkpoint, context, workers, trained)
-    done = checkpoints.resume()
+    checkpoints = Checkpointing(config.checkpoint, context, workers, {"trained": trained})
+    done = checkpoints.resume(total)
     context.progress(done, total, "train")
     schedule = islice(step_indices(len(examples), config, context.seed), done, total)
     metrics: dict[str, float] = {}

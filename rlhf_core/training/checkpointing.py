@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from typing import Any, Protocol
 
@@ -20,7 +20,7 @@ METRICS = "metrics.jsonl"
 
 
 class DriverState(Protocol):
-    """What the driver's side of the next step depends on, as JSON values."""
+    """A part of the driver that the next step depends on, as JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -31,7 +31,11 @@ class Checkpointing:
     """Steps are counted from 1 here: `step` steps are done. The workers are training.snapshots.SnapshotWorkers."""
 
     def __init__(
-        self, config: CheckpointConfig, context: StageContext, workers: WorkerGroup, driver: DriverState
+        self,
+        config: CheckpointConfig,
+        context: StageContext,
+        workers: WorkerGroup,
+        driver: Mapping[str, DriverState],
     ) -> None:
         self._config = config
         self._context = context
@@ -41,8 +45,9 @@ class Checkpointing:
         self._last_step = 0
         self._last_time = time.monotonic()
 
-    def resume(self) -> int:
+    def resume(self, total: int) -> int:
         """Restore workers, driver and logged metrics from the newest whole checkpoint; its step, 0 if there is none.
+        total: steps of the whole run.
 
         One that is damaged is reported, and the one before it taken. Raises StageError if it does not fit this run.
         """
@@ -78,7 +83,8 @@ class Checkpointing:
         if damage:
             return "; ".join(damage)
         self._workers.call("restore_state")
-        self._driver.load_state_dict(driver)
+        for part, state in driver.items():
+            self._driver[part].load_state_dict(state)
         self._context.restore_log(metrics)
         return ""
 
@@ -111,7 +117,8 @@ class Checkpointing:
     def _save(self, step: int) -> None:
         self._last_step, self._last_time = step, time.monotonic()
         self._workers.call("copy_state")
-        files = {DRIVER: json.dumps(self._driver.state_dict()).encode(), METRICS: self._context.logged()}
+        driver = {part: state.state_dict() for part, state in self._driver.items()}
+        files = {DRIVER: json.dumps(driver).encode(), METRICS: self._context.logged()}
         name = Checkpoints.new_name(step)
         written = self._workers.aside("write_state", name)
         self._writing = Background(lambda: self._commit(name, step, files, written), name=f"checkpoint {step}")

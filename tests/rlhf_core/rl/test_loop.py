@@ -27,6 +27,7 @@ from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.training.packing import pack
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -82,7 +83,8 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
         {"long": FunctionOf(lambda c: float(len(c) > 1))},
     )
     publisher = Publisher(config, trainer, engines, prompts[:2])
-    return Loop(config, algorithm, collector, trainer, publisher, context)
+    checkpoints = Checkpointing(config.checkpoint, context, workers, {"collector": collector, "trainer": trainer})
+    return Loop(config, algorithm, collector, trainer, publisher, context, checkpoints)
 
 
 def test_a_step_measures_what_happened(tmp_path: Path) -> None:
@@ -184,7 +186,7 @@ def test_an_engine_that_does_not_serve_the_weights_stops_the_run(tmp_path: Path)
     strict = CONFIG.model_copy(update={"probe_tolerance": 1e-3})
     ours = loop(tmp_path, FunctionOf(lambda c: 1.0), config=strict)
     with pytest.raises(WeightSyncError, match="version 0"):
-        ours.publisher.check_start()
+        ours.run()
 
 
 def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:

@@ -11,12 +11,16 @@ import os
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from safetensors.torch import save_file
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
+from tests.rlhf_core.stages.context import LocalContext
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["deepspeed", "rlhf_core.stages.sft", "rlhf_core.rl.worker", __name__])
@@ -93,6 +97,28 @@ class HeldStore(LocalStore):
         if here and self._after:
             hold(self._marks)
         return written
+
+
+class HeldContext(LocalContext):
+    """With a store of its own in `folder`, in which `moment` may hold the second checkpoint."""
+
+    REF: ClassVar = ArtifactRef(stage="test", key="0" * 64)
+    MOMENTS: ClassVar = {
+        "an upload begins": ("shared.safetensors", False),
+        "an upload has ended": ("shared.safetensors", True),
+        "before the manifest": ("manifest.json", False),
+        "after the manifest": ("manifest.json", True),
+    }
+
+    def __init__(self, folder: Path, inputs: Mapping[str, Input], moment: str) -> None:
+        artifacts = {item.manifest.ref.path: item for item in inputs.values()}
+        super().__init__(folder / "work", user_files_root=folder, artifacts=artifacts)
+        name, after = self.MOMENTS.get(moment, ("nothing", False))
+        self._store = HeldStore(folder / "store", name, 2, after=after, marks=folder)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self._store, self.REF)
 
 
 def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:

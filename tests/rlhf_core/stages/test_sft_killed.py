@@ -13,7 +13,6 @@ from torch import Tensor, nn
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import LoraConfig, Placement
@@ -22,8 +21,7 @@ from rlhf_core.stages.contract import Input
 from rlhf_core.trainers.sft import LanguageModelWorker
 from rlhf_core.trainers.supervised import Share
 from rlhf_core.training import snapshots
-from tests.rlhf_core.stages.context import LocalContext
-from tests.rlhf_core.stages.killed_runs import HeldStore, KeptGroup, finish, hold, kill_when_held, without_times
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, hold, kill_when_held, without_times
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
 
 CONFIG = SFTConfig(
@@ -31,27 +29,7 @@ CONFIG = SFTConfig(
     lora=LoraConfig(rank=4, dropout=0.2),  # random numbers in every forward, and frozen weights
     checkpoint=CheckpointConfig(every_steps=2),
 )  # fmt: skip
-REF = ArtifactRef(stage="sft", key="0" * 64)
 Inputs = dict[str, Input]
-
-
-class Context(LocalContext):
-    """With a store of its own folder, in which `moment` may hold uploads; tells the lines that were logged."""
-
-    def __init__(self, folder: Path, inputs: Inputs, moment: str) -> None:
-        super().__init__(folder / "work", artifacts={i.manifest.ref.path: i for i in inputs.values()})
-        held = {
-            "an upload begins": ("shared.safetensors", False),
-            "an upload has ended": ("shared.safetensors", True),
-            "before the manifest": ("manifest.json", False),
-            "after the manifest": ("manifest.json", True),
-        }
-        name, after = held.get(moment, ("nothing", False))
-        self._store = HeldStore(folder / "store", name, 2, after=after, marks=folder)
-
-    @property
-    def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self._store, REF)
 
 
 class Worker(LanguageModelWorker):
@@ -71,7 +49,7 @@ def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:
     """One attempt, in a process of its own."""
     if moment == "half a file is written":
         snapshots.save_file = partial(_save_half, folder, snapshots.save_file)
-    context = Context(folder, inputs, moment)
+    context = HeldContext(folder, inputs, moment)
 
     def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> KeptGroup:
         return KeptGroup(folder, Worker, folder if moment == "the middle of a step" else None, *args)
@@ -125,6 +103,6 @@ def test_a_killed_run_ends_as_if_it_had_not_been(
     inputs: Inputs, expected: dict[str, bytes], tmp_path: Path, moment: str, resumed_after: int
 ) -> None:
     kill_when_held(tmp_path, run, tmp_path, inputs, CONFIG, moment)
-    assert (Checkpoints(LocalStore(tmp_path / "store"), REF).newest_step() or 0) == resumed_after
+    assert (Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step() or 0) == resumed_after
     finish(run, tmp_path, inputs, CONFIG, "")
     assert results(tmp_path) == expected

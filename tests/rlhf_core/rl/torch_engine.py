@@ -1,0 +1,60 @@
+"""An engine in this process that samples with plain transformers: slow, and a function of its weights."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Completion
+
+
+class TorchEngine:
+    """Keeps the contract of rollout.engine.RolloutEngine."""
+
+    def __init__(self, folder: Path) -> None:
+        self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        self.weight_version = 0
+        self.differing_tensors: tuple[str, ...] = ()
+
+    @torch.no_grad()
+    def _logprobs(self, tokens: Sequence[int]) -> Tensor:
+        """(T, V): what the model says after each token."""
+        logits: Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
+        return logits.log_softmax(-1)
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        return [self._completion(prompt, parameters, parameters.seed + i) for i, prompt in enumerate(prompts)]
+
+    def _completion(self, prompt: Sequence[int], parameters: SamplingParameters, seed: int) -> Completion:
+        generator = torch.Generator().manual_seed(seed)
+        tokens: list[int] = []
+        logprobs: list[float] = []
+        reason = "length"
+        for _ in range(parameters.max_tokens):
+            after = (self._logprobs([*prompt, *tokens])[-1] / parameters.temperature).log_softmax(-1)
+            tokens.append(int(torch.multinomial(after.exp(), 1, generator=generator)))
+            logprobs.append(float(after[tokens[-1]]))
+            if tokens[-1] in parameters.stop_token_ids:
+                reason = "stop"
+                break
+        return Completion(tuple(tokens), tuple(logprobs), reason, self.weight_version)  # type: ignore[arg-type]
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        missing = self._model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        assert not missing.unexpected_keys
+        self.weight_version = version
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        return [
+            [0.0, *(float(row[token]) for row, token in zip(self._logprobs(s)[:-1], s[1:], strict=True))]
+            for s in sequences
+        ]
+
+    def shutdown(self) -> None:
+        """Nothing to free."""

@@ -1,0 +1,113 @@
+"""RL killed at any moment and run again ends, to the bit, where it would have ended."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.stages import rl
+from rlhf_core.stages.contract import Input, StageContext
+from tests.rlhf_core.rl.torch_engine import TorchEngine
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, without_times
+from tests.rlhf_core.stages.supervised_runs import base_model, dataset
+
+Inputs = dict[str, Input]
+OPTIMIZER = {"learning_rate": 1e-2}
+COMMON = {
+    "dataset": "prompts", "steps": 5, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
+    "rollout": {"max_length": 24}, "engine": {"dtype": "float32", "zero_stage": 0},
+    "checkpoint": {"every_steps": 1},
+}  # fmt: skip
+BLOCKS: dict[str, dict[str, Any]] = {
+    "ppo": {
+        "group_size": 2, "epochs": 2, "minibatches": 2, "critic_start": "policy", "critic_optimizer": OPTIMIZER,
+        "critic_warmup_steps": 1, "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 4},
+    },
+    "grpo": {
+        "group_size": 3, "filtering": {"low": 0.0, "high": 1.0, "max_rounds": 64}, "shaping": {"normalize": True},
+        "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 4},
+    },
+}  # fmt: skip
+# Short completions are right. One call, in the middle of a step, holds.
+REWARD = """
+import pathlib, time
+calls = 0
+
+def reward(completions, prompts, rows):
+    global calls
+    calls += 1
+    held = pathlib.Path(__file__).parent / "held"
+    if calls == HOLDS and not held.exists():
+        held.touch()
+        time.sleep(60)
+    right = [float(len(c) <= 1) for c in completions]
+    return [{"reward": r + 0.01 * len(c), "score": r} for r, c in zip(right, completions)]
+"""
+MOMENTS = ("the middle of step 2", "an upload begins", "before the manifest", "after the manifest")
+
+
+def config(algorithm: str) -> RLConfig:
+    rewards = {"short": {"type": "function", "path": "reward.py"}}
+    block = {"rewards": rewards, "optimizer": OPTIMIZER, **BLOCKS[algorithm]}
+    return RLConfig.model_validate({**COMMON, "algorithm": algorithm, algorithm: block})
+
+
+def run(folder: Path, inputs: Inputs, algorithm: str, moment: str, call: int = 0) -> None:
+    """One attempt, in a process of its own. call: of the reward, the first is 1, that holds."""
+
+    @contextmanager
+    def cluster(
+        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
+    ) -> Iterator[tuple[KeptGroup, InlineEngines]]:
+        model = inputs["model"]
+        workers = KeptGroup(folder, RLWorker, config, context, model.manifest.ref, None)
+        yield workers, InlineEngines(TorchEngine(model.folder))
+        workers.shutdown()
+
+    (folder / "reward.py").write_text(f"HOLDS = {call}\n{REWARD}")
+    context = HeldContext(folder, inputs, moment)
+    rl.run(config(algorithm), inputs, context, cluster)
+    (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
+    folder = tmp_path_factory.mktemp("inputs")
+    prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcdefg"]
+    return {"model": base_model(folder / "base"), "dataset": dataset(folder / "data", prompts)}
+
+
+def results(folder: Path) -> dict[str, bytes]:
+    names = ("work/policy/model.safetensors", "shared.safetensors", "own.safetensors", "logs.json")
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+@pytest.mark.parametrize("algorithm", list(BLOCKS))
+def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, algorithm: str, tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    whole.mkdir()
+    finish(run, whole, inputs, algorithm, "")
+    lines = json.loads((whole / "logs.json").read_text())
+    assert [step for step, _ in lines] == [0, 1, 2, 3, 4]
+    if algorithm == "grpo":
+        assert max(line["filtering/rounds"] for _, line in lines) > 1
+    assert len({line["kl_coefficient"] for _, line in lines}) > 2
+    calls_before = sum(int(line.get("filtering/rounds", 1)) for _, line in lines[:2])
+    for number, moment in enumerate(MOMENTS):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        call = calls_before + 1 if moment == MOMENTS[0] else 0
+        kill_when_held(folder, run, folder, inputs, algorithm, moment, call)
+        assert 1 <= (Checkpoints(LocalStore(folder / "store"), HeldContext.REF).newest_step() or 0) <= 2
+        finish(run, folder, inputs, algorithm, "")
+        assert results(folder) == results(whole), moment
