@@ -98,12 +98,12 @@ class Checkpoints:
             to.unlink(missing_ok=True)
             raise
 
-    def prune(self, keep: int) -> None:
-        """Remove all but the newest `keep` whole ones, with what was left half-written before them."""
-        whole = self._whole()
-        kept = whole[:keep]
-        if kept:
-            self._remove(name for name in self._names() if name < kept[0] and name not in kept)
+    def prune(self, newest: str, keep: int) -> None:
+        """Remove all but `newest`, which is whole, and the `keep` - 1 whole ones before it: also what is half-written,
+        and what has later steps, which this run did not go on from since it is damaged."""
+        before = [name for name in self._whole() if name < newest]
+        kept = {newest, *before[: keep - 1]}
+        self._remove(name for name in self._names() if name not in kept)
 
     def clear(self) -> None:
         """Remove all of them, also what is half-written."""

@@ -58,12 +58,10 @@ class Checkpointing:
             damage = str(found) if isinstance(found, IntegrityError) else self._restore(found)
             if not damage:
                 assert isinstance(found, Checkpoint)
-                print(
-                    f"goes on after step {found.step}, from the checkpoint of {found.created_at:%Y-%m-%d %H:%M:%S} UTC"
-                )
+                self._context.progress(found.step, total, f"goes on after step {found.step}")
                 self._last_step, self._last_time = found.step, time.monotonic()
                 return found.step
-            print(f"a checkpoint cannot be used, the one before it is taken: {damage}", flush=True)
+            print(f"a checkpoint cannot be used, an older one is looked for: {damage}", flush=True)
         return 0
 
     def _restore(self, checkpoint: Checkpoint) -> str:
@@ -135,4 +133,4 @@ class Checkpointing:
                 libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
             )
         )  # fmt: skip
-        checkpoints.prune(self._config.keep)
+        checkpoints.prune(name, self._config.keep)
