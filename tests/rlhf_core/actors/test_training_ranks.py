@@ -211,7 +211,6 @@ def reference_steps(folder: Path) -> tuple[list[dict[str, float]], dict[str, Ten
             gradient = {name: p.grad.clone() for name, p in model.named_parameters()}
         # Of ten steps the first is the warm-up, and the second is the top of the cosine: both at the full rate.
         optimizer.step()
-        metrics.append(
-            {"loss": loss.item(), "tokens": float(tokens), "gradient_norm": norm.item(), "learning_rate": 0.01}
-        )
+        metrics.append({"loss": loss.item(), "tokens": float(tokens), "gradient_norm": norm.item(),
+                        "learning_rate": 0.01, "skipped_updates": 0.0})  # fmt: skip
     return metrics, gradient, {name: p.detach() for name, p in model.named_parameters()}

@@ -1,4 +1,4 @@
-"""DeepSpeed on one rank; two ranks are in tests/rlhf_core/actors/test_worker_group.py."""
+"""DeepSpeed on one rank; two ranks are in tests/rlhf_core/actors/test_training_ranks.py."""
 
 from __future__ import annotations
 
