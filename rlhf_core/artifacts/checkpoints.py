@@ -74,7 +74,7 @@ class Checkpoints:
 
     def newest_step(self) -> int | None:
         """The step that a job would go on from; None if there is no checkpoint. Looks at names alone."""
-        return next((int(name.split("-")[0]) for name in self._whole()), None)
+        return next(map(_step, self._whole()), None)
 
     def read(self, checkpoint: Checkpoint, file: str) -> bytes:
         """A small file of it. Raises IntegrityError if it is gone or damaged."""
@@ -99,9 +99,9 @@ class Checkpoints:
             raise
 
     def prune(self, newest: str, keep: int) -> None:
-        """Remove all but `newest`, which is whole, and the `keep` - 1 whole ones before it: also what is half-written,
-        and what has later steps, which this run did not go on from since it is damaged."""
-        before = [name for name in self._whole() if name < newest]
+        """Remove all but `newest`, which is whole, and the `keep` - 1 whole ones of earlier steps: what is half-written
+        too, and others of the same step or later ones, which this run did not go on from since they are damaged."""
+        before = [name for name in self._whole() if _step(name) < _step(newest)]
         kept = {newest, *before[: keep - 1]}
         self._remove(name for name in self._names() if name not in kept)
 
@@ -157,3 +157,7 @@ class Checkpoints:
 
     def _url(self, name: str, file: str) -> str:
         return f"{self._store.url}/{self._path(name, file)}"
+
+
+def _step(name: str) -> int:
+    return int(name.partition("-")[0])
