@@ -1,17 +1,14 @@
-"""LoRA adapters: put one on a model, fold one into its base."""
+"""LoRA adapters on a model."""
 
 from __future__ import annotations
 
-import json
-import shutil
-from pathlib import Path
 from typing import Any
 
 import peft
 import torch
 from peft import PeftModel
 from torch import nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers import PreTrainedModel
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
@@ -51,35 +48,3 @@ def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict
         model, state_dict=state_dict, save_embedding_layers=False
     )
     return chosen
-
-
-def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) -> None:
-    """Write the model of `model_folder` with the adapter folded into its weights; a complete model folder.
-
-    The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model brings its head.
-    Raises StageError if the adapter's tensors do not fit the model.
-    """
-    settings = json.loads((adapter_folder / "adapter_config.json").read_text(encoding="utf-8"))
-    stored = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32")
-    options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
-    if settings.get("task_type") == "SEQ_CLS":
-        base = AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=1, **options)
-    else:
-        base = AutoModelForCausalLM.from_pretrained(model_folder, **options)
-    try:
-        adapted = PeftModel.from_pretrained(base, str(adapter_folder), use_safetensors=True)
-    except (RuntimeError, ValueError) as error:
-        raise StageError(f"the adapter does not fit the model it is merged into: {error}") from error
-    merged = adapted.merge_and_unload(safe_merge=True)
-    out_folder.mkdir(parents=True, exist_ok=True)
-    merged.to(dtype).save_pretrained(out_folder)
-    _copy_missing_files(model_folder, out_folder)
-
-
-def _copy_missing_files(source: Path, folder: Path) -> None:
-    """The tokenizer and whatever else the base carries, weights excepted."""
-    for path in source.iterdir():
-        is_weights = path.suffix == ".safetensors" or path.name.endswith(".safetensors.index.json")
-        if path.is_file() and not is_weights and not (folder / path.name).exists():
-            shutil.copyfile(path, folder / path.name)

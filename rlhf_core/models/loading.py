@@ -15,9 +15,7 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapters import add_lora, merge_adapter
-
-__all__ = ["load_causal_model", "load_scalar_model", "merge_adapter", "save_model", "torch_dtype"]
+from rlhf_core.models.adapters import add_lora
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TOKENIZER_FILES = (

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import MergeConfig
-from rlhf_core.models.loading import merge_adapter
+from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.contract import Input, Output, StageContext
 
 

@@ -8,7 +8,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
-from rlhf_core.models.loading import merge_adapter
+from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
 from rlhf_core.trainers.reward_model import (

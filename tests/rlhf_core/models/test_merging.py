@@ -1,0 +1,68 @@
+"""Merging adapters into their base."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from peft import PeftModel, get_peft_model_state_dict
+from transformers import LlamaForCausalLM
+
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.errors import StageError
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
+from rlhf_core.models.merging import merge_adapter
+
+IDS = torch.tensor([[3, 1, 4, 1, 5]])
+
+
+def parameters(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    return {name: p.detach() for name, p in model.named_parameters()}
+
+
+@pytest.mark.parametrize("kind", ["causal", "scalar"])
+def test_merging_gives_what_the_adapted_model_gives(model_folder: Path, tmp_path: Path, kind: str) -> None:
+    load = load_causal_model if kind == "causal" else load_scalar_model
+    adapted = load(model_folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
+    assert isinstance(adapted, PeftModel)
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    save_model(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", model_folder)
+    assert (tmp_path / "adapter" / "adapter_model.safetensors").is_file()
+    (tmp_path / "base").mkdir()
+    for path in model_folder.iterdir():
+        shutil.copy(path, tmp_path / "base")
+    (tmp_path / "base" / "metrics.jsonl").write_text("{}")
+    merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    merged = load(tmp_path / "merged", dtype=torch.float32, attention="sdpa")
+    expected = adapted(input_ids=IDS).logits
+    assert (
+        expected - load(model_folder, dtype=torch.float32, attention="sdpa")(input_ids=IDS).logits
+    ).abs().max() > 0.1
+    torch.testing.assert_close(merged(input_ids=IDS).logits, expected, rtol=0, atol=1e-5)
+    assert (tmp_path / "merged" / "tokenizer.json").is_file()
+    # Artifacts carry the figures of the stage that made them; a merge has its own.
+    assert not (tmp_path / "merged" / "metrics.jsonl").exists()
+
+
+def test_merging_keeps_the_dtype_of_the_base(model_folder: Path, tmp_path: Path) -> None:
+    base = load_causal_model(model_folder, dtype=torch.bfloat16, attention="sdpa")
+    save_model(base, parameters(base), tmp_path / "base", model_folder)
+    adapted = load_causal_model(tmp_path / "base", dtype=torch.bfloat16, attention="sdpa", lora=LoraConfig(rank=2))
+    save_model(adapted, get_peft_model_state_dict(adapted), tmp_path / "adapter", None)
+    merge_adapter(tmp_path / "base", tmp_path / "adapter", tmp_path / "merged")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged", dtype="auto")
+    assert {p.dtype for p in merged.parameters()} == {torch.bfloat16}
+    assert all(torch.equal(tensor, parameters(merged)[name]) for name, tensor in parameters(base).items())
+
+
+def test_an_adapter_of_another_model_is_refused(model_folder: Path, tmp_path: Path) -> None:
+    adapted = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
+    wrong = {name: torch.zeros(3, 3) for name in get_peft_model_state_dict(adapted)}
+    save_model(adapted, wrong, tmp_path / "adapter", None)
+    with pytest.raises(StageError, match="the adapter does not fit the model it is merged into"):
+        merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
