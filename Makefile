@@ -21,7 +21,7 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 	@$(BIN)/alignment run tiny
 
 test: setup  ## all tests
-	@$(QUICK) $(BIN)/python -m pytest
+	@$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile
 
 check: lint types fast  ## what the pre-commit hook runs: format, lint, types, fast tests
 
