@@ -1,9 +1,8 @@
-"""Muon against a float64 implementation written here, alone and under every ZeRO stage."""
+"""Muon against a float64 implementation (muon_reference.py), alone and under every ZeRO stage."""
 
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -17,35 +16,13 @@ from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.training.muon import CutMatrix, Muon, WholeMatrix, orthogonalize, update_scale
 from rlhf_core.training.optimizers import muon_groups
-from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
+from tests.rlhf_core.training.muon_reference import newton_schulz, reference, reference_steps
+from tests.rlhf_core.training.tiny_engine import MUON, batch, build, loss, tiny_model
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
-
-
-def newton_schulz(matrix: Tensor, steps: int) -> Tensor:
-    """The same polynomial of the singular values, by SVD in float64: no iteration on matrices."""
-    u, s, v = torch.linalg.svd(matrix.double(), full_matrices=False)
-    s = s / s.square().sum().sqrt()
-    for _ in range(steps):
-        s = 3.4445 * s - 4.7750 * s**3 + 2.0315 * s**5
-    return u @ s.diag() @ v
-
-
-def reference(weight: Tensor, gradients: list[Tensor], config: MuonConfig, *, lr: float, decay: float) -> Tensor:
-    """The weight after one step a gradient, in float64."""
-    weight = weight.double()
-    momentum = torch.zeros_like(weight)
-    for gradient in gradients:
-        momentum = config.momentum * momentum + gradient.double()  # the classical form: its scale does not matter
-        direction = gradient.double() + config.momentum * momentum if config.nesterov else momentum
-        rows, columns = weight.shape
-        original = config.scale == "original"
-        scale = math.sqrt(max(1, rows / columns)) if original else 0.2 * math.sqrt(max(rows, columns))
-        weight = weight - lr * decay * weight - lr * scale * newton_schulz(direction, config.ns_steps)
-    return weight
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 9), (9, 4), (1, 5)])
@@ -180,42 +157,10 @@ def test_an_adapters_matrices_are_muons_too_and_a_model_without_any_is_refused(f
         muon_groups(PolicyModel(frozen), config, MuonConfig())
 
 
-CONFIG = OptimizerConfig(
-    name="muon", learning_rate=0.02, weight_decay=0.1, warmup_share=0.0, schedule="constant", max_gradient_norm=0.5,
-    muon=MuonConfig(adamw_learning_rate=0.01),
-)  # fmt: skip
-
-
-def reference_steps(folder: Path, steps: int) -> dict[str, Tensor]:
-    """The same steps in plain torch, Muon's by the float64 reference."""
-    model = load_causal_model(folder, dtype=torch.float32, attention="eager")
-    named = dict(model.named_parameters())
-    hidden = {name for name in named if name.endswith("_proj.weight")}
-    start = {name: named[name].detach().clone() for name in hidden}
-    gradients: dict[str, list[Tensor]] = {name: [] for name in hidden}
-    groups = [
-        {"params": [p for n, p in named.items() if n not in hidden and p.ndim == 2], "weight_decay": 0.1},
-        {"params": [p for p in named.values() if p.ndim == 1], "weight_decay": 0.0},
-    ]
-    adamw = torch.optim.AdamW(groups, lr=0.01, betas=(0.9, 0.95))
-    for _ in range(steps):
-        model.zero_grad()
-        loss(PolicyModel(model), batch())[0].backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        adamw.step()
-        for name in hidden:
-            gradient = named[name].grad
-            assert gradient is not None
-            gradients[name].append(gradient.clone())
-            after = reference(start[name], gradients[name], MuonConfig(), lr=0.02, decay=0.1)
-            named[name].data.copy_(after)
-    return {name: parameter.detach() for name, parameter in named.items()}
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_every_zero_stage_takes_the_reference_steps(folder: Path, stage: int) -> None:
     expected = reference_steps(folder, 3)
-    engine = build(folder, optimizer=CONFIG, zero_stage=stage)
+    engine = build(folder, optimizer=MUON, zero_stage=stage)
     for _ in range(3):
         metrics = engine.step([batch()], loss)
     assert metrics["learning_rate"] == 0.02
@@ -232,7 +177,7 @@ def test_in_bfloat16_the_master_weights_move_as_in_float32(folder: Path, stage: 
     expected = reference_steps(folder / "rounded", 1)
     names = [name for name in expected if name.endswith("_proj.weight")]
     wanted = torch.cat([(expected[name] - start.get_parameter(name).detach()).flatten() for name in names])
-    engine = build(folder, optimizer=CONFIG, zero_stage=stage, dtype="bfloat16")
+    engine = build(folder, optimizer=MUON, zero_stage=stage, dtype="bfloat16")
     zero = engine.zero_optimizer
     masters = zero.fp32_partitioned_groups_flat if stage == 3 else zero.single_partition_of_fp32_groups
     before = masters[0].detach().clone()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 import torch
@@ -108,6 +109,34 @@ def test_a_plan_holds_every_sequence_once_within_the_limit(
         for micro_batch in rank:
             assert sum(lengths[i] for i in micro_batch) <= limit or len(micro_batch) == unit
             assert all(micro_batch[k] + 1 == micro_batch[k + 1] for k in range(0, len(micro_batch), 2) if unit == 2)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    lengths=st.lists(st.one_of(st.integers(1, 300), st.integers(1, 20_000)), min_size=1, max_size=60),
+    ranks=st.integers(1, 8),
+    limit=st.integers(1, 40_000),
+)
+def test_no_rank_has_much_more_to_do_than_its_share(lengths: list[int], ranks: int, limit: int) -> None:
+    """Graham (1969): the mean, and what one sequence more than that can cost; the square of its length counts."""
+    costs = [length * (1 + length / ATTENTION_TOKENS) for length in lengths]
+    plan = plan_micro_batches(lengths, ranks=ranks, tokens_per_micro_batch=limit)
+    loads = [sum(costs[i] for micro_batch in rank for i in micro_batch) for rank in plan]
+    assert sum(loads) == pytest.approx(sum(costs))
+    longest = sorted(costs, reverse=True)[: ranks + 1]
+    assert max(loads) <= sum(costs) / ranks + (1 - 1 / ranks) * longest[0] + 1e-6
+    if len(longest) <= ranks:
+        assert max(loads) == longest[0]
+
+
+@settings(max_examples=200, deadline=None)
+@given(lengths=st.lists(st.integers(1, 500), min_size=1, max_size=40), limit=st.integers(1, 2000))
+def test_micro_batches_are_as_full_as_they_can_be(lengths: list[int], limit: int) -> None:
+    """No sequence would have fitted into the micro-batch before its own; lengths in a micro-batch are neighbours."""
+    (micro_batches,) = plan_micro_batches(lengths, ranks=1, tokens_per_micro_batch=limit)
+    for one, other in pairwise(micro_batches):
+        assert sum(lengths[i] for i in one) + lengths[other[0]] > limit
+        assert min(lengths[i] for i in one) >= max(lengths[i] for i in other)
 
 
 def test_ranks_get_equal_cost_not_equal_counts() -> None:

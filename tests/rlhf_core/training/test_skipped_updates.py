@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters
 from rlhf_core.types import PackedBatch
@@ -98,8 +98,3 @@ def test_an_offloaded_optimizer_skips_too(folder: Path, settings: dict[str, Any]
     assert engine.step([batch()], broken)["skipped_updates"] == 1
     assert all(torch.equal(old, new) for old, new in zip(before, state(engine), strict=True))
     assert engine.step([batch()], loss)["skipped_updates"] == 0
-
-
-def test_the_configuration_of_skipping() -> None:
-    assert OptimizerConfig(learning_rate=1.0).max_skipped_updates == 3
-    assert EngineConfig().sharding == 2

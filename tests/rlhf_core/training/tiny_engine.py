@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
+from rlhf_core.config.training import EngineConfig, LoraConfig, MuonConfig, OptimizerConfig
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -19,6 +19,13 @@ from rlhf_core.types import PackedBatch
 SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]
 TOKENS = sum(len(sequence) - 1 for sequence in SEQUENCES)
 OPTIMIZER = OptimizerConfig(learning_rate=0.01, warmup_share=0.5, schedule="linear", final_learning_rate_share=0.0)
+
+MUON = OptimizerConfig(
+    name="muon", learning_rate=0.02, weight_decay=0.1, warmup_share=0.0, schedule="constant", max_gradient_norm=0.5,
+    muon=MuonConfig(adamw_learning_rate=0.01),
+)  # fmt: skip
+# Weights stay as they are, and AdamW's first moment is the gradient: see `gradient`.
+GRADIENT = OptimizerConfig(learning_rate=1e-30, betas=(0.0, 0.95), max_gradient_norm=1e30)
 
 
 def batch() -> PackedBatch:
@@ -52,3 +59,10 @@ def build(
 def loss(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
     value = -(model(part)[0] * part.loss_mask).sum() / TOKENS
     return value, {"loss": value, "tokens": part.loss_mask.sum()}
+
+
+def gradient(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+    """Of the last step, over all ranks; of an engine with the optimizer GRADIENT and without ZeRO."""
+    assert engine.optimizer is not None
+    named = engine.module.model.named_parameters()
+    return {name: engine.optimizer.state[parameter]["exp_avg"].clone() for name, parameter in named}

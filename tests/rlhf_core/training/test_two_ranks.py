@@ -1,0 +1,125 @@
+"""Two real ranks: they compute what one computes, and skip together. Their side is two_ranks.py."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import MixtralConfig, MixtralForCausalLM
+
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.models.packed import PolicyModel
+from tests.rlhf_core.training.muon_reference import reference_steps
+from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
+from tests.rlhf_core.training.two_ranks import balanced_step
+
+Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("ranks")
+    tiny_model(path / "dense")
+    torch.manual_seed(0)
+    MixtralForCausalLM(
+        MixtralConfig(
+            vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,
+            num_key_value_heads=1, num_local_experts=4, initializer_range=0.3,
+        )
+    ).save_pretrained(path / "experts")  # fmt: skip
+    return path
+
+
+@pytest.fixture(scope="module")
+def answers(folder: Path) -> Answers:
+    """The numbers of both ranks, and the tensors of rank 0."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    command = [sys.executable, "-m", "tests.rlhf_core.training.two_ranks"]
+    environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
+    ranks = [
+        subprocess.Popen(
+            [*command, str(rank), address, str(folder)], env=environment, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    try:
+        errors = [rank.communicate(timeout=500)[1] for rank in ranks]
+    finally:
+        for rank in ranks:
+            rank.kill()
+    assert [rank.returncode for rank in ranks] == [0, 0], "\n".join(errors)
+    numbers = [json.loads((folder / f"rank{rank}.json").read_text()) for rank in range(2)]
+    return numbers, load_file(folder / "rank0.safetensors")
+
+
+def of(answers: Answers, name: str) -> dict[str, Tensor]:
+    found = {key.removeprefix(f"{name}/"): t for key, t in answers[1].items() if key.startswith(f"{name}/")}
+    assert found
+    return found
+
+
+def test_both_ranks_are_told_sums_and_maxima_over_both(answers: Answers) -> None:
+    one, other = (numbers["metrics"] for numbers in answers[0])
+    assert one == other
+    assert one["ranks"] == 2 * 2  # micro-batches
+    assert one["rank_max"] == -4.0
+
+
+def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) -> None:
+    model = load_causal_model(folder / "dense", dtype=torch.float64, attention="eager")
+    loss(PolicyModel(model), batch())[0].backward()
+    names = {key.split("/")[0] for key in answers[1] if key.startswith("gradient")}
+    assert len(names) == 2 * 2 * 3
+    for name in names:
+        found = of(answers, name)
+        for key, parameter in model.named_parameters():
+            assert parameter.grad is not None
+            distance = (found[key].double() - parameter.grad).norm()
+            assert distance < 1e-5 * parameter.grad.norm(), f"{name}: {key}"
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(answers: Answers, stage: int) -> None:
+    for numbers in answers[0]:
+        found = numbers[f"skipped {stage}"]
+        assert found == {"skipped": 1.0, "in a row": 1, "unchanged": True, "goes on": True}
+
+
+@pytest.mark.parametrize("stage", range(4))
+def test_muon_takes_the_reference_steps(folder: Path, answers: Answers, stage: int) -> None:
+    found = of(answers, f"muon {stage}")
+    for name, wanted in reference_steps(folder / "dense", 3).items():
+        torch.testing.assert_close(found[name], wanted, rtol=1e-4, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("what", ["optimizer 1", "optimizer 2", "parameters", "everything"])
+def test_offloading_changes_no_update(answers: Answers, what: str) -> None:
+    expected = of(answers, "offload nothing")
+    for name, found in of(answers, f"offload {what}").items():
+        torch.testing.assert_close(found, expected[name], rtol=1e-5, atol=1e-5, msg=name)
+    metrics, plain = answers[0][0][f"offload {what}"], answers[0][0]["offload nothing"]
+    assert metrics == pytest.approx(plain, rel=1e-5)
+    assert plain["tokens"] == TOKENS
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_experts_are_balanced_over_both(folder: Path, answers: Answers, stage: int) -> None:
+    engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=0)
+    for _ in range(2):
+        expected = balanced_step(engine, [batch()])
+    assert answers[0][0][f"experts {stage}"] == pytest.approx(expected, rel=1e-5)
+    weights = engine.full_state_dict()
+    assert weights is not None
+    for name, found in of(answers, f"experts {stage}").items():
+        torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)

@@ -1,0 +1,152 @@
+"""What tests/rlhf_core/training/test_two_ranks.py asks of each of two ranks: `python two_ranks.py RANK ADDRESS FOLDER`.
+
+FOLDER holds the models `dense` and `experts`; each rank leaves its answers there, as numbers and tensors by name.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlhf_core.losses.balancing import load_balancing_loss
+from rlhf_core.models import packed
+from rlhf_core.training.balancing import step_routing
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.distributed import join_group
+from rlhf_core.training.packing import filler, plan_micro_batches, select
+from rlhf_core.types import PackedBatch
+from tests.rlhf_core.training.tiny_engine import GRADIENT, MUON, OPTIMIZER, TOKENS, batch, build, gradient, loss
+
+Answer = tuple[str, dict[str, Any], dict[str, Tensor]]
+
+
+def share(rank: int, tokens_per_micro_batch: int) -> list[PackedBatch]:
+    lengths = batch().sequence_lengths.tolist()
+    plan = plan_micro_batches(lengths, ranks=2, tokens_per_micro_batch=tokens_per_micro_batch)
+    return [select(batch(), part) if part else filler(batch()) for part in plan[rank]]
+
+
+def weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
+    return engine.full_state_dict() or {}  # on rank 0 alone
+
+
+def metrics(rank: int, folder: Path) -> Iterator[Answer]:
+    def reporting(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        value, _ = loss(model, part)
+        return value, {"ranks": torch.tensor(1.0), "rank_max": torch.tensor(rank - 5.0)}
+
+    engine = build(folder / "dense", zero_stage=0)
+    yield "metrics", engine.step(share(rank, 6), reporting), {}
+
+
+def gradients(rank: int, folder: Path) -> Iterator[Answer]:
+    """One share may be everything: then the other rank runs a filler."""
+    choose = packed._rows_are_cheaper
+    alone = [batch()] if rank == 0 else [filler(batch())]
+    for checkpointing in (False, True):
+        engine = build(folder / "dense", optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing)
+        for rows in (False, True):
+            packed._rows_are_cheaper = lambda model, batch, rows=rows: rows
+            for name, parts in {"alone": alone, "small": share(rank, 6), "large": share(rank, 1000)}.items():
+                engine.step(parts, loss)
+                yield f"gradient {checkpointing} {rows} {name}", {}, gradient(engine)
+    packed._rows_are_cheaper = choose
+
+
+def skipping(rank: int, folder: Path) -> Iterator[Answer]:
+    """The second step's gradient is not finite on rank 1 alone."""
+
+    def broken(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        value, found = loss(model, part)
+        return value * (float("nan") if rank == 1 else 1.0), found
+
+    for stage in (0, 2, 3):
+        engine, undisturbed = (build(folder / "dense", zero_stage=stage) for _ in range(2))
+        engine.step(share(rank, 6), loss)
+        before = weights(engine)
+        skipped = engine.step(share(rank, 6), broken)
+        after = weights(engine)
+        engine.step(share(rank, 6), loss)
+        undisturbed.step(share(rank, 6), loss)
+        undisturbed.counters = undisturbed.counters.after(applied=True)
+        undisturbed.step(share(rank, 6), loss)
+        yield (
+            f"skipped {stage}",
+            {
+                "skipped": skipped["skipped_updates"],
+                "in a row": engine.counters.skipped_updates,
+                "unchanged": all(torch.equal(before[name], after[name]) for name in before),
+                "goes on": _equal(weights(engine), weights(undisturbed)),
+            },
+            {},
+        )
+
+
+def _equal(one: dict[str, Tensor], other: dict[str, Tensor]) -> bool:
+    return all(torch.equal(one[name], other[name]) for name in one)
+
+
+def muon(rank: int, folder: Path) -> Iterator[Answer]:
+    for stage in range(4):
+        engine = build(folder / "dense", optimizer=MUON, zero_stage=stage)
+        for _ in range(3):
+            engine.step(share(rank, 6), loss)
+        yield f"muon {stage}", {}, weights(engine)
+
+
+def offload(rank: int, folder: Path) -> Iterator[Answer]:
+    for name, settings in {
+        "nothing": {"zero_stage": 0},
+        "optimizer 1": {"zero_stage": 1, "offload_optimizer": True},
+        "optimizer 2": {"zero_stage": 2, "offload_optimizer": True},
+        "parameters": {"zero_stage": 3, "offload_parameters": True},
+        "everything": {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
+    }.items():
+        engine = build(folder / "dense", optimizer=OPTIMIZER, **settings)
+        for _ in range(2):
+            found = engine.step(share(rank, 6), loss)
+        yield f"offload {name}", found, weights(engine)
+
+
+def experts(rank: int, folder: Path) -> Iterator[Answer]:
+    for stage in (0, 3):
+        engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=stage)
+        for _ in range(2):
+            found = balanced_step(engine, share(rank, 6))
+        yield f"experts {stage}", found, weights(engine)
+
+
+def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> dict[str, float]:
+    routing = step_routing(engine, parts)
+
+    def balanced(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        logprobs, _, sums = model(part, only=part.loss_mask, with_routing=True)
+        balance = load_balancing_loss(sums, routing)
+        return balance - (logprobs * part.loss_mask).sum() / TOKENS, {"balance": balance}
+
+    return engine.step(parts, balanced)
+
+
+def main(rank: int, address: str, folder: Path) -> None:
+    torch.set_num_threads(1)
+    join_group(rank=rank, size=2, address=address)
+    numbers: dict[str, Any] = {}
+    tensors: dict[str, Tensor] = {}
+    for scenario in (metrics, gradients, skipping, muon, offload, experts):
+        for name, found, state in scenario(rank, folder):
+            numbers[name] = found
+            tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
+    (folder / f"rank{rank}.json").write_text(json.dumps(numbers))
+    save_file(tensors, folder / f"rank{rank}.safetensors")
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2], Path(sys.argv[3]))
