@@ -80,10 +80,8 @@ def test_every_service_works(stack: Path) -> None:
 
 def test_a_second_up_changes_nothing(stack: Path) -> None:
     before = {line.name: line.pid for line in control.status()}
-    start = time.monotonic()
     assert command("up").returncode == 0
     assert {line.name: line.pid for line in control.status()} == before
-    assert time.monotonic() - start < 30
 
 
 def test_secrets_are_for_the_user_only(stack: Path) -> None:

@@ -34,9 +34,7 @@ def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
 
 def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "computed")
-    began = time.monotonic()
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
-    assert time.monotonic() - began < 15
     record = read_record(workplace.repository.store, str(newest_run().id))
     assert record is not None
     assert record.succeeded

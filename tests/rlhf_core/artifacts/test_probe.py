@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -95,10 +94,8 @@ def careless_s3(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest)
 
 
 def _reason(url: str) -> str:
-    began = time.monotonic()
     with pytest.raises(StoreError) as raised:
         open_store(url).probe()
-    assert time.monotonic() - began < 8
     message = str(raised.value)
     assert "\n" not in message
     return message

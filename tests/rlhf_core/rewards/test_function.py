@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -121,10 +120,8 @@ def test_the_users_traceback_is_carried(judge: Any) -> None:
 
 
 def test_a_hang_is_ended(judge: Any) -> None:
-    began = time.monotonic()
     with pytest.raises(RewardError, match=r"did not return within 0\.5 s and was stopped"):
         judge("hangs", timeout_seconds=0.5)
-    assert time.monotonic() - began < 10
 
 
 def test_after_a_hang_a_new_process_serves_and_the_old_one_is_gone(context: LocalContext) -> None:
