@@ -38,8 +38,8 @@ class S3Store(Store):
             raise StoreError(f"{url}: write the store as s3://bucket or s3://bucket/prefix")
         self._prefix = f"{checked_path(prefix)}/" if prefix else ""
         self._patience = 0.0 if hurried else _PATIENCE_SECONDS
-        self._timeout = 5.0 if hurried else 120.0
-        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=5 if hurried else 60)
+        self._timeout = 10.0 if hurried else 120.0
+        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=10 if hurried else 60)
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         try:
