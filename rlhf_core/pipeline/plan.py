@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from pydantic import ValidationError
 
+from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.pipeline.graph import Node, build_graph
@@ -22,7 +24,7 @@ class PlannedNode:
     name: str
     ref: ArtifactRef
     action: Literal["reuse", "compute"]
-    why: str  # for compute: what differs from the newest artifact of the same node
+    why: str  # for compute: what differs from the newest artifact of the same node, and where a killed job goes on
     manifest: Manifest | None  # of what is reused
 
 
@@ -39,10 +41,23 @@ def plan(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[Pl
     newest: dict[str, Manifest] = {}
     if None in manifests.values():
         newest = _newest_by_name(repository.list_artifacts())
-    return [
+    planned = [
         _planned(node, manifests[node.name], newest.get(node.name), libraries, loaded.recipe.seed)
         for node in graph.values()
     ]
+    return [
+        replace(planned_node, why=planned_node.why + _goes_on(node, repository.store))
+        if planned_node.action == "compute"
+        else planned_node
+        for node, planned_node in zip(graph.values(), planned, strict=True)
+    ]
+
+
+def _goes_on(node: Node, store: Store) -> str:
+    """Where a job that was killed goes on, if there is a checkpoint of it; else empty."""
+    settings = getattr(node.config, "checkpoint", None)
+    step = Checkpoints(store, node.ref).newest_step() if settings is not None and settings.resume else None
+    return "" if step is None else f"; goes on after step {step}"
 
 
 def _planned(

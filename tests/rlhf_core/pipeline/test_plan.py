@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import open_store
@@ -84,3 +85,15 @@ def test_an_artifact_that_lost_its_files_is_computed_again(tmp_path: Path, repos
     for path in list(repository.store.list("blobs")):
         repository.store.delete(path)
     assert said(loaded, repository)["base"] == "compute: its files are gone from the store"
+
+
+def test_a_checkpoint_says_where_a_killed_stage_goes_on(tmp_path: Path, repository: ArtifactRepository) -> None:
+    loaded = load(tmp_path)
+    ref = build_graph(loaded, computing_libraries())["sft"].ref
+    checkpoints = Checkpoints(repository.store, ref)
+    name = checkpoints.new_name(40)
+    checkpoints.commit(
+        Checkpoint(name=name, step=40, ranks=1, files=(), libraries={}, created_at=datetime(2026, 1, 2, tzinfo=UTC))
+    )
+    assert said(loaded, repository)["sft"] == "compute: never computed; goes on after step 40"
+    assert said(load(tmp_path, "sft.checkpoint.resume=false"), repository)["sft"] == "compute: never computed"
