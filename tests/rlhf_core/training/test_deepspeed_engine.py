@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -118,6 +119,31 @@ def test_a_forward_changes_nothing_and_has_no_gradient(folder: Path, stage: int)
 def test_a_frozen_engine_takes_no_step(folder: Path) -> None:
     with pytest.raises(RuntimeError, match="built without an optimizer"):
         build(folder, optimizer=None).step([batch()], loss)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"zero_stage": 2, "offload_optimizer": True},
+        {"zero_stage": 3, "offload_parameters": True},
+        {"zero_stage": 3, "offload_optimizer": True, "offload_parameters": True},
+    ],
+    ids=str,
+)
+def test_offloading_in_bfloat16_takes_the_same_steps(folder: Path, settings: dict[str, Any]) -> None:
+    expected_metrics, expected = weights_after(build(folder, dtype="bfloat16", zero_stage=2), SPLITS[1](), steps=3)
+    metrics, weights = weights_after(build(folder, dtype="bfloat16", **settings), SPLITS[1](), steps=3)
+    for got, wanted in zip(metrics, expected_metrics, strict=True):
+        assert got == pytest.approx(wanted, rel=1e-2)
+    for name, wanted_weight in expected.items():
+        assert weights[name].dtype == torch.bfloat16
+        torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-2, atol=1e-3)
+
+
+def test_a_reference_in_main_memory_says_the_same(folder: Path) -> None:
+    plain = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
+    frozen = build(folder, optimizer=None, zero_stage=3, offload_parameters=True)
+    torch.testing.assert_close(frozen.forward([batch()], logprobs)[0], plain(batch())[0], rtol=0, atol=1e-5)
 
 
 def test_no_micro_batches_is_an_error(folder: Path) -> None:
