@@ -50,7 +50,7 @@ def experts(folder: Path) -> Input:
 def sft_config(**settings: Any) -> SFTConfig:
     return SFTConfig(
         dataset="d",
-        epochs=5,
+        epochs=2,
         batch_size=12,
         max_length=32,
         optimizer=OPTIMIZER,
