@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.rl import block_name
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS
 
 _INDEX = "model.safetensors.index.json"
@@ -18,9 +19,13 @@ def check_base(recipe: Recipe, root: Path) -> list[str]:
     """Problems of the base model; those of a remote one are seen by its job."""
     match recipe.base.source:
         case ScratchModel():
-            return [f"base.source: {problem}" for problem in _scratch(recipe.base.source)]
+            return [
+                *(f"base.source: {problem}" for problem in _scratch(recipe.base.source)),
+                *_experts(recipe, {}),
+            ]
         case FolderModel(path=path) if "://" not in path:
-            return [f"base.source.path: {path}: {problem}" for problem in _folder(recipe, root / path)]
+            found = [f"base.source.path: {path}: {problem}" for problem in _folder(recipe, root / path)]
+            return found or list(_experts(recipe, _json(root / path / "config.json")))
         case _:
             return []
 
@@ -77,6 +82,22 @@ def _config(folder: Path) -> Iterator[str]:
         yield "config.json does not name a model_type"
     if config.get("quantization_config"):
         yield "the weights are quantised; give the full ones"
+
+
+def _experts(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[str]:
+    """config: the model's, none of one from scratch, which is dense."""
+    if "num_experts_per_tok" in {**config, **config.get("text_config", {})}:
+        return
+    asked: dict[str, float] = {}
+    if recipe.pretrain is not None:
+        asked["pretrain"] = recipe.pretrain.moe_coefficient
+    if recipe.sft is not None:
+        asked["sft"] = recipe.sft.moe_coefficient
+    if recipe.rl is not None:
+        asked[f"rl.{block_name(recipe.rl.algorithm)}"] = recipe.rl.settings.moe_coefficient
+    for stage, coefficient in asked.items():
+        if coefficient > 0:
+            yield f"{stage}.moe_coefficient is {coefficient:g}, but the base model has no experts to balance; set it to 0"
 
 
 def _weights(folder: Path) -> Iterator[str]:

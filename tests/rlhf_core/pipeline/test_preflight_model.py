@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -65,3 +66,23 @@ def test_a_model_folder_that_is_not_whole(problems: Problems, break_it: Callable
     said = problems(change)
     assert len(said) == 1
     assert expected in said[0]
+
+
+@pytest.mark.parametrize("keys", [("sft",), ("pretrain",), ("rl", "ppo")], ids=str)
+def test_a_dense_model_has_no_experts_to_balance(problems: Problems, keys: tuple[str, ...]) -> None:
+    said = problems(put(*keys, "moe_coefficient", value=0.01))
+    assert said == [
+        f"{'.'.join(keys)}.moe_coefficient is 0.01, but the base model has no experts to balance; set it to 0"
+    ]
+
+
+@pytest.mark.parametrize("config", [{"num_experts_per_tok": 2}, {"text_config": {"num_experts_per_tok": 2}}], ids=str)
+def test_a_folder_with_experts_may_balance_them(problems: Problems, config: dict[str, Any]) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        put("sft", "moe_coefficient", value=0.01)(recipe, root)
+        put("base", "source", value={"type": "folder", "path": "model"})(recipe, root)
+        model_folder(root)
+        path = root / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | config))
+
+    assert problems(change) == []
