@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from rlhf_core.models.logprobs import chunked_logprobs
 
 # Tokens, words, width; the last two have the heads of SmolLM2-135M and Qwen2.5-0.5B.
-SHAPES = ((2048, 32_000, 512), (2048, 49_152, 576), (2048, 151_936, 896))
+SHAPES = ((2048, 32_000, 512), (2048, 49_152, 576), (1024, 151_936, 896))
 REPEATS = 3
 TEMPERATURE = 0.7
 

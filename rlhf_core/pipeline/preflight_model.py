@@ -97,7 +97,7 @@ def _experts(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[str]:
         asked[f"rl.{block_name(recipe.rl.algorithm)}"] = recipe.rl.settings.moe_coefficient
     for stage, coefficient in asked.items():
         if coefficient > 0:
-            yield f"{stage}.moe_coefficient is {coefficient:g}, but the base model has no experts to balance; set it to 0"
+            yield f"{stage}.moe_coefficient is {coefficient:g}, but the base model has no experts to balance; set it 0"
 
 
 def _weights(folder: Path) -> Iterator[str]:

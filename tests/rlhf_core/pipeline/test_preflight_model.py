@@ -71,9 +71,7 @@ def test_a_model_folder_that_is_not_whole(problems: Problems, break_it: Callable
 @pytest.mark.parametrize("keys", [("sft",), ("pretrain",), ("rl", "ppo")], ids=str)
 def test_a_dense_model_has_no_experts_to_balance(problems: Problems, keys: tuple[str, ...]) -> None:
     said = problems(put(*keys, "moe_coefficient", value=0.01))
-    assert said == [
-        f"{'.'.join(keys)}.moe_coefficient is 0.01, but the base model has no experts to balance; set it to 0"
-    ]
+    assert said == [f"{'.'.join(keys)}.moe_coefficient is 0.01, but the base model has no experts to balance; set it 0"]
 
 
 @pytest.mark.parametrize("config", [{"num_experts_per_tok": 2}, {"text_config": {"num_experts_per_tok": 2}}], ids=str)
