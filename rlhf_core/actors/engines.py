@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 import ray
@@ -23,7 +24,8 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import AlignmentError, StageError
 from rlhf_core.rollout.engine import SamplingParameters
-from rlhf_core.rollout.publishing import ProbeAnswer, weights_folder
+from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
+from rlhf_core.rollout.publishing import Files, Publication, received
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.types import Completion
 
@@ -50,14 +52,14 @@ class EngineActor:
 
     def start(
         self, model: ArtifactRef, context: StageContext, config: RolloutEngineConfig, dtype: Dtype, seed: int,
-        lora: LoraConfig | None,
+        lora: LoraConfig | None, sleeps: bool,
     ) -> None:  # fmt: skip
         torch.set_num_threads(_threads(config))
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
 
-        self._lora = lora
-        self._engine = VllmEngine(context.fetch(model).folder, config, dtype=dtype, seed=seed, lora=lora)
+        folder = context.fetch(model).folder
+        self._engine = VllmEngine(folder, config, dtype=dtype, seed=seed, lora=lora, sleeps=sleeps)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         return self._engine.generate(prompts, parameters)
@@ -66,12 +68,24 @@ class EngineActor:
         return self._engine.logprobs(sequences)
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-        engine = self._engine
-        return ProbeAnswer(self._name, engine.weight_version, engine.logprobs(sequences), engine.differing_tensors)
+        return answer_probe(self._name, self._engine, sequences)
 
-    def publish(self, weights: bytes, version: int) -> None:
-        with weights_folder(weights, self._lora) as folder:
+    def load(self, folder: Path, version: int) -> bool:
+        """False: this node has no such folder."""
+        if not folder.is_dir():
+            return False
+        self._engine.load_weights(folder, version)
+        return True
+
+    def load_files(self, files: Files, version: int) -> None:
+        with received(files) as folder:
             self._engine.load_weights(folder, version)
+
+    def sleep(self, keep_weights: bool) -> None:
+        self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self) -> None:
+        self._engine.wake()
 
     def shutdown(self) -> None:
         self._engine.shutdown()
@@ -96,6 +110,7 @@ class EngineGroup:
         dtype: Dtype,
         seed: int,
         lora: LoraConfig | None = None,
+        sleeps: bool = False,
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
     ) -> None:
@@ -110,7 +125,7 @@ class EngineGroup:
                 name = f"engine {index}"
                 actor = self._actors[name] = _create(name, config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[name] = actor.start.remote(model, context, config, dtype, seed, lora)
+                self._starts[name] = actor.start.remote(model, context, config, dtype, seed, lora, sleeps)
             started.pop_all()
 
     def __enter__(self) -> Self:
@@ -141,20 +156,33 @@ class EngineGroup:
         futures = {name: self._actors[name].logprobs.remote(sequences[i:j]) for name, (i, j) in shares.items()}
         return [logprobs for share in _gather(futures) for logprobs in share]
 
-    def publish(self, weights: bytes, version: int) -> None:
-        """Every engine serves `weights` from now on: safetensors bytes of the whole model, or of the LoRA adapter.
+    def publish(self, weights: Publication, version: int) -> None:
+        """Every engine serves `weights` from now on: the whole model or, with LoRA, the adapter.
 
-        Raises WeightSyncError if they do not fit the model. Prove it with publishing.verify_weights.
+        Raises WeightSyncError if they do not fit the model. Prove it with proof.verify_weights.
         """
         self.wait_ready()
-        # Once into the object store: Ray carries it to each node once, and engines of one node read the same memory.
-        published = ray.put(weights)
-        _gather({name: actor.publish.remote(published, version) for name, actor in self._actors.items()})
+        loaded = self._all("load", weights.folder, version)
+        elsewhere = {name: actor for (name, actor), here in zip(self._actors.items(), loaded, strict=True) if not here}
+        if elsewhere:
+            # Once into the object store: Ray carries it to each node once, whose engines read the same memory.
+            files = ray.put(weights.files())
+            _gather({name: actor.load_files.remote(files, version) for name, actor in elsewhere.items()})
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
         """Every engine's own answer to all `sequences`."""
         self.wait_ready()
-        return _gather({name: actor.probe.remote(sequences) for name, actor in self._actors.items()})
+        return self._all("probe", sequences)
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        self.wait_ready()
+        self._all("sleep", keep_weights)
+
+    def wake(self) -> None:
+        self._all("wake")
+
+    def _all(self, method: str, *arguments: Any) -> list[Any]:
+        return _gather({name: getattr(actor, method).remote(*arguments) for name, actor in self._actors.items()})
 
     def _shares(self, count: int) -> dict[str, tuple[int, int]]:
         """Contiguous slices, as even as can be; an engine without any is left out."""

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import Progress
@@ -44,6 +45,22 @@ def worker_bundles(placement: Placement) -> list[Bundle]:
     if placement.gpus_per_worker:
         bundle["GPU"] = placement.gpus_per_worker
     return [dict(bundle) for _ in range(placement.workers)]
+
+
+def shared_bundles(placement: Placement, rollout: RolloutEngineConfig) -> list[Bundle]:
+    """One bundle for each worker and the engine that takes turns with it: CPUs for both, the GPU once."""
+    bundle: Bundle = {"CPU": placement.cpus_per_worker + rollout.cpus_per_engine}
+    if placement.gpus_per_worker:
+        bundle["GPU"] = placement.gpus_per_worker
+    return [dict(bundle) for _ in range(placement.workers)]
+
+
+def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placement, RolloutEngineConfig]:
+    """What each asks of a shared bundle: half its GPU, so that Ray gives both the same one."""
+    return (
+        placement.model_copy(update={"gpus_per_worker": placement.gpus_per_worker / 2}),
+        rollout.model_copy(update={"gpus_per_engine": rollout.gpus_per_engine / 2}),
+    )
 
 
 def worker_threads(placement: Placement) -> int:

@@ -55,6 +55,9 @@ class RLConfig(Config):
     engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
     placement: Placement = operational(Placement, description="what the training workers reserve")
+    hybrid: bool = operational(
+        False, description="worker i and engine i share a device and take turns on it, instead of one each"
+    )
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
     )
@@ -104,6 +107,27 @@ class RLConfig(Config):
     def _engine_runs_the_optimizers(self) -> RLConfig:
         critic = [self.settings.critic_optimizer] if isinstance(self.settings, PPOConfig) else []
         require_compatible(self.engine, self.settings.optimizer, *critic)
+        return self
+
+    @model_validator(mode="after")
+    def _devices_can_be_shared(self) -> RLConfig:
+        if not self.hybrid:
+            return self
+        placement, rollout = self.placement, self.rollout
+        if rollout.tensor_parallel_size * rollout.pipeline_parallel_size > 1:
+            raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
+        if placement.workers != rollout.engines:
+            raise ValueError(
+                f"hybrid: each worker shares its device with one engine, but there are placement.workers="
+                f"{placement.workers} and rollout.engines={rollout.engines}; set both to the number of devices"
+            )
+        if placement.gpus_per_worker != rollout.gpus_per_engine or placement.gpus_per_worker > 1:
+            raise ValueError(
+                f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
+                f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
+            )
+        if self.engine.offload_parameters:
+            raise ValueError("hybrid: engine.offload_parameters keeps the weights in main memory already; leave it out")
         return self
 
     @model_validator(mode="after")

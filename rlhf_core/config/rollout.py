@@ -28,7 +28,10 @@ class RolloutEngineConfig(Config):
     engines: PositiveInt = operational(1, description="engines, each with a copy of the model")
     tensor_parallel_size: PositiveInt = operational(1, description="GPUs that share each layer of one engine")
     pipeline_parallel_size: PositiveInt = operational(1, description="GPUs that share the layers of one engine")
-    memory_share: Share = operational(0.9, description="of each GPU's memory")
+    memory_share: Share = operational(
+        0.9,
+        description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
+    )
     cpu_cache_gib: PositiveFloat = operational(1.0, description="key-value cache of an engine on CPU, GiB")
     max_sequences: PositiveInt = operational(256, description="sequences decoded at once")
     prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")

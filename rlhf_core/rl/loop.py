@@ -14,6 +14,7 @@ from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.trainer import PolicyTrainer
@@ -31,9 +32,11 @@ class Loop:
     publisher: Publisher
     context: StageContext
     checkpoints: Checkpointing
+    turns: Turns
 
     def run(self) -> dict[str, float]:
         """All steps, or those left after the newest checkpoint; the metrics of the last one."""
+        self.turns.train(keep_weights=True)
         done = self.checkpoints.resume(self.config.steps)
         self.publisher.start(version=done)
         metrics: dict[str, float] = {}
@@ -54,6 +57,7 @@ class Loop:
         self.publisher.require_fresh(trajectories)
 
         with phase("score"):
+            self.turns.train()
             experience = self.trainer.score(pack_trajectories(trajectories))
 
         with phase("advantage"):
@@ -66,7 +70,7 @@ class Loop:
             updated = self.trainer.update(experience, step)
 
         with phase("publish"):
-            proof = self.publisher.publish(version=step + 1)
+            proof = self.publisher.publish()
 
         return {**describe(trajectories, experience), **collected, **updated, **proof, **phase.take()}
 

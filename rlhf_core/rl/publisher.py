@@ -9,51 +9,81 @@ import torch
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.trainer import PolicyTrainer
-from rlhf_core.rollout.publishing import ProvenEngines, default_tolerance, verify_weights
+from rlhf_core.rollout.proof import Expected, Proof, ProvenEngines, default_tolerance, verify_weights
+from rlhf_core.rollout.publishing import Publication
 from rlhf_core.training.packing import pack
 from rlhf_core.types import Prompt, Trajectory
 
 
 class PublishedEngines(ProvenEngines, Protocol):
-    def publish(self, weights: bytes, version: int) -> None: ...
+    def publish(self, weights: Publication, version: int) -> None: ...
 
 
 class Publisher:
+    """Every publish has a version of its own, one more than the last, whatever weights it carries."""
+
     def __init__(
-        self, config: RLConfig, trainer: PolicyTrainer, engines: PublishedEngines, probe: Sequence[Prompt]
+        self,
+        config: RLConfig,
+        trainer: PolicyTrainer,
+        engines: PublishedEngines,
+        probe: Sequence[Prompt],
+        turns: Turns,
     ) -> None:
         """probe: prompts whose tokens are scored by both sides; every weight of the model has a say in them."""
         self._trainer = trainer
         self._engines = engines
+        self._turns = turns
         self._sequences = [prompt.token_ids for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
-        self._version = 0
+        self._proven: Expected | None = None  # what the engines serve
 
     def start(self, version: int) -> None:
         """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
-        the engines are given. Raises WeightSyncError if they do not serve them."""
-        if version:
-            self.publish(version)
-        else:
-            self._verify()
+        the engines are given as `version`. Raises WeightSyncError if they do not serve them."""
+        self._turns.train(keep_weights=True)
+        with self._trainer.publication() as weights:
+            expected = Expected(version, self._logprobs(), weights.digests)
+            if version:
+                self._turns.publish()
+                self._engines.publish(weights, version)
+            else:
+                self._turns.sample()
+        self._prove(expected)
+        self._turns.sample()
 
-    def publish(self, version: int) -> dict[str, float]:
-        """The worst difference on the probe, as a metric. Raises WeightSyncError if it is too large."""
-        self._engines.publish(self._trainer.weights(), version)
-        self._version = version
-        return {"weight_difference": self._verify()}
+    def publish(self) -> dict[str, float]:
+        """Metrics: the worst difference on the probe, and how many tensors only the probe can tell of, if any.
 
-    def _verify(self) -> float:
+        Raises WeightSyncError, naming the tensors, if an engine does not serve them.
+        """
+        assert self._proven is not None
+        self._turns.train()
+        with self._trainer.publication() as weights:
+            expected = Expected(self._proven.version + 1, self._logprobs(), weights.digests)
+            self._turns.publish()
+            self._engines.publish(weights, expected.version)
+        proof = self._prove(expected)
+        self._turns.sample()
+        blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
+        return {"weight_difference": proof.difference, **blind}
+
+    def _logprobs(self) -> list[list[float]]:
         logprobs = torch.tensor(self._trainer.probe(self._batch))
-        expected = [part.tolist() for part in logprobs.split(self._batch.sequence_lengths.tolist())]
-        return verify_weights(self._engines, self._sequences, expected, self._version, self._tolerance)
+        return [part.tolist() for part in logprobs.split(self._batch.sequence_lengths.tolist())]
+
+    def _prove(self, expected: Expected) -> Proof:
+        before, self._proven = self._proven, None
+        proof = verify_weights(self._engines, self._sequences, expected, self._tolerance, before)
+        self._proven = expected
+        return proof
 
     def require_fresh(self, trajectories: Sequence[Trajectory]) -> None:
         """Every trajectory was sampled with the weights that were published last; WeightSyncError names the others."""
-        stale = {t.weight_version for t in trajectories} - {self._version}
+        version = None if self._proven is None else self._proven.version
+        stale = {t.weight_version for t in trajectories} - {version}
         if stale:
-            raise WeightSyncError(
-                f"trajectories were sampled with weights {sorted(stale)}, published is {self._version}"
-            )
+            raise WeightSyncError(f"trajectories were sampled with weights {sorted(stale)}, published is {version}")

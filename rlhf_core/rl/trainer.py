@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -15,6 +16,7 @@ from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.rl.experience import Layout
 from rlhf_core.rl.kl_controller import KLController, completion_kl
+from rlhf_core.rollout.publishing import Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
 from rlhf_core.training.packing import select
@@ -126,10 +128,20 @@ class PolicyTrainer:
             batch, ranks=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
         )
 
+    @contextmanager
+    def publication(self) -> Iterator[Publication]:
+        """The policy's weights (with LoRA: the adapter's) for the engines, as they are now."""
+        folder, digests = self._workers.call("write_weights")[0]
+        try:
+            yield Publication(folder, digests, lambda: self._workers.call("read_weights")[0])
+        finally:
+            self._workers.call("remove_weights")
+
     def weights(self) -> bytes:
         """The policy's weights (with LoRA: the adapter's) as safetensors."""
-        weights: bytes = self._workers.call("policy_weights")[0]
-        return weights
+        with self.publication() as weights:
+            (content,) = (file for name, file in weights.files().items() if name.endswith(".safetensors"))
+        return content.tobytes()
 
     def probe(self, batch: PackedBatch) -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""

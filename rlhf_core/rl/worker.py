@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.rollout.publishing import serialize_weights
+from rlhf_core.rollout.publishing import Files, Publication, publication
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -38,6 +38,8 @@ class RLWorker(SnapshotWorker):
         super().__init__(context)
         seed_everything(context.seed)
         self._config = config
+        self._publishing = ExitStack()  # holds the folder of a publish
+        self._written: Publication | None = None
         self._algorithm = build_algorithm(config)
         self._folder = context.fetch(model).folder
         self._reward_folder = context.fetch(reward_model).folder if reward_model else None
@@ -173,12 +175,40 @@ class RLWorker(SnapshotWorker):
 
         return self._critic.step(batches, loss)
 
-    def policy_weights(self) -> bytes | None:
-        """The policy's weights (with LoRA: the adapter's) as safetensors; on rank 0 only. Every rank must call it."""
+    def write_weights(self) -> tuple[Path, Mapping[str, str]] | None:
+        """The policy's weights (with LoRA: the adapter's) as a folder of this node, and their digests; on rank 0 only.
+
+        The folder stays until `remove_weights`. Every rank must call it.
+        """
+        self.remove_weights()
         state = self._policy.full_state_dict()
         if state is None:
             return None
-        return serialize_weights(state)
+        self._written = self._publishing.enter_context(publication(state, lora=self._config.lora))
+        return self._written.folder, self._written.digests
+
+    def read_weights(self) -> Files | None:
+        """What `write_weights` has written; on rank 0 only."""
+        return self._written.files() if self._written is not None else None
+
+    def remove_weights(self) -> None:
+        self._written = None
+        self._publishing.close()
+
+    def offload(self) -> None:
+        """Lend the device to others, until `reload`. Every rank must call it."""
+        for engine in self._engines():
+            engine.offload()
+
+    def reload(self) -> None:
+        """Take the device back. Every rank must call it."""
+        for engine in self._engines():
+            engine.reload()
+
+    def _engines(self) -> list[DeepSpeedEngine]:
+        """Each once: with LoRA, policy and reference are one."""
+        engines = (self._policy, self._reference, self._critic, self._reward_model)
+        return list({id(engine): engine for engine in engines if engine is not None}.values())
 
     def probe(self, batch: PackedBatch) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""

@@ -19,6 +19,16 @@ class SamplingParameters:
     seed: int  # request i of a call is sampled with seed + i, so a call repeats exactly
 
 
+@dataclass(frozen=True, slots=True)
+class ServedTensor:
+    """One weight as an engine serves it."""
+
+    name: str  # the engine's own: a head that is tied to the embedding has one too
+    published: str  # the tensor of a publish whose values it should have
+    digest: str  # proof.tensor_digest of its values
+    read_back: bool = True  # False: of the values that the engine was given, since its layout cannot be read
+
+
 class RolloutEngine(Protocol):
     """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions."""
 
@@ -31,6 +41,18 @@ class RolloutEngine(Protocol):
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""
 
+    def served(self) -> tuple[ServedTensor, ...]:
+        """Every weight that it serves, as far as it can tell: what a publish is proven by."""
+
     @property
     def weight_version(self) -> int:
         """The version being served; 0 is the weights the engine was started with."""
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Leave the device to others. Weights that are not kept must be loaded again before anything is sampled."""
+
+    def wake(self) -> None:
+        """Take the device back."""
+
+    def shutdown(self) -> None:
+        """Free what it holds; it is of no use afterwards."""

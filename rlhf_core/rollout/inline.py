@@ -3,25 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
 
-from rlhf_core.config.training import LoraConfig
 from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters
-from rlhf_core.rollout.publishing import ProbeAnswer, weights_folder
+from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
+from rlhf_core.rollout.publishing import Publication
 from rlhf_core.types import Completion
 
 
-class ProvenEngine(RolloutEngine, Protocol):
-    @property
-    def differing_tensors(self) -> tuple[str, ...]: ...
-
-    def shutdown(self) -> None: ...
-
-
 class InlineEngines:
-    def __init__(self, engine: ProvenEngine, lora: LoraConfig | None = None) -> None:
+    def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
-        self._lora = lora
 
     def wait_ready(self) -> None:
         """It is: the engine was started by whoever made it."""
@@ -32,14 +23,17 @@ class InlineEngines:
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)
 
-    def publish(self, weights: bytes, version: int) -> None:
-        """`weights`: safetensors bytes, of the whole model or, with `lora`, of the adapter."""
-        with weights_folder(weights, self._lora) as folder:
-            self._engine.load_weights(folder, version)
+    def publish(self, weights: Publication, version: int) -> None:
+        self._engine.load_weights(weights.folder, version)
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        engine = self._engine
-        return [ProbeAnswer("engine 0", engine.weight_version, engine.logprobs(sequences), engine.differing_tensors)]
+        return [answer_probe("engine 0", self._engine, sequences)]
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        self._engine.sleep(keep_weights=keep_weights)
+
+    def wake(self) -> None:
+        self._engine.wake()
 
     def shutdown(self) -> None:
         self._engine.shutdown()

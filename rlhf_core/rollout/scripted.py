@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
 from rlhf_core.types import Completion
 
 # (prompt, seed of the request, or None when greedy) -> completion tokens
@@ -56,9 +56,14 @@ class ScriptedEngine:
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return [[0.0, *[self._logprob] * (len(sequence) - 1)] for sequence in sequences]
 
-    @property
-    def differing_tensors(self) -> tuple[str, ...]:
+    def served(self) -> tuple[ServedTensor, ...]:
         return ()
 
+    def sleep(self, *, keep_weights: bool) -> None:
+        """There is nothing to free."""
+
+    def wake(self) -> None:
+        """There is nothing to take back."""
+
     def shutdown(self) -> None:
-        """Nothing to free."""
+        """There is nothing to end."""

@@ -8,17 +8,19 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
 from rlhf_core.rollout.publishing import tensor_shapes
 from rlhf_core.rollout.vllm_settings import Dtype, engine_arguments
 from rlhf_core.types import Completion, FinishReason
+
+EngineState = Literal["awake", "asleep", "awake without weights"]
 
 
 class VllmEngine:
@@ -36,10 +38,12 @@ class VllmEngine:
         dtype: Dtype,
         seed: int,
         lora: LoraConfig | None = None,
+        sleeps: bool = False,
         repack_tied_head: bool = True,
     ) -> None:
         """Starts the engine with the weights in `folder` as version 0.
 
+        sleeps: `sleep` shall free the device; on CPU it frees nothing, and the engine sleeps all the same.
         repack_tied_head: False leaves out the cure of vllm_worker, to see that the proof of a publish catches it.
         Raises ValueError where the model cannot be served with these settings.
         """
@@ -48,12 +52,13 @@ class VllmEngine:
         self._lora = lora
         self._repack_tied_head = repack_tied_head
         self._version = 0
-        self._differing: tuple[str, ...] = ()
+        self._state: EngineState = "awake"
+        self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         with _collector_paused():
-            arguments = engine_arguments(folder, model, config, dtype=dtype, seed=seed, lora=lora)
+            arguments = engine_arguments(folder, model, config, dtype=dtype, seed=seed, lora=lora, sleeps=sleeps)
             from vllm import LLM
 
             gc.freeze()
@@ -119,6 +124,7 @@ class VllmEngine:
     def _run(self, prompts: Sequence[Sequence[int]], requests: list[Any]) -> list[Any]:
         from vllm.inputs import TokensPrompt
 
+        self._require("awake")
         if not prompts:
             return []
         # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
@@ -156,14 +162,15 @@ class VllmEngine:
 
         Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
         """
+        self._require("awake", "awake without weights")
         if self._lora is not None:
             self._load_adapter(folder, version)
         else:
             self._check_tensors(folder, version)
-            answers = self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
-            self._differing = tuple(sorted(set().union(*answers)))
+            self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
         self._llm.reset_prefix_cache()
         self._version = version
+        self._state = "awake"
 
     def _load_adapter(self, folder: Path, version: int) -> None:
         from vllm.lora.request import LoRARequest
@@ -177,6 +184,7 @@ class VllmEngine:
             self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
         if not self._llm.llm_engine.add_lora(adapter):
             raise WeightSyncError(f"vLLM did not take the adapter of version {version}")
+        self._llm.collective_rpc("remember_adapter", args=(str(folder),))
         self._adapter = adapter
 
     def _check_tensors(self, folder: Path, version: int) -> None:
@@ -190,13 +198,35 @@ class VllmEngine:
             few = ", ".join(f"{n} (engine {wanted.get(n)}, published {given.get(n)})" for n in wrong[:5])
             raise WeightSyncError(f"version {version} does not fit the engine's model in {len(wrong)} tensors: {few}")
 
-    @property
-    def differing_tensors(self) -> tuple[str, ...]:
-        """Tensors of the last load that are not served as they were in its folder; whoever publishes must look.
+    def served(self) -> tuple[ServedTensor, ...]:
+        """Read back from what vLLM computes with, with adapters the adapter; nothing before the first adapter.
 
-        Always empty for adapters, and for layers that are split over several GPUs: there only log-probs can tell.
+        Layers that are split over several GPUs or quantised cannot be read: of them it says what it was given.
         """
-        return self._differing
+        self._require("awake")
+        answers: list[list[ServedTensor]] = self._llm.collective_rpc("served_tensors")
+        return tuple(sorted({tensor for answer in answers for tensor in answer}, key=lambda tensor: tensor.name))
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Gives the device back, but for vLLM's own context; cached prefixes are forgotten.
+
+        keep_weights: to main memory (vLLM's level 1); else they are gone (level 2), and `load_weights` must follow
+        `wake`. An engine of adapters must keep them: a publish brings its base weights never again.
+        """
+        self._require("awake")
+        if self._lora is not None and not keep_weights:
+            raise ValueError("an engine of LoRA adapters must keep its base weights: no publish brings them again")
+        self._llm.sleep(level=1 if keep_weights else 2)
+        self._keeps_weights, self._state = keep_weights, "asleep"
+
+    def wake(self) -> None:
+        self._require("asleep")
+        self._llm.wake_up()
+        self._state = "awake" if self._keeps_weights else "awake without weights"
+
+    def _require(self, *states: EngineState) -> None:
+        if self._state not in states:
+            raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
 
     def shutdown(self) -> None:
         """Frees memory and ends vLLM's process group; the engine is of no use afterwards."""

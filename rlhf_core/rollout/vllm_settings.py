@@ -32,6 +32,7 @@ def engine_arguments(
     dtype: Dtype,
     seed: int,
     lora: LoraConfig | None,
+    sleeps: bool = False,
 ) -> dict[str, Any]:
     """Arguments of vllm.LLM for the model in `folder`; sets the environment that vLLM reads.
 
@@ -72,6 +73,7 @@ def engine_arguments(
         arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS, config.max_length + 1)
     else:
         arguments["gpu_memory_utilization"] = config.memory_share
+        arguments["enable_sleep_mode"] = sleeps
     if lora is not None:
         arguments |= {
             "enable_lora": True,

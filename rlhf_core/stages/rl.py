@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import ExitStack
 
+from torch import Tensor
+
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
@@ -15,6 +17,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.rewards import build_reward
 from rlhf_core.rewards.model import RewardModel, TokenScores
 from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.hybrid import Turns, take_turns
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
@@ -25,6 +28,7 @@ from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
 from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
 from rlhf_core.training.checkpointing import Checkpointing
+from rlhf_core.types import PackedBatch
 
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
@@ -36,14 +40,14 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
 
     with ExitStack() as stack:
         # The workers that hold the reward model are started below: what is wrong with a reward shows before.
-        rewards = _rewards(config, inputs, context, lambda batch: trainer.reward_scores(batch))
+        rewards = _rewards(config, inputs, context, lambda batch: _model_scores(config, batch, trainer, turns))
         monitors = {name: build_reward(monitor, context) for name, monitor in config.monitors.items()}
         for reward in rewards.values():
             stack.callback(reward.close)
         for scorer in monitors.values():
             stack.callback(scorer.close)
         context.progress(0, config.steps, "start workers and engines")
-        workers, engines = stack.enter_context(cluster(config, inputs, context))
+        workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
         collector = Collector(
             config,
@@ -57,21 +61,39 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             algorithm=algorithm,
             collector=collector,
             trainer=trainer,
-            publisher=Publisher(config, trainer, engines, probe=prompts[:4]),
+            publisher=Publisher(config, trainer, engines, probe=prompts[:4], turns=turns),
             context=context,
             checkpoints=Checkpointing(
                 config.checkpoint, context, workers, {"collector": collector, "trainer": trainer}
             ),
+            turns=turns,
         ).run()
         folder = context.workdir / "policy"
+        turns.train()
         save(workers, folder)
 
     return Output(
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
         folder=folder,
         metrics={name: value for name, value in metrics.items() if "/" not in name},
-        devices=reserved_devices(config.placement) + reserved_engines(config.rollout),
+        devices=_devices(config),
     )
+
+
+def _model_scores(config: RLConfig, batch: PackedBatch, trainer: PolicyTrainer, turns: Turns) -> Tensor:
+    """The reward model is the ranks'. Where groups may be filtered out, the engines sample again afterwards."""
+    refills = config.settings.filtering is not None
+    turns.train(keep_weights=refills)
+    scores = trainer.reward_scores(batch)
+    if refills:
+        turns.sample()
+    return scores
+
+
+def _devices(config: RLConfig) -> float:
+    training, rollout = reserved_devices(config.placement), reserved_engines(config.rollout)
+    shared = config.hybrid and config.placement.gpus_per_worker > 0
+    return training if shared else training + rollout
 
 
 def _rewards(

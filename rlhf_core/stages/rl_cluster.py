@@ -4,21 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
-from rlhf_core.actors.placement import connect, reserve, worker_bundles
+from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rl.publisher import PublishedEngines
-from rlhf_core.rl.rollouts import Engines as SampledEngines
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.training import Placement
+from rlhf_core.rl.hybrid import SleepingEngines
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages.contract import Input, StageContext
 from rlhf_core.training.group import WorkerGroup
-
-
-class Engines(SampledEngines, PublishedEngines, Protocol):
-    """What the stage needs of the engines, one or many."""
 
 
 class Cluster(Protocol):
@@ -26,7 +23,7 @@ class Cluster(Protocol):
 
     def __call__(
         self, config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[WorkerGroup, Engines]]: ...
+    ) -> AbstractContextManager[tuple[WorkerGroup, SleepingEngines]]: ...
 
 
 @contextmanager
@@ -35,19 +32,56 @@ def ray_cluster(
 ) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
     """Ray actors for both, reserved together so that two stages never wait for each other's half."""
     connect()
+    with _hybrid_cluster(config, inputs, context) if config.hybrid else _own_devices(config, inputs, context) as both:
+        yield both
+
+
+@contextmanager
+def _own_devices(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext
+) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
     training, engine = worker_bundles(config.placement), engine_bundles(config.rollout)
-    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
     with ExitStack() as stack:
         group = stack.enter_context(reserve([*training, *engine]))
-        engines = EngineGroup(
-            inputs["model"].manifest.ref, context, config.rollout, dtype=config.engine.dtype, seed=context.seed,
-            lora=config.lora, placement_group=group, first_bundle=len(training),
-        )  # fmt: skip
+        engines = _engines(config, config.rollout, inputs, context, group, first_bundle=len(training))
         stack.callback(engines.shutdown)
-        workers = RayWorkerGroup(
-            config.placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model,
-            placement_group=group,
-        )  # fmt: skip
+        workers = _workers(config, config.placement, inputs, context, group)
         stack.callback(workers.shutdown)
         engines.wait_ready()
         yield workers, engines
+
+
+@contextmanager
+def _hybrid_cluster(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext
+) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
+    """Worker i and engine i on one device. An engine takes its memory when it starts: the workers lend theirs first."""
+    placement, rollout = halves(config.placement, config.rollout)
+    with ExitStack() as stack:
+        group = stack.enter_context(reserve(shared_bundles(config.placement, config.rollout)))
+        workers = _workers(config, placement, inputs, context, group)
+        stack.callback(workers.shutdown)
+        workers.call("offload")
+        engines = _engines(config, rollout, inputs, context, group, first_bundle=0)
+        stack.callback(engines.shutdown)
+        engines.wait_ready()
+        yield workers, engines
+
+
+def _workers(
+    config: RLConfig, placement: Placement, inputs: Mapping[str, Input], context: StageContext, group: Any
+) -> RayWorkerGroup:
+    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
+    return RayWorkerGroup(
+        placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model, placement_group=group
+    )
+
+
+def _engines(
+    config: RLConfig, rollout: RolloutEngineConfig, inputs: Mapping[str, Input], context: StageContext,
+    group: Any, first_bundle: int,
+) -> EngineGroup:  # fmt: skip
+    return EngineGroup(
+        inputs["model"].manifest.ref, context, rollout, dtype=config.engine.dtype, seed=context.seed, lora=config.lora,
+        sleeps=config.hybrid, placement_group=group, first_bundle=first_bundle,
+    )  # fmt: skip

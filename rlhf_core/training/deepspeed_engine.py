@@ -17,6 +17,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapter_state
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
+from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.muon import Muon
@@ -69,6 +70,7 @@ class DeepSpeedEngine:
         )
         self.optimizer = None if optimizer is None else build_optimizer(model, engine, optimizer)
         self._engine = self._start(model)
+        self._offloaded: list[Tensor] | None = None  # while the device is lent to others
 
     def _start(self, model: nn.Module) -> Any:
         """DeepSpeed's engine; the bare module where nothing is trained or sharded, which needs none."""
@@ -182,6 +184,17 @@ class DeepSpeedEngine:
             return adapter_state(model, tensors)
         tensors.update({name: b.detach().cpu().clone() for name, b in _persistent_buffers(model)})
         return tensors
+
+    def offload(self) -> None:
+        """Move everything that this engine keeps on the device to main memory; until `reload`, it computes nothing."""
+        if self._offloaded is None:
+            self._offloaded = offload_states(self._engine)
+
+    def reload(self) -> None:
+        """Back to the device, as it was."""
+        if self._offloaded is not None:
+            reload_states(self._engine, self._offloaded, self.device)
+            self._offloaded = None
 
     def _gathered(self, parameter: nn.Parameter) -> Tensor | None:
         """A copy of the whole parameter on rank 0's CPU; one parameter at a time, so that it fits."""

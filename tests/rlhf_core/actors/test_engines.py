@@ -13,8 +13,9 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
-from rlhf_core.rollout.publishing import serialize_weights, verify_weights
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model
+from rlhf_core.rollout.proof import Expected, verify_weights
+from rlhf_core.rollout.publishing import Publication, publication
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
@@ -53,15 +54,26 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
             engines.generate([[1] * 64], SAMPLED)
 
         disturb(model, seed=1)
-        engines.publish(serialize_weights(model.state_dict()), 1)
-        expected_probe = expected_logprobs(model, PROBE)
-        assert verify_weights(engines, PROBE, expected_probe, 1, 1e-4) < 1e-4
-        assert engines.logprobs(PROBE)[1] == pytest.approx(expected_probe[1], abs=1e-4)
+        digests = publish(engines, model.state_dict(), 1)
+        expected = Expected(1, expected_logprobs(model, PROBE), digests)
+        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
+        assert engines.logprobs(PROBE)[1] == pytest.approx(expected.logprobs[1], abs=1e-4)
         assert [c.weight_version for c in engines.generate(PROMPTS, SAMPLED)] == [1] * 5
 
-        disturb(model, seed=2)  # and nothing published
-        with pytest.raises(WeightSyncError, match=r"engine 0 does not serve version 1 .* was it given the trainer's"):
-            verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 1, 1e-4)
+        disturb(model, seed=2)
+        with publication(model.state_dict()) as weights:  # as engines on another node see it
+            engines.publish(Publication(tmp_path / "elsewhere", weights.digests, weights.files), 2)
+            expected = Expected(2, expected_logprobs(model, PROBE), weights.digests)
+        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
+
+        disturb(model, seed=3)  # and nothing published
+        with pytest.raises(WeightSyncError, match="engine 0 does not serve version 2 as published: it serves each"):
+            verify_weights(engines, PROBE, Expected(2, expected_logprobs(model, PROBE)), 1e-4)
+
+        engines.sleep(keep_weights=True)
+        with pytest.raises(StageError, match="the engine is asleep; this needs it awake"):
+            engines.generate(PROMPTS, SAMPLED)
+        engines.wake()
 
         processes = _engine_processes()
         processes[0].kill()

@@ -18,6 +18,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.rewards.base import RewardResult, checked_result
 from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
@@ -70,10 +71,10 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **shape)).save_pretrained(folder / "model")
     model = local_input(folder / "model", Kind.POLICY)
     context = LocalContext(folder / "work", artifacts={model.manifest.ref.path: model})
-    workers = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+    ranks = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+    workers, engines, turns = take_turns(config, ranks, InlineEngines(engine or ScriptedEngine(script, max_length=16)))
     algorithm = build_algorithm(config)
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
-    engines = InlineEngines(engine or ScriptedEngine(script, max_length=16))
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
     collector = Collector(
         config,
@@ -82,9 +83,9 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
         RewardPipeline(config.settings, config.sampling.max_tokens, {"own": RewardOfText(reward)}, TOKENIZER),
         {"long": FunctionOf(lambda c: float(len(c) > 1))},
     )
-    publisher = Publisher(config, trainer, engines, prompts[:2])
+    publisher = Publisher(config, trainer, engines, prompts[:2], turns)
     checkpoints = Checkpointing(config.checkpoint, context, workers, {"collector": collector, "trainer": trainer})
-    return Loop(config, algorithm, collector, trainer, publisher, context, checkpoints)
+    return Loop(config, algorithm, collector, trainer, publisher, context, checkpoints, turns)
 
 
 def test_a_step_measures_what_happened(tmp_path: Path) -> None:
@@ -198,6 +199,17 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
+def test_ranks_and_engines_that_take_turns_give_the_same_run(tmp_path: Path) -> None:
+    runs = []
+    for name, hybrid in (("own", False), ("shared", True)):
+        config = CONFIG.model_copy(update={"hybrid": hybrid})
+        ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")), config)
+        ours.run()
+        ours.turns.train()
+        runs.append(ours.trainer.weights())
+    assert runs[0] == runs[1]
+
+
 def test_a_prompt_too_long_for_the_context_is_refused() -> None:
-    with pytest.raises(StageError, match="prompt 0 has"):
+    with pytest.raises(StageError, match=r"prompt 0 .* has 5 tokens"):
         to_prompts(ROWS, TOKENIZER, max_tokens=2)

@@ -10,7 +10,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
+from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.publishing import published_tensors
 from rlhf_core.types import Completion
 
 
@@ -20,7 +22,6 @@ class TorchEngine:
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         self.weight_version = 0
-        self.differing_tensors: tuple[str, ...] = ()
 
     @torch.no_grad()
     def _logprobs(self, tokens: Sequence[int]) -> Tensor:
@@ -55,6 +56,16 @@ class TorchEngine:
             [0.0, *(float(row[token]) for row, token in zip(self._logprobs(s)[:-1], s[1:], strict=True))]
             for s in sequences
         ]
+
+    def served(self) -> tuple[ServedTensor, ...]:
+        weights = published_tensors(self._model.state_dict())
+        return tuple(ServedTensor(name, name, tensor_digest(tensor)) for name, tensor in weights.items())
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """There is nothing to free."""
+
+    def wake(self) -> None:
+        """There is nothing to take back."""
 
     def shutdown(self) -> None:
         """Nothing to free."""

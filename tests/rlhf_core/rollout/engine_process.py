@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import itertools
 import multiprocessing
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
 from rlhf_core.types import Completion
 
 _engines: dict[int, Any] = {}  # in the engines' process
@@ -47,9 +47,19 @@ class RemoteEngine:
     def weight_version(self) -> int:
         return int(self._get("weight_version"))
 
-    @property
-    def differing_tensors(self) -> tuple[str, ...]:
-        return tuple(self._get("differing_tensors"))
+    def served(self) -> tuple[ServedTensor, ...]:
+        served: tuple[ServedTensor, ...] = self._call("served")
+        return served
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        self._process.submit(_sleep, self._number, keep_weights).result()
+
+    def wake(self) -> None:
+        self._call("wake")
+
+    def in_worker(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        """What `function(vLLM's worker, *arguments)` returns: how the tests spoil what it serves."""
+        return self._process.submit(_in_worker, self._number, function, arguments).result()
 
     def shutdown(self) -> None:
         self._call("shutdown")
@@ -69,6 +79,14 @@ def _start(number: int, folder: Path, config: RolloutEngineConfig, options: dict
 
 def _call(number: int, method: str, arguments: Sequence[Any]) -> Any:
     return getattr(_engines[number], method)(*arguments)
+
+
+def _sleep(number: int, keep_weights: bool) -> None:
+    _engines[number].sleep(keep_weights=keep_weights)
+
+
+def _in_worker(number: int, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
+    return _engines[number]._llm.collective_rpc(function, args=arguments)[0]
 
 
 def _get(number: int, name: str) -> Any:

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, Protocol
 
 import torch
+from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.rollout.publishing import Publication, publication
 
 EOS = 2
 VOCABULARY = 96
+
+
+class Publishable(Protocol):
+    def publish(self, weights: Publication, version: int) -> None: ...
 
 
 def make_model(folder: Path, *, tied: bool, seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
@@ -30,6 +39,13 @@ def disturb(model: LlamaForCausalLM, seed: int) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
+
+
+def publish(engines: Publishable, state: Mapping[str, Tensor], version: int, **options: Any) -> Mapping[str, str]:
+    """As the trainer does it; the digests of what was published."""
+    with publication(state, **options) as weights:
+        engines.publish(weights, version)
+    return weights.digests
 
 
 @torch.no_grad()

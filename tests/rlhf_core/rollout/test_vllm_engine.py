@@ -5,20 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.publishing import default_tolerance, serialize_weights, verify_weights, weights_folder
+from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
+from rlhf_core.rollout.publishing import publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7]]
@@ -37,16 +35,6 @@ def served(
     folder = tmp_path_factory.mktemp(request.param)
     model = make_model(folder, tied=request.param == "tied")
     engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
-    yield model, engine
-    engine.shutdown()
-
-
-@pytest.fixture(scope="module")
-def unmended(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    """A tied model, and an engine without the cure for its head."""
-    folder = tmp_path_factory.mktemp("unmended")
-    model = make_model(folder, tied=True)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
     yield model, engine
     engine.shutdown()
 
@@ -117,84 +105,32 @@ def test_published_weights_are_served_and_proven(served: Served) -> None:
     engines = InlineEngines(engine)
     for version in (7, 8):
         disturb(model, seed=version)
-        engines.publish(serialize_weights(model.state_dict()), version)
-        assert verify_weights(engines, PROBE, expected_logprobs(model, PROBE), version, 1e-4) < 1e-4
+        digests = publish(engines, model.state_dict(), version)
+        expected = Expected(version, expected_logprobs(model, PROBE), digests)
+        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
         assert engine.weight_version == version
-        assert engine.differing_tensors == ()
 
 
-def test_a_stale_version_is_caught(served: Served) -> None:
+def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
+    """On CPU nothing is freed, and nothing is lost: only the order of calls is kept."""
     model, engine = served
-    engines = InlineEngines(engine)
-    engines.publish(serialize_weights(model.state_dict()), 20)
-    with pytest.raises(WeightSyncError, match="serves version 20, but version 21 was published"):
-        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 21, 1e-4)
-
-
-class SwappingEngine:
-    """Loads what was published, with two tensors in each other's place."""
-
-    def __init__(self, engine: RemoteEngine) -> None:
-        self._engine = engine
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        state = load_file(folder / "model.safetensors")
-        state[SWAPPED[0]], state[SWAPPED[1]] = state[SWAPPED[1]], state[SWAPPED[0]]
-        with weights_folder(serialize_weights(state)) as wrong:
-            self._engine.load_weights(wrong, version)
-
-
-SWAPPED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
-
-
-def test_swapped_tensors_are_caught(served: Served) -> None:
-    model, engine = served
-    engines = InlineEngines(SwappingEngine(engine))
-    engines.publish(serialize_weights(model.state_dict()), 30)
-    with pytest.raises(WeightSyncError, match=r"engine 0 does not serve version 30 .* was it given the trainer's"):
-        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 30, 1e-4)
-    InlineEngines(engine).publish(serialize_weights(model.state_dict()), 31)
-
-
-def test_a_publish_that_lacks_a_tensor_is_refused(served: Served) -> None:
-    model, engine = served
-    state = dict(model.state_dict())
-    del state["model.norm.weight"]
-    with (
-        weights_folder(serialize_weights(state)) as folder,
-        pytest.raises(WeightSyncError, match=r"version 40 does not fit .* model.norm.weight"),
-    ):
-        engine.load_weights(folder, 40)
-    assert engine.weight_version != 40
-
-
-def test_without_its_cure_the_tied_head_is_stale_and_the_proof_says_so(unmended: Served) -> None:
-    """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
-    model, engine = unmended
-    engines = InlineEngines(engine)
-    assert verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 0, 1e-4) < 1e-4
-    disturb(model, seed=3)
-    engines.publish(serialize_weights(model.state_dict()), 1)
-    expected = expected_logprobs(model, PROBE)
-    assert worst_difference(engine.logprobs(PROBE), expected) > 0.1
-    with pytest.raises(
-        WeightSyncError, match=r"version 1 .* old values of lm_head.weight \(tied to model.embed_tokens"
-    ):
-        verify_weights(engines, PROBE, expected, 1, 1e-4)
-
-
-def test_the_proof_by_tensors_needs_no_visible_difference(unmended: Served) -> None:
-    """A step so small that log-probs hide it, as every step is in bfloat16: the old head is named nevertheless."""
-    model, engine = unmended
-    with torch.no_grad():
-        model.model.embed_tokens.weight.mul_(1 + 2**-20)
-    engines = InlineEngines(engine)
-    engines.publish(serialize_weights(model.state_dict()), 2)
-    with pytest.raises(WeightSyncError, match=r"old values of lm_head\.weight"):
-        verify_weights(engines, PROBE, expected_logprobs(model, PROBE), 2, 1e9)
+    before = engine.generate(PROMPTS, GREEDY)
+    engine.sleep(keep_weights=True)
+    for refused in (lambda: engine.generate(PROMPTS, GREEDY), lambda: engine.logprobs(PROBE), engine.served):
+        with pytest.raises(RuntimeError, match="the engine is asleep; this needs it awake"):
+            refused()
+    with publication(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
+        engine.load_weights(weights.folder, 50)
+    engine.wake()
+    assert engine.generate(PROMPTS, GREEDY) == before
+    with pytest.raises(RuntimeError, match="the engine is awake; this needs it asleep"):
+        engine.wake()
+    engine.sleep(keep_weights=False)
+    engine.wake()
+    with pytest.raises(RuntimeError, match="the engine is awake without weights; this needs it awake"):
+        engine.generate(PROMPTS, GREEDY)
+    publish(InlineEngines(engine), model.state_dict(), 51)
+    assert [c.token_ids for c in engine.generate(PROMPTS, GREEDY)] == [c.token_ids for c in before]
 
 
 def test_more_prompt_tokens_than_one_forward_takes(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
@@ -217,10 +153,10 @@ def test_bfloat16_is_proven_too(engine_process: ProcessPoolExecutor, tmp_path: P
     engines = InlineEngines(engine)
     disturb(model, seed=1)
     # As a trainer with float32 master weights publishes it.
-    engines.publish(serialize_weights(model.float().state_dict()), 1)
+    digests = publish(engines, model.float().state_dict(), 1, dtype=torch.bfloat16)
+    expected = Expected(1, expected_logprobs(model.bfloat16(), PROBE), digests)
     tolerance = default_tolerance("bfloat16")
-    assert verify_weights(engines, PROBE, expected_logprobs(model.bfloat16(), PROBE), 1, tolerance) < tolerance
-    assert engine.differing_tensors == ()
+    assert verify_weights(engines, PROBE, expected, tolerance).difference < tolerance
     engine.shutdown()
 
 

@@ -68,7 +68,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
 ) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
-    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "steps": 12}, model=model)
+    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "steps": 12, "hybrid": True}, model=model)
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
@@ -110,7 +110,8 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         "rewards": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER,
         "filtering": {"max_rounds": 16},
     }  # fmt: skip
-    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}}, model=model)
+    config = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
+    output, context = run(tmp_path, config, model=model)
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.folder), output.folder)

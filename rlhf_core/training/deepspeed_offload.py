@@ -1,0 +1,123 @@
+"""A DeepSpeed engine's tensors off the device and back: what a training rank does when it lends its device.
+
+DeepSpeed moves what ZeRO 1 and 2 have laid out in flat buffers. The rest is moved here: its ZeRO 3 moves master weights
+and optimizer state for its own Adam only, and takes its buffer of weights for one of all weights in the model's order,
+which it is not (it has the trained ones, in the optimizer's order); and no stage moves weights that are not trained.
+What lies in main memory by the settings stays there.
+"""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.training.deepspeed_settings import import_deepspeed
+
+
+def offload_states(engine: Any) -> list[Tensor]:
+    """Leave nothing on the device that outlives a step; what `reload_states` wants. Every rank must call it.
+
+    engine: DeepSpeed's, or the bare module of a model that is neither trained nor sharded.
+    """
+    zero = 0 if isinstance(engine, nn.Module) and not _is_deepspeed(engine) else engine.zero_optimization_stage()
+    with _few_objects_to_collect():
+        if zero == 3:
+            engine.empty_partition_cache()
+        if zero and _is_trained(engine):
+            engine.offload_states(include=_states_of_deepspeed(zero), pin_memory=torch.cuda.is_available())
+    if zero == 3 and _is_trained(engine):
+        _move_partitions(engine.optimizer, _in_main_memory(engine.optimizer.lp_param_buffer))
+    moved = [tensor for tensor in _other_tensors(engine, zero) if tensor.device.type != "cpu"]
+    for tensor in moved:
+        tensor.data = _in_main_memory(tensor)
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+    return moved
+
+
+def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> None:
+    """Undo `offload_states`, which gave `moved`. Every rank must call it."""
+    for tensor in moved:
+        tensor.data = tensor.data.to(device, non_blocking=True)
+    if _is_deepspeed(engine) and engine.zero_optimization_stage() and _is_trained(engine):
+        if engine.zero_optimization_stage() == 3:
+            _move_partitions(engine.optimizer, engine.optimizer.lp_param_buffer.data.to(device))
+        engine.reload_states()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+
+
+@contextmanager
+def _few_objects_to_collect() -> Iterator[None]:
+    """DeepSpeed collects garbage at every turn, and would walk over all that was ever imported: a second, or more."""
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()
+
+
+def _is_deepspeed(engine: Any) -> bool:
+    return hasattr(engine, "zero_optimization_stage")
+
+
+def _is_trained(engine: Any) -> bool:
+    return hasattr(engine.optimizer, "param_groups") and not _only_partitions(engine)
+
+
+def _only_partitions(engine: Any) -> bool:
+    """ZeRO 3 around a frozen model: it has no optimizer, only the hooks that gather weights."""
+    import_deepspeed()
+    from deepspeed.runtime.zero.parameter_offload import DeepSpeedZeRoOffload
+
+    return isinstance(engine.optimizer, DeepSpeedZeRoOffload)
+
+
+def _states_of_deepspeed(zero: int) -> list[Any]:
+    from deepspeed.runtime.zero.offload_config import OffloadStateTypeEnum as States
+
+    if zero == 3:
+        return [States.lp_grads, States.contiguous_grad_buffer]
+    return [States.hp_params, States.lp_params, States.lp_grads]
+
+
+def _move_partitions(zero: Any, buffer: Tensor) -> None:
+    """Make `buffer` that of this rank's partitions of the trained weights under ZeRO 3, and all views of it."""
+    zero.lp_param_buffer.data = buffer
+    zero.fp16_partitioned_groups_flat.clear()
+    start = 0
+    for group in zero.fp16_groups:
+        first = start
+        for parameter in group:
+            parameter.ds_tensor.data = buffer.narrow(0, start, parameter.ds_tensor.numel())
+            start += parameter.ds_tensor.numel()
+        zero.fp16_partitioned_groups_flat.append(buffer.narrow(0, first, start - first))
+
+
+def _other_tensors(engine: Any, zero: int) -> Iterator[Tensor]:
+    """Tensors that nobody else holds a view of, so that their data can be moved one by one."""
+    module = engine.module if _is_deepspeed(engine) else engine
+    yield from module.buffers()
+    for parameter in module.parameters():
+        if zero == 3 and not (parameter.requires_grad and _is_trained(engine)):
+            yield parameter.ds_tensor
+        elif zero == 0 or (zero < 3 and not parameter.requires_grad):
+            yield parameter
+    if not _is_deepspeed(engine) or not _is_trained(engine) or engine.zero_use_cpu_optimizer():
+        return
+    optimizer = engine.optimizer if zero == 0 else engine.optimizer.optimizer
+    masters = engine.optimizer.fp32_partitioned_groups_flat if zero == 3 else []
+    state = (value for values in optimizer.state.values() for value in values.values())
+    yield from chain(masters, (value for value in state if isinstance(value, Tensor) and value.ndim))
+
+
+def _in_main_memory(tensor: Tensor) -> Tensor:
+    host = torch.empty_like(tensor.data, device="cpu", pin_memory=tensor.is_cuda)
+    return host.copy_(tensor.data)

@@ -1,0 +1,38 @@
+"""Settings of the RL stage that cannot be true together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from rlhf_core.config.base import result_settings
+from rlhf_core.config.rl import RLConfig
+
+COMMON: dict[str, Any] = {
+    "algorithm": "grpo", "dataset": "p", "steps": 4, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+    "rollout": {"max_length": 16},
+    "grpo": {"rewards": {"right": {"type": "verifier"}}, "optimizer": {"learning_rate": 1e-3}},
+}  # fmt: skip
+TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_length": 16, "engines": 2}}
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1; set both to the number of devices"),
+        (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 must be the same"),
+        ({"rollout": {"max_length": 16, "tensor_parallel_size": 2}}, "rollout spreads each over several GPUs"),
+        ({"engine": {"zero_stage": 3, "offload_parameters": True}}, "keeps the weights in main memory already"),
+    ],
+)
+def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        RLConfig.model_validate({**COMMON, **settings, "hybrid": True})
+    RLConfig.model_validate({**COMMON, **settings})
+
+
+def test_whether_devices_are_shared_has_no_say_in_the_result() -> None:
+    shared, own = (RLConfig.model_validate({**COMMON, "hybrid": hybrid}) for hybrid in (True, False))
+    assert result_settings(shared) == result_settings(own)

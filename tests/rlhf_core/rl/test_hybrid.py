@@ -1,0 +1,120 @@
+"""Whose turn it is: legal transitions, refused calls, and what ranks and engines are told at each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.rl.hybrid import HybridEngine, Turn
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.publishing import Publication
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.training.group import InlineGroup
+
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=(), seed=0)
+WEIGHTS = Publication(Path("weights"), {}, dict)
+
+
+class Told:
+    """A rank and an engine that write down what they are told."""
+
+    def __init__(self) -> None:
+        self.log: list[str] = []
+
+    def offload(self) -> None:
+        self.log.append("offload")
+
+    def reload(self) -> None:
+        self.log.append("reload")
+
+    def update_policy(self) -> None:
+        self.log.append("update")
+
+    def read_weights(self) -> None:
+        self.log.append("read")
+
+
+def hybrid(*, adapters: bool = False) -> tuple[HybridEngine, list[str]]:
+    told = Told()
+
+    class Engine(ScriptedEngine):
+        def sleep(self, *, keep_weights: bool) -> None:
+            told.log.append(f"sleep, keep_weights={keep_weights}")
+
+        def wake(self) -> None:
+            told.log.append("wake")
+
+    made = HybridEngine(InlineGroup(lambda: told), InlineEngines(Engine(lambda *_: [1])), adapters=adapters)
+    assert told.log == ["offload"]
+    told.log.clear()
+    return made, told.log
+
+
+def at(turn: Turn) -> HybridEngine:
+    made, _ = hybrid()
+    if turn is not Turn.SAMPLING:
+        made.train()
+    if turn is Turn.PUBLISHING:
+        made.publish()
+    assert made.turn is turn
+    return made
+
+
+def test_the_turns_of_a_step() -> None:
+    ours, log = hybrid()
+    ours.engines.generate([[5]], GREEDY)
+    ours.train()
+    ours.workers.call("update_policy")
+    ours.train()  # it is already
+    ours.publish()
+    ours.workers.call("read_weights")
+    ours.engines.publish(WEIGHTS, 1)
+    ours.engines.probe([[5]])
+    ours.sample()
+    ours.sample()
+    ours.engines.generate([[5]], GREEDY)
+    assert log == ["sleep, keep_weights=False", "reload", "update", "offload", "wake", "read"]
+
+
+def test_weights_are_kept_where_no_publish_brings_them_again() -> None:
+    ours, log = hybrid()
+    ours.train(keep_weights=True)
+    ours.sample()
+    assert log == ["sleep, keep_weights=True", "reload", "offload", "wake"]
+    adapters, log = hybrid(adapters=True)
+    adapters.train()
+    assert log[0] == "sleep, keep_weights=True"
+
+
+GENERATE: Callable[[HybridEngine], Any] = lambda h: h.engines.generate([[5]], GREEDY)  # noqa: E731
+UPDATE: Callable[[HybridEngine], Any] = lambda h: h.workers.call("update_policy")  # noqa: E731
+LOAD: Callable[[HybridEngine], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
+PROBE: Callable[[HybridEngine], Any] = lambda h: h.engines.probe([[5]])  # noqa: E731
+
+
+@pytest.mark.parametrize(
+    ("turn", "call", "says"),
+    [
+        (Turn.TRAINING, GENERATE, "cannot generate in the state training; this needs sampling"),
+        (Turn.PUBLISHING, GENERATE, "cannot generate in the state publishing; this needs sampling"),
+        (Turn.SAMPLING, UPDATE, "cannot update_policy in the state sampling; this needs training"),
+        (Turn.PUBLISHING, UPDATE, "cannot update_policy in the state publishing; this needs training"),
+        (Turn.SAMPLING, LOAD, "cannot load weights in the state sampling; this needs publishing"),
+        (Turn.TRAINING, LOAD, "cannot load weights in the state training; this needs publishing"),
+        (Turn.TRAINING, PROBE, "cannot probe in the state training; this needs publishing or sampling"),
+        (Turn.SAMPLING, HybridEngine.publish, "cannot publish in the state sampling; this needs training"),
+        (Turn.PUBLISHING, HybridEngine.publish, "cannot publish in the state publishing; this needs training"),
+        (Turn.PUBLISHING, HybridEngine.train, "cannot train in the state publishing; this needs sampling"),
+        (Turn.TRAINING, HybridEngine.sample, "cannot sample in the state training: the engines have no weights"),
+        (Turn.PUBLISHING, HybridEngine.sample, "cannot sample in the state publishing: the engines have no weights"),
+    ],
+)
+def test_a_call_in_anothers_turn_is_refused(turn: Turn, call: Callable[[HybridEngine], Any], says: str) -> None:
+    ours = at(turn)
+    with pytest.raises(RuntimeError, match=says):
+        call(ours)
+    assert ours.turn is turn

@@ -1,0 +1,117 @@
+"""The proof's judgement, without an engine of weights."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch import Tensor
+
+from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.engine import ServedTensor
+from rlhf_core.rollout.proof import Expected, ProbeAnswer, default_tolerance, tensor_digest, verify_weights
+
+SEQUENCES = [[1, 2, 3], [4, 5]]
+LOGPROBS = [[0.0, -1.0, -2.0], [0.0, -3.0]]
+
+
+@dataclass
+class Answering:
+    """Engines that answer the probe with given log-probs."""
+
+    answers: list[ProbeAnswer]
+
+    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
+        return self.answers
+
+
+def verify(*answers: ProbeAnswer, tolerance: float = 0.1, **expected: object) -> float:
+    wanted = Expected(**{"version": 3, "logprobs": LOGPROBS, **expected})  # type: ignore[arg-type]
+    return verify_weights(Answering(list(answers)), SEQUENCES, wanted, tolerance).difference
+
+
+def test_the_worst_difference_of_all_engines_is_given_back() -> None:
+    answers = (
+        ProbeAnswer("engine 0", 3, [[0.0, -1.0, -2.25], [0.0, -3.0]]),
+        ProbeAnswer("engine 1", 3, [[9.0, -1.0, -2.0], [0.0, -3.5]]),  # the first of a sequence says nothing
+    )
+    assert verify(*answers, tolerance=0.5) == 0.5
+
+
+def test_what_is_off_is_named() -> None:
+    good = ProbeAnswer("engine 0", 3, LOGPROBS)
+    off = ProbeAnswer("engine 1", 3, [[0.0, -1.0, -2.0], [0.0, -3.5]])
+    with pytest.raises(WeightSyncError, match=r"engine 1 does not serve version 3 .* up to 0.5 \(tolerance 0.1\)"):
+        verify(good, off)
+    with pytest.raises(WeightSyncError, match="engine 0 serves version 3, but version 4 was published"):
+        verify(good, version=4)
+
+
+def test_nan_never_passes() -> None:
+    with pytest.raises(WeightSyncError, match="off by up to nan"):
+        verify(ProbeAnswer("engine 0", 3, [[0.0, math.nan, -2.0], [0.0, -3.0]]), tolerance=1e9)
+
+
+def test_every_tensor_that_is_wrong_is_named_with_where_its_values_come_from() -> None:
+    served = (
+        ServedTensor("a", "a", "1"), ServedTensor("b", "b", "3"), ServedTensor("c", "c", "old"),
+        ServedTensor("d", "d", "9"), ServedTensor("head", "a", "old"), ServedTensor("more", "more", "0"),
+    )  # fmt: skip
+    expected = Expected(3, LOGPROBS, {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"})
+    before = Expected(2, LOGPROBS, {"a": "old", "c": "old"})
+    with pytest.raises(WeightSyncError) as caught:
+        verify_weights(Answering([ProbeAnswer("engine 0", 3, LOGPROBS, served)]), SEQUENCES, expected, 1.0, before)
+    assert str(caught.value) == (
+        "engine 0 does not serve version 3 as published: b has the values of c, c still has the values of version 2, "
+        "d has other values, head (tied to a) still has the values of version 2, more was not published, "
+        "e is not served at all; its log-probs of the probe are off by up to 0 (tolerance 1)"
+    )
+
+
+def test_of_many_tensors_the_first_are_named() -> None:
+    served = tuple(ServedTensor(f"t{i}", f"t{i}", "x") for i in range(10))
+    with pytest.raises(WeightSyncError, match=r"t7 has other values and 2 more; its log-probs"):
+        verify(ProbeAnswer("engine 0", 3, LOGPROBS, served), digests={f"t{i}": "y" for i in range(10)})
+
+
+def test_what_cannot_be_read_back_is_told() -> None:
+    answer = ProbeAnswer("engine 0", 3, LOGPROBS, (ServedTensor("a", "a", "1", False), ServedTensor("b", "b", "2")))
+    proof = verify_weights(Answering([answer]), SEQUENCES, Expected(3, LOGPROBS, {"a": "1", "b": "2"}), 0.0)
+    assert proof.not_read_back == ("a",)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_digest_is_of_every_element_and_its_place(dtype: torch.dtype) -> None:
+    tensor = torch.arange(1.0, 25).reshape(4, 6).to(dtype)
+
+    def changed(index: tuple[int, int], value: float) -> Tensor:
+        other = tensor.clone()
+        other[index] = value
+        return other
+
+    exchanged = tensor.clone()
+    exchanged[0, 0], exchanged[3, 5] = tensor[3, 5], tensor[0, 0]
+    others = [
+        changed((2, 3), 1e-30),
+        exchanged,
+        tensor.reshape(6, 4),
+        tensor.half(),
+        tensor.T,
+        changed((0, 0), math.nan),
+    ]
+    digests = {tensor_digest(t) for t in [tensor, *others]}
+    assert len(digests) == 7
+    assert tensor_digest(tensor.T.contiguous().T) == tensor_digest(tensor)
+
+
+def test_signs_of_zero_and_denormals_have_no_say_in_a_digest() -> None:
+    zeros = torch.zeros(3)
+    assert tensor_digest(torch.tensor([-0.0, 1e-40, -1e-45])) == tensor_digest(zeros)
+    assert tensor_digest(torch.tensor([0.0, 2e-38, 0.0])) != tensor_digest(zeros)
+
+
+def test_tolerances_grow_with_rounding() -> None:
+    assert default_tolerance("float32") == 1e-3 < default_tolerance("bfloat16")

@@ -1,0 +1,184 @@
+"""What can go wrong between trainer and engine, done to real engines: each fault ends at its publish, and is named."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.proof import Expected, Proof, verify_weights
+from rlhf_core.rollout.publishing import publication
+from tests.rlhf_core.rollout.engine_process import RemoteEngine
+from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
+
+CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
+PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
+EXCHANGED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")
+
+Served = tuple[LlamaForCausalLM, RemoteEngine]
+
+
+@pytest.fixture(scope="module")
+def served(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    """A tied model, and an engine that serves it; a publish that is not spoiled mends what a test has done to it."""
+    folder = tmp_path_factory.mktemp("faults")
+    model = make_model(folder, tied=True)
+    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    yield model, engine
+    engine.shutdown()
+
+
+def prove(
+    model: LlamaForCausalLM,
+    engine: Any,
+    version: int,
+    digests: Mapping[str, str],
+    before: Expected | None = None,
+    tolerance: float = 1e9,
+) -> Proof:
+    """By default whatever the log-probs say: most faults are smaller than rounding."""
+    expected = Expected(version, expected_logprobs(model, PROBE), digests)
+    return verify_weights(InlineEngines(engine), PROBE, expected, tolerance, before)
+
+
+def spoil(worker: Any, module: str, row: int, column: int) -> None:
+    """Changes one element of what a layer computes with, by the last of its bits."""
+    layer = worker.model_runner.get_model().get_submodule(module)
+    linear = layer.cpu_linear
+    weight = linear(torch.eye(layer.input_size), None, None).T.contiguous()
+    weight[row, column] = torch.nextafter(weight[row, column], torch.tensor(9.0))
+    layer.cpu_linear = lambda x, _, bias: torch.nn.functional.linear(x, weight, bias)
+
+
+def spoil_plain(worker: Any, name: str) -> None:
+    worker.model_runner.get_model().get_parameter(name).data[3] += 1e-6
+
+
+@pytest.mark.parametrize(
+    ("module", "row", "named"),
+    [("self_attn.qkv_proj", 5, "q_proj"), ("self_attn.qkv_proj", 127, "v_proj"), ("mlp.gate_up_proj", 100, "up_proj")],
+)
+def test_one_element_of_a_weight(served: Served, module: str, row: int, named: str) -> None:
+    """A fused layer is taken apart: the published tensor is named, and no other."""
+    model, engine = served
+    digests = publish(InlineEngines(engine), model.state_dict(), 1)
+    assert prove(model, engine, 1, digests, tolerance=1e-4).not_read_back == ()
+    engine.in_worker(spoil, f"model.layers.1.{module}", row, 33)
+    parent = module.split(".")[0]
+    with pytest.raises(
+        WeightSyncError, match=rf"version 1 as published: model.layers.1.{parent}.{named}.weight has other values; its"
+    ):
+        prove(model, engine, 1, digests)
+    publish(InlineEngines(engine), model.state_dict(), 2)
+    assert prove(model, engine, 2, digests, tolerance=1e-4).difference < 1e-4
+
+
+def test_one_element_of_a_norm_and_of_the_embedding(served: Served) -> None:
+    model, engine = served
+    for name in ("model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"):
+        digests = publish(InlineEngines(engine), model.state_dict(), 3)
+        engine.in_worker(spoil_plain, name)
+        with pytest.raises(WeightSyncError, match=f"as published: {name} has other values; its"):
+            prove(model, engine, 3, digests)
+
+
+class ExchangingEngine:
+    """Loads what was published, with two tensors in each other's place."""
+
+    def __init__(self, engine: RemoteEngine) -> None:
+        self._engine = engine
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._engine, name)
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        state = load_file(folder / "model.safetensors")
+        state[EXCHANGED[0]], state[EXCHANGED[1]] = state[EXCHANGED[1]], state[EXCHANGED[0]]
+        with publication(state) as wrong:
+            self._engine.load_weights(wrong.folder, version)
+
+
+def test_two_tensors_of_the_same_shape_exchanged(served: Served) -> None:
+    model, engine = served
+    exchanging: Any = ExchangingEngine(engine)
+    digests = publish(InlineEngines(exchanging), model.state_dict(), 4)
+    named = f"{EXCHANGED[0]} has the values of {EXCHANGED[1]}, {EXCHANGED[1]} has the values of {EXCHANGED[0]}; its"
+    with pytest.raises(WeightSyncError, match=f"version 4 as published: {named}"):
+        prove(model, engine, 4, digests)
+
+
+def test_a_stale_version(served: Served) -> None:
+    model, engine = served
+    digests = publish(InlineEngines(engine), model.state_dict(), 5)
+    with pytest.raises(WeightSyncError, match="serves version 5, but version 6 was published"):
+        prove(model, engine, 6, digests)
+
+
+def load_nothing(worker: Any) -> None:
+    worker.worker.reload_weights = lambda weights_iterator: None
+
+
+def load_again(worker: Any) -> None:
+    del worker.worker.reload_weights
+
+
+def test_old_weights_under_a_new_version(served: Served) -> None:
+    """A step so small that log-probs hide it, as every step is in bfloat16."""
+    model, engine = served
+    before = Expected(6, [], publish(InlineEngines(engine), model.state_dict(), 6))
+    with torch.no_grad():
+        model.model.layers[1].mlp.up_proj.weight.mul_(1 + 2**-20)
+    engine.in_worker(load_nothing)
+    digests = publish(InlineEngines(engine), model.state_dict(), 7)
+    engine.in_worker(load_again)
+    named = "model.layers.1.mlp.up_proj.weight still has the values of version 6; its"
+    with pytest.raises(WeightSyncError, match=f"version 7 as published: {named}"):
+        prove(model, engine, 7, digests, before)
+
+
+@pytest.mark.parametrize("spoiled", ["lacking", "unknown", "shape"])
+def test_a_publish_with_other_tensors_is_refused(served: Served, spoiled: str) -> None:
+    model, engine = served
+    state: dict[str, Tensor] = dict(model.state_dict())
+    if spoiled == "lacking":
+        del state["model.norm.weight"]
+    elif spoiled == "unknown":
+        state["model.more.weight"] = torch.ones(2)
+    else:
+        state["model.norm.weight"] = torch.ones(63)
+    named = "model.more.weight" if spoiled == "unknown" else "model.norm.weight"
+    with pytest.raises(WeightSyncError, match=f"version 8 does not fit the engine's model in 1 tensors: {named}"):
+        publish(InlineEngines(engine), state, 8)
+    assert engine.weight_version != 8
+
+
+def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
+    """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
+    model = make_model(tmp_path, tied=True)
+    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
+    with publication(model.state_dict()) as weights:
+        before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
+    assert verify_weights(InlineEngines(engine), PROBE, before, 1e-4).difference < 1e-4
+    named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"
+    with torch.no_grad():
+        model.model.embed_tokens.weight.mul_(1 + 2**-20)  # too small a step for log-probs to show it
+    digests = publish(InlineEngines(engine), model.state_dict(), 1)
+    with pytest.raises(WeightSyncError, match=rf"version 1 as published: {named}"):
+        prove(model, engine, 1, digests, before)
+    disturb(model, seed=3)
+    digests = publish(InlineEngines(engine), model.state_dict(), 2)
+    with pytest.raises(
+        WeightSyncError, match=rf"version 2 as published: {named} of the probe are off by up to [0-9.]+ [(]"
+    ):
+        prove(model, engine, 2, digests, before, tolerance=1e-4)
+    engine.shutdown()
