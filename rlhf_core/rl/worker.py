@@ -74,7 +74,7 @@ class RLWorker(SnapshotWorker):
         folder = self._reward_folder if starts_from_reward_model else self._folder
         assert folder is not None
         return DeepSpeedEngine(
-            self._load_scalar(folder),
+            self._load_scalar(folder, trained=True),
             engine=self._config.engine,
             optimizer=settings.critic_optimizer,
             total_steps=updates,
@@ -83,12 +83,19 @@ class RLWorker(SnapshotWorker):
     def _load_reward_model(self) -> DeepSpeedEngine:
         assert self._reward_folder is not None
         return DeepSpeedEngine(
-            self._load_scalar(self._reward_folder), engine=self._config.engine, optimizer=None, total_steps=0
+            self._load_scalar(self._reward_folder, trained=False),
+            engine=self._config.engine,
+            optimizer=None,
+            total_steps=0,
         )
 
-    def _load_scalar(self, folder: Path) -> ScalarModel:
+    def _load_scalar(self, folder: Path, *, trained: bool) -> ScalarModel:
         engine = self._config.engine
-        return ScalarModel(load_scalar_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention))
+        model = load_scalar_model(
+            folder, dtype=torch_dtype(engine.dtype), attention=engine.attention,
+            gradient_checkpointing=engine.gradient_checkpointing and trained,
+        )  # fmt: skip
+        return ScalarModel(model)
 
     def parts(self) -> Mapping[str, Stateful]:
         engines = {"policy": self._policy, "critic": self._critic}

@@ -122,6 +122,15 @@ def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
     assert group._worker._critic is None
 
 
+def test_policy_and_critic_are_checkpointed_and_the_reference_is_not(model: Input, tmp_path: Path) -> None:
+    config = rl_config("ppo", kl={"coefficient": 0.1})
+    config = config.model_copy(update={"engine": config.engine.model_copy(update={"gradient_checkpointing": True})})
+    _, group = trainer(config, model, tmp_path)
+    worker = group._worker
+    models = [engine.module.model for engine in (worker._policy, worker._critic, worker._reference)]
+    assert [m.is_gradient_checkpointing for m in models] == [True, True, False]
+
+
 def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
     config = rl_config("grpo", kl={"coefficient": 0.1}, lora={"rank": 4})
     ours, _group = trainer(config, model, tmp_path)
