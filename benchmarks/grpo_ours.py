@@ -81,6 +81,7 @@ def config(workload: Workload) -> RLConfig:
             "zero_stage": 0,
             "tokens_per_micro_batch": workload.micro_batch * workload.length,
         },
+        "checkpoint": {"every_minutes": None},
         "grpo": {
             "group_size": workload.group,
             "rewards": {"text": {"type": "function", "path": str(REWARD_FILE)}},
