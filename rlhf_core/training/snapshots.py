@@ -83,7 +83,7 @@ class SnapshotWorker(ABC):
         """This rank's part of `checkpoint` onto this node. Empty, or what is damaged; nothing is changed yet."""
         loaded = []
         for file in (SHARED, _own_file(dist.get_rank())):
-            path = self._context.workdir / f"restoring-{file}"
+            path = self._context.workdir / f"restoring-{dist.get_rank()}-{file}"
             try:
                 self._context.checkpoints.fetch(checkpoint, file, path)
             except IntegrityError as error:

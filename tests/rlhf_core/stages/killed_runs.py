@@ -10,6 +10,8 @@ import multiprocessing
 import os
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -37,20 +39,23 @@ def hold(folder: Path) -> None:
     os._exit(3)  # nobody came
 
 
-def finish(function: Callable[..., None], *args: Any) -> None:
-    """Run to the end."""
+def start(function: Callable[..., None], *args: Any) -> BaseProcess:
+    """A run in a process of its own."""
     process = _PROCESSES.Process(target=function, args=args)
     process.start()
+    return process
+
+
+def finish(process: BaseProcess) -> None:
+    """Let it run to its end."""
     process.join(SECONDS)
     if process.exitcode is None:
         process.kill()
     assert process.exitcode == 0
 
 
-def kill_when_held(folder: Path, function: Callable[..., None], *args: Any) -> None:
-    """Run until it holds in `folder`, and kill it."""
-    process = _PROCESSES.Process(target=function, args=args)
-    process.start()
+def kill_when_held(process: BaseProcess, folder: Path) -> None:
+    """Kill it when it holds in `folder`."""
     deadline = time.monotonic() + SECONDS
     while not (folder / "held").exists():
         assert process.is_alive(), f"ended with {process.exitcode} before the chosen moment"
@@ -80,7 +85,11 @@ class HeldStore(LocalStore):
 
     def __init__(self, folder: Path, name: str, count: int, *, after: bool, marks: Path) -> None:
         super().__init__(folder)
+        self._arguments = (folder, name, count)
         self._name, self._left, self._after, self._marks = name, count, after, marks
+
+    def __reduce__(self) -> Any:  # into ranks, which count their own uploads
+        return partial(HeldStore, after=self._after, marks=self._marks), self._arguments
 
     def put_file_if_absent(self, path: str, local_path: Path) -> bool:
         return bool(self._held(path, lambda: super(HeldStore, self).put_file_if_absent(path, local_path)))
@@ -105,6 +114,7 @@ class HeldContext(LocalContext):
     REF: ClassVar = ArtifactRef(stage="test", key="0" * 64)
     MOMENTS: ClassVar = {
         "an upload begins": ("shared.safetensors", False),
+        "rank 1 uploads": ("rank1.safetensors", False),
         "an upload has ended": ("shared.safetensors", True),
         "before the manifest": ("manifest.json", False),
         "after the manifest": ("manifest.json", True),

@@ -24,10 +24,10 @@ def inline(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> 
     return InlineGroup(factory, *args)
 
 
-def base_model(folder: Path, *, tied: bool = True) -> Input:
+def base_model(folder: Path, *, tied: bool = True, heads: int = 2) -> Input:
     """A Llama of 2 layers, 32 wide, with the word-level tokenizer."""
     source = ScratchModel(
-        type="scratch", words=(), hidden_size=32, intermediate_size=64, layers=2, heads=2, context_length=64,
+        type="scratch", words=(), hidden_size=32, intermediate_size=64, layers=2, heads=heads, context_length=64,
         tie_word_embeddings=tied,
     )  # fmt: skip
     output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder))

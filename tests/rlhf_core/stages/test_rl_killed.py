@@ -18,7 +18,7 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
 from rlhf_core.stages.contract import Input, StageContext
 from tests.rlhf_core.rl.torch_engine import TorchEngine
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, without_times
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 Inputs = dict[str, Input]
@@ -96,7 +96,7 @@ def results(folder: Path) -> dict[str, bytes]:
 def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, algorithm: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()
-    finish(run, whole, inputs, algorithm, "")
+    finish(start(run, whole, inputs, algorithm, ""))
     lines = json.loads((whole / "logs.json").read_text())
     assert [step for step, _ in lines] == [0, 1, 2, 3, 4]
     if algorithm == "grpo":
@@ -107,7 +107,7 @@ def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, algorithm: str,
         folder = tmp_path / str(number)
         folder.mkdir()
         call = calls_before + 1 if moment == MOMENTS[0] else 0
-        kill_when_held(folder, run, folder, inputs, algorithm, moment, call)
+        kill_when_held(start(run, folder, inputs, algorithm, moment, call), folder)
         assert 1 <= (Checkpoints(LocalStore(folder / "store"), HeldContext.REF).newest_step() or 0) <= 2
-        finish(run, folder, inputs, algorithm, "")
+        finish(start(run, folder, inputs, algorithm, ""))
         assert results(folder) == results(whole), moment

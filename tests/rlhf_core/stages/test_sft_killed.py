@@ -21,7 +21,15 @@ from rlhf_core.stages.contract import Input
 from rlhf_core.trainers.sft import LanguageModelWorker
 from rlhf_core.trainers.supervised import Share
 from rlhf_core.training import snapshots
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, hold, kill_when_held, without_times
+from tests.rlhf_core.stages.killed_runs import (
+    HeldContext,
+    KeptGroup,
+    finish,
+    hold,
+    kill_when_held,
+    start,
+    without_times,
+)
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
 
 CONFIG = SFTConfig(
@@ -82,7 +90,9 @@ def results(folder: Path) -> dict[str, bytes]:
 def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[str, bytes]:
     """Of a run that is never killed, and that keeps nothing."""
     folder = tmp_path_factory.mktemp("whole")
-    finish(run, folder, inputs, CONFIG.model_copy(update={"checkpoint": CheckpointConfig(every_minutes=None)}), "")
+    finish(
+        start(run, folder, inputs, CONFIG.model_copy(update={"checkpoint": CheckpointConfig(every_minutes=None)}), "")
+    )
     assert not (folder / "store").exists()
     assert [step for step, _ in json.loads((folder / "logs.json").read_text())] == [3, 6, 9]
     return results(folder)
@@ -102,7 +112,7 @@ def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[s
 def test_a_killed_run_ends_as_if_it_had_not_been(
     inputs: Inputs, expected: dict[str, bytes], tmp_path: Path, moment: str, resumed_after: int
 ) -> None:
-    kill_when_held(tmp_path, run, tmp_path, inputs, CONFIG, moment)
+    kill_when_held(start(run, tmp_path, inputs, CONFIG, moment), tmp_path)
     assert (Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step() or 0) == resumed_after
-    finish(run, tmp_path, inputs, CONFIG, "")
+    finish(start(run, tmp_path, inputs, CONFIG, ""))
     assert results(tmp_path) == expected

@@ -1,0 +1,124 @@
+"""SFT on two ranks under ZeRO 3, in Ray actors: the job is killed, its ranks go with it, and the next one goes on."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+import torch.distributed as dist
+from ray.cloudpickle import register_pickle_by_value
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from rlhf_core.actors.placement import connect
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.training import Placement
+from rlhf_core.stages import sft
+from rlhf_core.stages.contract import Input
+from rlhf_core.trainers.sft import LanguageModelWorker
+from rlhf_core.trainers.supervised import Share
+from rlhf_core.training.packing import pack
+from tests.rlhf_core.stages import context as stage_context
+from tests.rlhf_core.stages import killed_runs
+from tests.rlhf_core.stages.killed_runs import HeldContext, finish, hold, kill_when_held, start, without_times
+from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
+
+CONFIG = SFTConfig(
+    dataset="d", batch_size=7, epochs=2, max_length=32, optimizer=OPTIMIZER, log_every=2,
+    engine=ENGINE.model_copy(update={"zero_stage": 3}), checkpoint=CheckpointConfig(every_steps=1),
+    placement=Placement(workers=2, cpus_per_worker=0.5, threads=1),
+)  # fmt: skip
+
+
+class Worker(LanguageModelWorker):
+    """Rank 1 holds in the middle of step 4, while rank 0 waits for it, where `folder` is given."""
+
+    def __init__(self, folder: Path | None, *args: Any) -> None:
+        super().__init__(*args)
+        self._folder = folder
+
+    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+        if self._folder and dist.get_rank() == 1 and self.engine.counters.steps == 3:
+            hold(self._folder)
+        return super().loss(model, batch, share)
+
+    def restore_state(self) -> None:
+        # A step leaves small weights gathered on every rank: they must not stay what they were.
+        batch = pack([[1, 2, 3]], [[False, True, True]])
+        self.train([Share([batch], num_tokens=2, num_examples=1)])
+        super().restore_state()
+
+    def leave_state(self, folder: Path) -> None:
+        self.copy_state()
+        for name, tensors in vars(self._copied).items():
+            save_file(tensors, folder / f"{name}{dist.get_rank()}.safetensors")
+
+
+def run(folder: Path, inputs: dict[str, Input], moment: str, ray_address: str) -> None:
+    """One attempt, in a process of its own: a job on the cluster of the tests."""
+    os.environ["RAY_ADDRESS"] = ray_address
+    for module in (stage_context, killed_runs, sys.modules[__name__]):
+        register_pickle_by_value(module)  # the actors cannot import a test module
+
+    class Group(RayWorkerGroup):
+        def shutdown(self) -> None:
+            if not (folder / "own1.safetensors").exists():
+                self.call("leave_state", folder)
+            super().shutdown()
+
+    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Group:
+        connect()
+        return Group(placement, Worker, folder if moment == "the middle of a step" else None, *args)
+
+    context = HeldContext(folder, inputs, moment)
+    sft.run(CONFIG, inputs, context, group)
+    (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
+
+
+def results(folder: Path) -> Mapping[str, bytes]:
+    names = ("work/model/model", "shared0", "own0", "own1")
+    return {name: (folder / f"{name}.safetensors").read_bytes() for name in names} | {
+        "logs": (folder / "logs.json").read_bytes()
+    }
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return {"model": base_model(folder / "base"), "dataset": dataset(folder / "data", conversations(20))}
+
+
+@pytest.fixture(scope="module")
+def expected(
+    ray_cluster: None, inputs: dict[str, Input], tmp_path_factory: pytest.TempPathFactory
+) -> Mapping[str, bytes]:
+    """Of a run that is never killed."""
+    folder = tmp_path_factory.mktemp("whole")
+    finish(start(run, folder, inputs, "", ray.get_runtime_context().gcs_address))
+    return results(folder)
+
+
+@pytest.mark.parametrize("moment", ["the middle of a step", "rank 1 uploads"])
+def test_a_killed_run_ends_as_if_it_had_not_been(
+    inputs: dict[str, Input], expected: Mapping[str, bytes], tmp_path: Path, moment: str
+) -> None:
+    address = ray.get_runtime_context().gcs_address
+    kill_when_held(start(run, tmp_path, inputs, moment, address), tmp_path)
+    assert Checkpoints(LocalStore(tmp_path / "store"), HeldContext.REF).newest_step() in (1, 2, 3)
+    deadline = time.monotonic() + 60
+    while ray.available_resources().get("CPU", 0.0) < 4.0:
+        assert time.monotonic() < deadline, "the killed job's ranks live on"
+        time.sleep(0.1)
+    finish(start(run, tmp_path, inputs, "", address))
+    assert results(tmp_path) == expected
