@@ -65,7 +65,7 @@ class RLConfig(Config):
         dict, description="scores that are logged each step, never trained on"
     )
     probe_tolerance: PositiveFloat | None = Field(
-        default=None, description="largest |log-prob difference| of engine and trainer on the probe; none: by dtype"
+        default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
 
     @model_validator(mode="after")

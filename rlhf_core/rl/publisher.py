@@ -56,7 +56,7 @@ class Publisher:
         self._turns.sample()
 
     def publish(self) -> dict[str, float]:
-        """Metrics: the worst difference on the probe, and how many tensors only the probe can tell of, if any.
+        """Metrics: mean and largest difference on the probe, and how many tensors only the probe can tell of, if any.
 
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
         """
@@ -69,7 +69,11 @@ class Publisher:
         proof = self._prove(expected)
         self._turns.sample()
         blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
-        return {"weight_difference": proof.difference, **blind}
+        differences = {
+            "weight_difference": proof.difference,
+            "largest_weight_difference": proof.largest_difference,
+        }
+        return {**differences, **blind}
 
     def _logprobs(self) -> list[list[float]]:
         logprobs = torch.tensor(self._trainer.probe(self._batch))
