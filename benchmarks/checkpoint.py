@@ -1,0 +1,184 @@
+"""What a checkpoint costs: `python -m benchmarks.checkpoint [--hidden 384] [--layers 8] [--steps 12] [--rounds 3]`.
+
+One rank trains a model of random weights on random tokens, rounds with checkpoints and rounds without in turn. For how
+long does training stand still, how long does the writing go on beside it, and what does it cost the steps meanwhile?
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.stages.contract import Input
+from rlhf_core.trainers.sft import LanguageModelWorker, pack_sequences
+from rlhf_core.trainers.supervised import Example, divide
+from rlhf_core.training.checkpointing import Checkpointing
+from rlhf_core.training.group import InlineGroup
+
+VOCABULARY = 8192
+REF = ArtifactRef(stage="benchmark", key="0" * 64)
+
+
+@dataclass
+class Context:
+    """Implements stages.contract.StageContext as far as training asks."""
+
+    workdir: Path
+    store: Store
+    model: Path
+    name: str = "benchmark"
+    key: str = REF.key
+    seed: int = 0
+    libraries: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def checkpoints(self) -> Checkpoints:
+        return Checkpoints(self.store, REF)
+
+    def fetch(self, ref: ArtifactRef) -> Input:
+        now = datetime.now(UTC)
+        manifest = Manifest(
+            kind=Kind.BASE_MODEL, name="model", stage=ref.stage, key=ref.key, files=(), parents={}, config={}, seed=0,
+            code_revision="", libraries={}, device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
+        )  # fmt: skip
+        return Input(manifest, self.model)
+
+    def user_file(self, path: str) -> Path:
+        return Path(path)
+
+    user_folder = user_file
+
+    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
+
+    def logged(self) -> bytes:
+        return b""
+
+    def restore_log(self, lines: bytes) -> None: ...
+
+    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None: ...
+
+
+class TimedCheckpointing(Checkpointing):
+    """Says how long each was written, beside the training."""
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.written: list[float] = []
+
+    def _commit(self, *args: Any) -> None:
+        began = time.perf_counter()
+        super()._commit(*args)
+        self.written.append(time.perf_counter() - began)
+
+
+@dataclass
+class Round:
+    seconds: float = 0.0
+    stalls: list[float] = field(default_factory=list)
+    written: list[float] = field(default_factory=list)
+
+
+def train(steps: int, every: int | None, workers: InlineGroup, context: Context, examples: Sequence[Example]) -> Round:
+    """Time per round until the last step is done; what is still written then is waited for, and not counted."""
+    measured = Round()
+    config = CheckpointConfig(every_steps=every, every_minutes=None)
+    checkpoints = TimedCheckpointing(config, context, workers, {})
+    (share,) = divide(examples, pack_sequences, ranks=1, tokens_per_micro_batch=1 << 20)
+    began = time.perf_counter()
+    for step in range(1, steps + 1):
+        workers.scatter("train", [[share]])
+        before = time.perf_counter()
+        checkpoints.after(step)
+        stall = time.perf_counter() - before
+        if every is not None and step % every == 0:
+            measured.stalls.append(stall)
+    measured.seconds = time.perf_counter() - began
+    checkpoints.finish()
+    measured.written = checkpoints.written
+    return measured
+
+
+def report(options: argparse.Namespace, size: int, parameters: int, off: list[Round], on: list[Round]) -> Table:
+    without, with_ = (options.steps * len(rounds) / sum(r.seconds for r in rounds) for rounds in (off, on))
+    stalls = [seconds for r in on for seconds in r.stalls]
+    written = [seconds for r in on for seconds in r.written]
+    table = Table(title=f"{parameters / 1e6:.1f} M parameters, {size / 1e6:.0f} MB a checkpoint, every {options.every} "
+                        f"steps, {torch.get_num_threads()} thread(s), load {os.getloadavg()[0]:.1f}")  # fmt: skip
+    table.add_column("figure")
+    table.add_column("value", justify="right")
+    for name, value in {
+        "training stands still, median": f"{statistics.median(stalls) * 1000:.0f} ms",
+        "first of a run (its memory is new)": f"{on[0].stalls[0] * 1000:.0f} ms",
+        "written beside the training, median": f"{statistics.median(written) * 1000:.0f} ms",
+        "stands still / written": f"{statistics.median(stalls) / statistics.median(written):.1%}",
+        "stands still / all time": f"{sum(stalls) / sum(r.seconds for r in on):.2%}",
+        "steps/s without": f"{without:.3f}",
+        "steps/s with": f"{with_:.3f} ({with_ / without - 1:+.1%})",
+    }.items():
+        table.add_row(name, value)
+    return table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    for name, default in (("hidden", 384), ("layers", 8), ("steps", 12), ("every", 4), ("rounds", 3), ("tokens", 1024)):
+        parser.add_argument(f"--{name}", type=int, default=default)
+    parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
+    parser.add_argument("--store", help="s3://bucket/prefix or a folder; none: a temporary folder")
+    options = parser.parse_args()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        model = LlamaForCausalLM(
+            LlamaConfig(
+                vocab_size=VOCABULARY, hidden_size=options.hidden, intermediate_size=3 * options.hidden,
+                num_hidden_layers=options.layers, num_attention_heads=8, tie_word_embeddings=True,
+            )
+        )  # fmt: skip
+        model.save_pretrained(folder / "model")
+        config = SFTConfig(
+            dataset="random", batch_size=8, max_length=options.tokens, optimizer=OptimizerConfig(learning_rate=1e-4),
+            engine=EngineConfig(dtype=options.dtype, zero_stage=0),
+        )  # fmt: skip
+        (folder / "work").mkdir()
+        context = Context(folder / "work", open_store(options.store or str(folder / "store")), folder / "model")
+        workers = InlineGroup(LanguageModelWorker, config, context, REF, 1 << 20)
+        draw = random.Random(0)
+        length = options.tokens // 8
+        examples = [
+            Example(str(i), ([draw.randrange(VOCABULARY) for _ in range(length)],), ([False, *[True] * (length - 1)],))
+            for i in range(8)
+        ]
+        train(2, None, workers, context, examples)  # warm-up
+        off, on = [], []
+        for _ in range(options.rounds):
+            off.append(train(options.steps, None, workers, context, examples))
+            on.append(train(options.steps, options.every, workers, context, examples))
+        newest = next(context.checkpoints.newest())
+        assert isinstance(newest, Checkpoint)
+        size = sum(file.size for file in newest.files)
+        Console().print(report(options, size, sum(p.numel() for p in model.parameters()), off, on))
+        context.checkpoints.clear()
+
+
+if __name__ == "__main__":
+    main()
