@@ -49,7 +49,8 @@ class Overhead:
 def measure(manifest: Manifest, lines: Sequence[Line], record: NodeRecord | None = None) -> Overhead:
     """lines: of the stage's metrics.jsonl. record: what the run says of the stage."""
     job = (manifest.finished_at - manifest.started_at).total_seconds()
-    steps = list(_steps(lines))
+    # Lines of an attempt that was killed, which this one went on from, are older than it.
+    steps = [step for step in _steps(lines) if step[0] > manifest.started_at.timestamp()]
     around = record.seconds - job if record is not None and record.outcome == "computed" else None
     if not steps:
         return Overhead(manifest.name, job, None, None, around)

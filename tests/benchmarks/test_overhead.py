@@ -47,6 +47,13 @@ def test_supervised_steps_are_work_and_what_comes_before_is_start_up() -> None:
     assert found.around is None
 
 
+def test_steps_before_a_stage_was_killed_count_for_nothing() -> None:
+    killed = {"step": 5, "time": BEGAN - 50, "loss": 2.0, "tokens": 1000, "tokens_per_second": 1000.0}
+    lines = [killed, {**SFT[0], "tokens": 3000}, {**SFT[1], "tokens": 6000}]
+    found = measure(manifest("sft", 40.0), lines)
+    assert (found.job, found.work, found.start_up) == pytest.approx((40.0, 5.0, 20.0))
+
+
 def test_of_an_rl_step_rollout_score_and_update_are_work() -> None:
     found = measure(manifest("rl", 48.0, "rl"), RL)
     assert found.work == pytest.approx(12.0)
