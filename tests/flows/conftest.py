@@ -36,7 +36,9 @@ data:
       options: {{text: "{token} words", {options}}}
 base:
   dtype: float32
-  source: {{type: scratch, hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2, context_length: 32}}
+  source:
+    {{type: scratch, words: ["{token}"], hidden_size: 16, intermediate_size: 32, layers: 1, heads: 2,
+      context_length: 32}}
 pretrain: {{dataset: words, batch_size: 2, max_length: 16, optimizer: {{learning_rate: 1e-3}}}}
 """
 NODES = ["data.test", "data.words", "base"]

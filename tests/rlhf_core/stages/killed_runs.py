@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -129,6 +130,13 @@ class HeldContext(LocalContext):
     @property
     def checkpoints(self) -> Checkpoints:
         return Checkpoints(self._store, self.REF)
+
+    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
+        """Waits for the checkpoint that is being written: on a busy machine the next one would be left out."""
+        for thread in threading.enumerate():
+            if thread.name.startswith("checkpoint "):
+                thread.join()
+        super().progress(step, total, phase, **figures)
 
 
 def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
