@@ -25,8 +25,7 @@ Inputs = dict[str, Input]
 OPTIMIZER = {"learning_rate": 1e-2}
 COMMON = {
     "dataset": "prompts", "steps": 5, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
-    "rollout": {"max_length": 24}, "engine": {"dtype": "float32", "zero_stage": 0},
-    "checkpoint": {"every_steps": 1},
+    "rollout": {"max_length": 24}, "checkpoint": {"every_steps": 1},
 }  # fmt: skip
 BLOCKS: dict[str, dict[str, Any]] = {
     "ppo": {
@@ -59,7 +58,11 @@ MOMENTS = ("the middle of step 2", "an upload begins", "before the manifest", "a
 def config(algorithm: str) -> RLConfig:
     rewards = {"short": {"type": "function", "path": "reward.py"}}
     block = {"rewards": rewards, "optimizer": OPTIMIZER, **BLOCKS[algorithm]}
-    return RLConfig.model_validate({**COMMON, "algorithm": algorithm, algorithm: block})
+    hybrid = algorithm == "ppo"  # its states are wherever the last turn has left them
+    engine = {"dtype": "float32", "zero_stage": 2 if hybrid else 0}
+    return RLConfig.model_validate(
+        {**COMMON, "algorithm": algorithm, algorithm: block, "engine": engine, "hybrid": hybrid}
+    )
 
 
 def run(folder: Path, inputs: Inputs, algorithm: str, moment: str, call: int = 0) -> None:
