@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
 
@@ -23,7 +23,9 @@ from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
+from rlhf_core.config.validation import ValidationConfig
 
+Decay = Annotated[float, Field(gt=0, lt=1)]
 AlgorithmName = Literal[
     "ppo", "reinforce++", "reinforce++-baseline", "rloo", "grpo", "dr-grpo", "dapo", "gspo", "cispo"
 ]
@@ -54,6 +56,14 @@ class RLConfig(Config):
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
+    ema_decay: Decay | None = Field(
+        default=None,
+        description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
+        "validated, and the stage's result; none: the weights themselves",
+    )
+    validation: ValidationConfig | None = Field(
+        default=None, description="held-out prompts that are answered while training runs; none: the last weights"
+    )
     placement: Placement = operational(Placement, description="what the training workers reserve")
     hybrid: bool = operational(
         False, description="worker i and engine i share a device and take turns on it, instead of one each"
@@ -110,6 +120,13 @@ class RLConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _validation_has_room(self) -> RLConfig:
+        sampling = self.validation.sampling if self.validation is not None else None
+        if sampling is not None and sampling.max_tokens >= self.rollout.max_length:
+            raise ValueError("validation.sampling.max_tokens leaves no room for a prompt in rollout.max_length")
+        return self
+
+    @model_validator(mode="after")
     def _devices_can_be_shared(self) -> RLConfig:
         if not self.hybrid:
             return self
@@ -140,6 +157,10 @@ class RLConfig(Config):
 
     def unused_fields(self) -> frozenset[str]:
         return frozenset(map(block_name, get_args(AlgorithmName))) - {block_name(self.algorithm)}
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.validation is not None and self.validation.keep == "best"
 
     @property
     def settings(self) -> AlgorithmConfig:

@@ -99,6 +99,8 @@ def build_graph(loaded: LoadedRecipe, libraries: Mapping[str, str]) -> dict[str,
         b.add("reward_model", "reward_model", recipe.reward_model, model=model, dataset=dataset)
     if recipe.rl:
         inputs = {"model": model, "dataset": b.dataset(recipe.rl.dataset, "rl.dataset")}
+        if recipe.rl.validation:
+            inputs["validation_dataset"] = b.dataset(recipe.rl.validation.dataset, "rl.validation.dataset")
         if _needs_reward_model(recipe):
             if "reward_model" not in b.nodes:
                 raise RecipeError(f"rl.{recipe.rl.algorithm} uses a reward model: give the section `reward_model`")

@@ -58,6 +58,8 @@ def used_datasets(recipe: Recipe) -> list[Use]:
         settings = getattr(recipe, section)
         if settings is not None and section not in skipped:
             uses.append(Use(section, settings.dataset, data_format))
+    if recipe.rl is not None and recipe.rl.validation is not None:
+        uses.append(Use("rl.validation", recipe.rl.validation.dataset, "prompts"))
     return uses
 
 

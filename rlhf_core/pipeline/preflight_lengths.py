@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
 from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
 from rlhf_core.data.formats import Row
 from rlhf_core.data.tokenizers import word_level_tokenizer
@@ -66,18 +67,10 @@ def _tokenizer(recipe: Recipe, root: Path) -> Tokenizer | None:
 
 
 def _check_use(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
-    settings = getattr(recipe, use.section)
     if use.format == "prompts":
-        where, tokens = _longest(rows, tokenizer, _prompt_tokens)
-        room = settings.rollout.max_length - settings.sampling.max_tokens
-        if tokens > room > 0:
-            yield (
-                f"{use.section}.dataset: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
-                f"{use.section}.sampling.max_tokens={settings.sampling.max_tokens} that is more than "
-                f"{use.section}.rollout.max_length={settings.rollout.max_length}: raise it to "
-                f"{tokens + settings.sampling.max_tokens}, or leave out longer prompts"
-            )
+        yield from _check_prompts(recipe, use, rows, tokenizer)
         return
+    settings = getattr(recipe, use.section)
     measure = _conversation_tokens if use.format == "conversations" else _preference_tokens
     where, tokens = _longest(rows, tokenizer, measure)
     if tokens > settings.max_length:
@@ -85,6 +78,29 @@ def _check_use(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokeniz
             f"{use.section}.dataset: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
             f"{use.section}.max_length={settings.max_length}: raise it, or leave out longer rows"
         )
+
+
+def _check_prompts(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
+    section = use.section.partition(".")[0]
+    settings = getattr(recipe, section)
+    sampled_by, sampling = _sampling(recipe, use)
+    where, tokens = _longest(rows, tokenizer, _prompt_tokens)
+    room = settings.rollout.max_length - sampling.max_tokens
+    if tokens > room > 0:
+        yield (
+            f"{use.section}.dataset: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
+            f"{sampled_by}.max_tokens={sampling.max_tokens} that is more than "
+            f"{section}.rollout.max_length={settings.rollout.max_length}: raise it to "
+            f"{tokens + sampling.max_tokens}, or leave out longer prompts"
+        )
+
+
+def _sampling(recipe: Recipe, use: Use) -> tuple[str, SamplingConfig]:
+    """How the prompts are answered, and where the recipe says so."""
+    if recipe.rl is not None and recipe.rl.validation is not None and use.section == "rl.validation":
+        own = recipe.rl.validation.sampling
+        return ("rl.sampling", recipe.rl.sampling) if own is None else ("rl.validation.sampling", own)
+    return f"{use.section}.sampling", getattr(recipe, use.section).sampling
 
 
 def _longest(rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]) -> tuple[str, int]:

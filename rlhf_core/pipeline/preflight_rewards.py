@@ -34,6 +34,9 @@ def _rewards(recipe: Recipe) -> Iterator[tuple[str, RewardConfig, str]]:
             yield f"rl.{block_name(recipe.rl.algorithm)}.rewards.{name}", reward, recipe.rl.dataset
         for name, monitor in recipe.rl.monitors.items():
             yield f"rl.monitors.{name}", monitor, recipe.rl.dataset
+        if recipe.rl.validation:
+            for name, scorer in recipe.rl.validation.scorers.items():
+                yield f"rl.validation.scorers.{name}", scorer, recipe.rl.validation.dataset
     if recipe.evaluation:
         for name, scorer in recipe.evaluation.scorers.items():
             yield f"evaluation.scorers.{name}", scorer, recipe.evaluation.dataset

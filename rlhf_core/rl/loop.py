@@ -18,6 +18,7 @@ from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.validation import Validation
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.types import Experience, Trajectory
@@ -33,6 +34,7 @@ class Loop:
     context: StageContext
     checkpoints: Checkpointing
     turns: Turns
+    validation: Validation | None = None
 
     def run(self) -> dict[str, float]:
         """All steps, or those left after the newest checkpoint; the metrics of the last one."""
@@ -72,7 +74,8 @@ class Loop:
         with phase("publish"):
             proof = self.publisher.publish()
 
-        return {**describe(trajectories, experience), **collected, **updated, **proof, **phase.take()}
+        validated = self.validation.after(step + 1, phase) if self.validation is not None else {}
+        return {**describe(trajectories, experience), **collected, **updated, **proof, **validated, **phase.take()}
 
 
 def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from typing import Protocol
 
 import torch
@@ -11,6 +11,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.weights import Source
 from rlhf_core.rollout.proof import Expected, Proof, ProvenEngines, default_tolerance, verify_weights
 from rlhf_core.rollout.publishing import Publication
 from rlhf_core.training.packing import pack
@@ -40,13 +41,14 @@ class Publisher:
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
         self._proven: Expected | None = None  # what the engines serve
+        self._source: Source = "live"
 
     def start(self, version: int) -> None:
         """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
         the engines are given as `version`. Raises WeightSyncError if they do not serve them."""
         self._turns.train(keep_weights=True)
         with self._trainer.publication() as weights:
-            expected = Expected(version, self._logprobs(), weights.digests)
+            expected = Expected(version, self._logprobs("live"), weights.digests)
             if version:
                 self._turns.publish()
                 self._engines.publish(weights, version)
@@ -55,18 +57,19 @@ class Publisher:
         self._prove(expected)
         self._turns.sample()
 
-    def publish(self) -> dict[str, float]:
+    def publish(self, source: Source = "live") -> dict[str, float]:
         """Metrics: mean and largest difference on the probe, and how many tensors only the probe can tell of, if any.
 
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
         """
         assert self._proven is not None
         self._turns.train()
-        with self._trainer.publication() as weights:
-            expected = Expected(self._proven.version + 1, self._logprobs(), weights.digests)
+        with self._trainer.publication(source) as weights:
+            expected = Expected(self._proven.version + 1, self._logprobs(source), weights.digests)
             self._turns.publish()
             self._engines.publish(weights, expected.version)
         proof = self._prove(expected)
+        self._source = source
         self._turns.sample()
         blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
         differences = {
@@ -75,8 +78,8 @@ class Publisher:
         }
         return {**differences, **blind}
 
-    def _logprobs(self) -> list[list[float]]:
-        logprobs = torch.tensor(self._trainer.probe(self._batch))
+    def _logprobs(self, source: Source) -> list[list[float]]:
+        logprobs = torch.tensor(self._trainer.probe(self._batch, source))
         return [part.tolist() for part in logprobs.split(self._batch.sequence_lengths.tolist())]
 
     def _prove(self, expected: Expected) -> Proof:
@@ -86,8 +89,13 @@ class Publisher:
         return proof
 
     def require_fresh(self, trajectories: Sequence[Trajectory]) -> None:
-        """Every trajectory was sampled with the weights that were published last; WeightSyncError names the others."""
+        """Every trajectory was sampled with the policy's own weights, as they were published last."""
+        if self._source != "live":
+            raise WeightSyncError(f"the engines serve the {self._source} of the weights, which nothing is trained on")
+        self.require_version({t.weight_version for t in trajectories})
+
+    def require_version(self, versions: Set[int]) -> None:
+        """What was sampled was sampled with the weights published last; WeightSyncError names the other versions."""
         version = None if self._proven is None else self._proven.version
-        stale = {t.weight_version for t in trajectories} - {version}
-        if stale:
-            raise WeightSyncError(f"trajectories were sampled with weights {sorted(stale)}, published is {version}")
+        if stale := versions - {version}:
+            raise WeightSyncError(f"completions were sampled with weights {sorted(stale)}, published is {version}")

@@ -16,6 +16,7 @@ from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.rl.experience import Layout
 from rlhf_core.rl.kl_controller import KLController, completion_kl
+from rlhf_core.rl.weights import Source
 from rlhf_core.rollout.publishing import Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
@@ -129,9 +130,9 @@ class PolicyTrainer:
         )
 
     @contextmanager
-    def publication(self) -> Iterator[Publication]:
-        """The policy's weights (with LoRA: the adapter's) for the engines, as they are now."""
-        folder, digests = self._workers.call("write_weights")[0]
+    def publication(self, source: Source = "live") -> Iterator[Publication]:
+        """The policy's weights (with LoRA: the adapter's) for the engines, as they are now, or their moving average."""
+        folder, digests = self._workers.call("write_weights", source)[0]
         try:
             yield Publication(folder, digests, lambda: self._workers.call("read_weights")[0])
         finally:
@@ -143,10 +144,14 @@ class PolicyTrainer:
             (content,) = (file for name, file in weights.files().items() if name.endswith(".safetensors"))
         return content.tobytes()
 
-    def probe(self, batch: PackedBatch) -> Sequence[float]:
+    def probe(self, batch: PackedBatch, source: Source = "live") -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""
-        logprobs: Tensor = self._workers.call("probe", batch)[0]
+        logprobs: Tensor = self._workers.call("probe", batch, source)[0]
         return logprobs.tolist()
+
+    def keep_weights(self, source: Source) -> None:
+        """The ranks keep a copy of the policy as it is now: the stage's result, unless another is kept later."""
+        self._workers.call("keep_weights", source)
 
 
 def _mismatch(experience: Experience) -> dict[str, float]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
+from rlhf_core.rl.weights import KeptWeights, Source, WeightAverage
 from rlhf_core.rollout.publishing import Files, Publication, publication
 from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.balancing import step_routing
@@ -52,6 +53,8 @@ class RLWorker(SnapshotWorker):
         self._policy = DeepSpeedEngine(
             PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates - frozen
         )
+        self._average = None if config.ema_decay is None else WeightAverage(self._policy, config.ema_decay)
+        self._kept = KeptWeights()
         self._reference = self._load_reference() if self._algorithm.uses_reference else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
         self._reward_model = self._load_reward_model() if settings.model_rewards else None
@@ -99,7 +102,12 @@ class RLWorker(SnapshotWorker):
 
     def parts(self) -> Mapping[str, Stateful]:
         engines = {"policy": self._policy, "critic": self._critic}
-        return {name: EngineState(engine) for name, engine in engines.items() if engine is not None}
+        parts: dict[str, Stateful] = {name: EngineState(e) for name, e in engines.items() if e is not None}
+        if self._average is not None:
+            parts["average"] = self._average
+        if self._config.keeps_best:
+            parts["kept"] = self._kept
+        return parts
 
     def score(self, batches: Sequence[Experience], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.
@@ -162,7 +170,10 @@ class RLWorker(SnapshotWorker):
                 metrics |= measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask)
             return value, metrics
 
-        return self._policy.step(batches, loss)
+        metrics = self._policy.step(batches, loss)
+        if self._average is not None and not metrics["skipped_updates"]:
+            self._average.update()
+        return metrics
 
     def update_critic(self, batches: Sequence[Experience]) -> dict[str, float]:
         """One optimizer step of the critic."""
@@ -182,13 +193,14 @@ class RLWorker(SnapshotWorker):
 
         return self._critic.step(batches, loss)
 
-    def write_weights(self) -> tuple[Path, Mapping[str, str]] | None:
+    def write_weights(self, source: Source) -> tuple[Path, Mapping[str, str]] | None:
         """The policy's weights (with LoRA: the adapter's) as a folder of this node, and their digests; on rank 0 only.
 
         The folder stays until `remove_weights`. Every rank must call it.
         """
         self.remove_weights()
-        state = self._policy.full_state_dict()
+        with self._with(source):
+            state = self._policy.full_state_dict()
         if state is None:
             return None
         self._written = self._publishing.enter_context(publication(state, lora=self._config.lora))
@@ -201,6 +213,17 @@ class RLWorker(SnapshotWorker):
     def remove_weights(self) -> None:
         self._written = None
         self._publishing.close()
+
+    def keep_weights(self, source: Source) -> None:
+        """Copy the policy as it is: unless others are kept later, it is what `save` writes. Every rank must call it."""
+        with self._with(source):
+            self._kept.keep(self._policy.full_state_dict())
+
+    def _with(self, source: Source) -> AbstractContextManager[None]:
+        if source == "live":
+            return nullcontext()
+        assert self._average is not None
+        return self._average.in_place()
 
     def offload(self) -> None:
         """Lend the device to others, until `reload`. Every rank must call it."""
@@ -217,14 +240,18 @@ class RLWorker(SnapshotWorker):
         engines = (self._policy, self._reference, self._critic, self._reward_model)
         return list({id(engine): engine for engine in engines if engine is not None}.values())
 
-    def probe(self, batch: PackedBatch) -> Tensor:
+    def probe(self, batch: PackedBatch, source: Source) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
-        logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]
+        with self._with(source):
+            logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]
         return logprobs.cpu()
 
     def save(self, folder: Path) -> None:
-        """The policy as a folder that transformers (with LoRA: peft) loads. Rank 0 writes; every rank must call it."""
-        state = self._policy.full_state_dict()
+        """The policy as a folder that transformers (with LoRA: peft) loads: what was kept, or else the average, or else
+        the weights as they are. Rank 0 writes; every rank must call it."""
+        if not self._config.keeps_best:
+            self.keep_weights("live" if self._average is None else "average")
+        state = self._kept.state_dict
         if state is not None:
             save_model(self._causal, state, folder, self._folder)
         if self._critic is not None and getattr(self._config.settings, "save_critic", False):

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import build_reward
+from rlhf_core.rewards import Reward, build_reward
 from rlhf_core.rewards.model import RewardModel, TokenScores
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import Turns, take_turns
@@ -24,31 +26,30 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.validation import HeldOut, Validation
 from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
 from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
-from rlhf_core.training.checkpointing import Checkpointing
-from rlhf_core.types import PackedBatch
+from rlhf_core.training.checkpointing import Checkpointing, DriverState
+from rlhf_core.types import PackedBatch, Prompt
 
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
-    model = inputs["model"]
-    tokenizer = load_tokenizer(model.folder)
-    room = config.rollout.max_length - config.sampling.max_tokens
-    prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
+    tokenizer = load_tokenizer(inputs["model"].folder)
+    prompts = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
     algorithm = build_algorithm(config)
 
     with ExitStack() as stack:
         # The workers that hold the reward model are started below: what is wrong with a reward shows before.
         rewards = _rewards(config, inputs, context, lambda batch: _model_scores(config, batch, trainer, turns))
-        monitors = {name: build_reward(monitor, context) for name, monitor in config.monitors.items()}
         for reward in rewards.values():
             stack.callback(reward.close)
-        for scorer in monitors.values():
-            stack.callback(scorer.close)
+        monitors = _scorers(config.monitors, context, stack)
+        held_out = None if config.validation is None else _held_out(config, inputs, context, tokenizer, stack)
         context.progress(0, config.steps, "start workers and engines")
         workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
+        publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
         collector = Collector(
             config,
             PromptSampler(prompts, context.seed),
@@ -56,17 +57,21 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
             monitors,
         )
+        driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
+        validation = None
+        if held_out is not None:
+            validation = Validation(config, held_out, tokenizer, trainer, publisher, engines, turns, seed=context.seed)
+            driver["validation"] = validation
         metrics = Loop(
             config=config,
             algorithm=algorithm,
             collector=collector,
             trainer=trainer,
-            publisher=Publisher(config, trainer, engines, probe=prompts[:4], turns=turns),
+            publisher=publisher,
             context=context,
-            checkpoints=Checkpointing(
-                config.checkpoint, context, workers, {"collector": collector, "trainer": trainer}
-            ),
+            checkpoints=Checkpointing(config.checkpoint, context, workers, driver),
             turns=turns,
+            validation=validation,
         ).run()
         folder = context.workdir / "policy"
         turns.train()
@@ -75,9 +80,39 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     return Output(
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
         folder=folder,
-        metrics={name: value for name, value in metrics.items() if "/" not in name},
+        metrics=_last_and_best(metrics),
         devices=_devices(config),
     )
+
+
+def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> list[Prompt]:
+    return to_prompts(read_rows(dataset.folder), tokenizer, max_tokens=config.rollout.max_length - sampling.max_tokens)
+
+
+def _scorers(configs: Mapping[str, ScorerConfig], context: StageContext, stack: ExitStack) -> dict[str, Reward]:
+    scorers = {}
+    for name, config in configs.items():
+        scorers[name] = build_reward(config, context)
+        stack.callback(scorers[name].close)
+    return scorers
+
+
+def _held_out(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, tokenizer: Tokenizer, stack: ExitStack
+) -> HeldOut:
+    assert config.validation is not None
+    sampling = config.validation.sampling or config.sampling
+    prompts = _prompts(config, inputs["validation_dataset"], tokenizer, sampling)
+    if not prompts:
+        raise StageError("rl.validation.dataset has no prompts to validate with")
+    return HeldOut(prompts, _scorers(config.validation.scorers, context, stack))
+
+
+def _last_and_best(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of the last step all that is not part of a group; of the validations the best."""
+    own = {name: value for name, value in metrics.items() if "/" not in name}
+    best = {name: metrics[f"validation/{name}"] for name in ("best", "best_step") if f"validation/{name}" in metrics}
+    return {**own, **{f"validation_{name}": value for name, value in best.items()}}
 
 
 def _model_scores(config: RLConfig, batch: PackedBatch, trainer: PolicyTrainer, turns: Turns) -> Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -19,6 +20,7 @@ from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
+from rlhf_core.training.deepspeed_weights import master_weights, replaced
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.muon import Muon
 from rlhf_core.training.optimizers import build_optimizer, learning_rate
@@ -172,8 +174,7 @@ class DeepSpeedEngine:
 
         Weights that are tied appear once. A PeftModel gives its adapter alone, under the names of an adapter folder.
         """
-        model = self.module.model
-        assert isinstance(model, nn.Module)
+        model = self._wrapped
         wanted = {
             name: p for name, p in model.named_parameters() if p.requires_grad or not isinstance(model, PeftModel)
         }
@@ -184,6 +185,21 @@ class DeepSpeedEngine:
             return adapter_state(model, tensors)
         tensors.update({name: b.detach().cpu().clone() for name, b in _persistent_buffers(model)})
         return tensors
+
+    def master_weights(self) -> Iterator[tuple[str, Tensor]]:
+        """Each trained weight, whole, in float32, under its name in the wrapped HF model. Every rank must take all."""
+        return master_weights(self._wrapped, zero_stage=self._config.sharding)
+
+    def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
+        """Inside, forwards and `full_state_dict` are of `weights` (rank 0's, others give None), which have the names of
+        `master_weights`; nothing may be trained. Every rank must enter."""
+        return replaced(self._wrapped, weights)
+
+    @property
+    def _wrapped(self) -> nn.Module:
+        model = self.module.model
+        assert isinstance(model, nn.Module)
+        return model
 
     def offload(self) -> None:
         """Move everything that this engine keeps on the device to main memory; until `reload`, it computes nothing."""

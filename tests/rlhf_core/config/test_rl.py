@@ -33,6 +33,30 @@ def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> N
     RLConfig.model_validate({**COMMON, **settings})
 
 
+@pytest.mark.parametrize(
+    ("validation", "says"),
+    [
+        ({"metric": "pass@4"}, "`pass@4`; these settings measure mean_score, pass@1, other/mean_score, other/pass@1"),
+        ({"metric": "pass@4", "samples": 2}, "mean_score, pass@1, pass@2, sampled_mean_score, sampled_pass@1, other/"),
+        ({"metric": "third/pass@1"}, "metric is `third/pass@1`"),
+        ({"sampling": {"max_tokens": 16}}, r"validation.sampling.max_tokens leaves no room for a prompt"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None:
+    scorers = {"exact": {"type": "verifier"}, "other": {"type": "verifier"}}
+    common = {"dataset": "held", "every_steps": 2, "scorers": scorers}
+    with pytest.raises(ValidationError, match=says):
+        RLConfig.model_validate({**COMMON, "validation": {**common, **validation}})
+    config = RLConfig.model_validate({**COMMON, "validation": {**common, "samples": 4, "metric": "other/pass@4"}})
+    assert config.keeps_best
+
+
+@pytest.mark.parametrize("decay", [0.0, 1.0])
+def test_an_average_of_all_or_nothing_is_refused(decay: float) -> None:
+    with pytest.raises(ValidationError, match="ema_decay"):
+        RLConfig.model_validate({**COMMON, "ema_decay": decay})
+
+
 def test_whether_devices_are_shared_has_no_say_in_the_result() -> None:
     shared, own = (RLConfig.model_validate({**COMMON, "hybrid": hybrid}) for hybrid in (True, False))
     assert result_settings(shared) == result_settings(own)

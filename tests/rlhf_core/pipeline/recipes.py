@@ -72,6 +72,11 @@ def write(folder: Path, change: Change | None = None) -> str:
     return str(path)
 
 
+def validation(**settings: Any) -> dict[str, Any]:
+    """A `rl.validation` section that is right, but for `settings`."""
+    return {"dataset": "prompts", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}, **settings}
+
+
 def put(*keys: str, value: Any) -> Change:
     """Sets recipe[key][key]... to `value`."""
 

@@ -53,6 +53,14 @@ def test_the_whole_graph_of_grpo(tmp_path: Path) -> None:
     assert skipped == {"reward_model": "rl.grpo does not use a reward model"}
 
 
+def test_rl_reads_the_prompts_that_it_is_validated_with(tmp_path: Path) -> None:
+    validation = "rl.validation={dataset: held, every_steps: 1, scorers: {exact: {type: verifier}}}"
+    found = edges(tmp_path, "rl=" + RL, validation, f"data.held={DATA}")
+    assert found["rl"] == {"model": "base", "dataset": "data.d", "validation_dataset": "data.held"}
+    with pytest.raises(RecipeError, match=r"rl\.validation\.dataset: there is no dataset `held` in `data`; it has d"):
+        edges(tmp_path, "rl=" + RL, validation)
+
+
 def test_the_report_is_titled_with_the_recipe_s_name_unless_told(tmp_path: Path) -> None:
     assert build_graph(load(tmp_path), {})["report"].config == ReportConfig(title="Alignment run r")
     assert build_graph(load(tmp_path, "report.title=mine"), {})["report"].config == ReportConfig(title="mine")

@@ -12,6 +12,7 @@ from tests.rlhf_core.pipeline.recipes import (
     file,
     gym,
     put,
+    validation,
 )
 
 
@@ -44,6 +45,10 @@ from tests.rlhf_core.pipeline.recipes import (
             "sft.dataset: `prompts` has the format prompts, sft needs conversations",
         ),
         (put("rl", "dataset", value="pairs"), "rl.dataset: `pairs` has the format preferences, rl needs prompts"),
+        (
+            put("rl", "validation", value=validation(dataset="pairs")),
+            "rl.validation.dataset: `pairs` has the format preferences, rl.validation needs prompts",
+        ),
         (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
         (
             put("data", "talks", "source", value={"type": "function", "path": "rewards.py", "function": "rewrad"}),

@@ -15,6 +15,7 @@ from tests.rlhf_core.pipeline.recipes import (
     gym,
     model_folder,
     put,
+    validation,
 )
 
 
@@ -35,6 +36,11 @@ from tests.rlhf_core.pipeline.recipes import (
             put("rl", "rollout", "max_length", value=30),
             "rl.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; "
             "with rl.sampling.max_tokens=8 that is more than rl.rollout.max_length=30: raise it to 31, ",
+        ),
+        (
+            put("rl", "validation", value=validation(sampling={"max_tokens": 50})),
+            "rl.validation.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; with "
+            "rl.validation.sampling.max_tokens=50 that is more than rl.rollout.max_length=64: raise it to 73, ",
         ),
         (
             put("sft", "max_length", value=27),

@@ -11,6 +11,7 @@ from tests.rlhf_core.pipeline.recipes import (
     Problems,
     file,
     put,
+    validation,
 )
 
 
@@ -29,6 +30,10 @@ from tests.rlhf_core.pipeline.recipes import (
         (
             put("evaluation", "scorers", "exact", "pattern", value="abc"),
             "evaluation.scorers.exact: pattern 'abc' has no group",
+        ),
+        (
+            put("rl", "validation", value=validation(scorers={"exact": {"type": "verifier", "pattern": "abc"}})),
+            "rl.validation.scorers.exact: pattern 'abc' has no group",
         ),
         (
             file("prompts.jsonl", json.dumps({"prompt": "a"})),

@@ -38,8 +38,12 @@ class TorchEngine:
         logprobs: list[float] = []
         reason = "length"
         for _ in range(parameters.max_tokens):
-            after = (self._logprobs([*prompt, *tokens])[-1] / parameters.temperature).log_softmax(-1)
-            tokens.append(int(torch.multinomial(after.exp(), 1, generator=generator)))
+            after = self._logprobs([*prompt, *tokens])[-1]
+            if parameters.temperature == 0:
+                tokens.append(int(after.argmax()))
+            else:
+                after = (after / parameters.temperature).log_softmax(-1)
+                tokens.append(int(torch.multinomial(after.exp(), 1, generator=generator)))
             logprobs.append(float(after[tokens[-1]]))
             if tokens[-1] in parameters.stop_token_ids:
                 reason = "stop"

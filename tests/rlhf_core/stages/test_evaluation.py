@@ -15,6 +15,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.errors import RewardError, StageError
+from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
@@ -70,7 +71,9 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
         return [letters["b"], stop] if seed == 0 else [letters["x"], letters["x"], stop]
 
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
-    answered = evaluation.evaluate(config, prompts, ScriptedEngine(script), tokenizer, scorers, context)
+    answered = answer(
+        prompts, ScriptedEngine(script), tokenizer, scorers, sampling=config.sampling, samples=config.samples, seed=0
+    )
     for scorer in scorers.values():
         scorer.close()
 
@@ -88,7 +91,7 @@ def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalCon
     prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
     with pytest.raises(RewardError, match=r"scorer short gave -1\.0"):
-        evaluation.evaluate(config, prompts, ScriptedEngine(lambda *_: [5]), tokenizer, scorers, context)
+        answer(prompts, ScriptedEngine(lambda *_: [5]), tokenizer, scorers, sampling=config.sampling, samples=0, seed=0)
     scorers["short"].close()
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
@@ -42,13 +43,30 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
 
 
 @pytest.fixture(scope="module")
-def reward_model(model: Input, tmp_path_factory: pytest.TempPathFactory) -> Input:
-    folder = tmp_path_factory.mktemp("reward")
+def classifier(model: Input) -> PreTrainedModel:
     torch.manual_seed(1)
-    classifier = AutoModelForSequenceClassification.from_pretrained(model.folder, num_labels=1)
-    classifier.config.update({"reward_mean": 0.5, "reward_std": 2.0})
+    made = AutoModelForSequenceClassification.from_pretrained(model.folder, num_labels=1)
+    made.config.update({"reward_mean": 0.5, "reward_std": 2.0})
+    return made
+
+
+@pytest.fixture(scope="module")
+def reward_model(model: Input, classifier: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Input:
+    folder = tmp_path_factory.mktemp("reward")
     classifier.save_pretrained(folder)
     copy_tokenizer(model.folder, folder)
+    return local_input(folder, Kind.REWARD_MODEL)
+
+
+@pytest.fixture(scope="module")
+def foreign_reward_model(classifier: PreTrainedModel, tmp_path_factory: pytest.TempPathFactory) -> Input:
+    """Reads `say` as one token, which the policy spells."""
+    folder = tmp_path_factory.mktemp("foreign")
+    tokenizer = word_level_tokenizer(["say"], context_length=64)
+    larger = deepcopy(classifier)
+    larger.resize_token_embeddings(len(tokenizer))
+    larger.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
     return local_input(folder, Kind.REWARD_MODEL)
 
 
@@ -68,11 +86,26 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
 ) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
-    output, context = run(tmp_path, {"algorithm": "grpo", "grpo": block, "steps": 12, "hybrid": True}, model=model)
+    validation = {
+        "dataset": "prompts", "every_steps": 6, "scorers": SHORT, "samples": 2,
+        "metric": "sampled_mean_score",
+    }  # fmt: skip
+    config = {
+        "algorithm": "grpo",
+        "grpo": block,
+        "steps": 12,
+        "hybrid": True,
+        "ema_decay": 0.5,
+        "validation": validation,
+    }
+    held_out = dataset(tmp_path / "held_out", PROMPTS)
+    output, context = run(tmp_path, config, model=model, validation_dataset=held_out)
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     assert all(metrics["rollout_mismatch"] < 1e-4 for _, metrics in context.logs)
+    assert [step for step, metrics in context.logs if "validation/sampled_mean_score" in metrics] == [5, 11]
+    assert output.metrics["validation_best"] == max(m.get("validation/sampled_mean_score", 0) for _, m in context.logs)
     assert output.kind is Kind.POLICY
     before, after = (AutoModelForCausalLM.from_pretrained(f).state_dict() for f in (model.folder, output.folder))
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
@@ -83,10 +116,12 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
 ) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {
-        "rewards": THREE, "group_size": 2, "kl": {"coefficient": 0.05}, "optimizer": OPTIMIZER,
-        "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2,
+        "rewards": THREE, "group_size": 2, "kl": {"coefficient": 0.05, "target": 0.01}, "optimizer": OPTIMIZER,
+        "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2, "save_critic": True,
+        "mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0},
     }  # fmt: skip
-    output, context = run(tmp_path, {"algorithm": "ppo", "ppo": block}, model=model, reward_model=reward_model)
+    config = {"algorithm": "ppo", "ppo": block, "engine": {"dtype": "float32", "zero_stage": 3}}
+    output, context = run(tmp_path, config, model=model, reward_model=reward_model)
     first, last = context.logs[0][1], context.logs[-1][1]
     assert {"reward", "kl", "value_loss", "policy_loss", "clip_fraction", "value_clip_fraction"} <= last.keys()
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
@@ -95,10 +130,19 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert last["reward"] == pytest.approx(0.5 * last["reward/taste"] + last["reward/short"], abs=1e-5)
     assert last["reward/lines/steps"] >= 1
     assert last["reward/lines"] != 0
+    coefficient = 0.05
+    for _, metrics in context.logs:
+        assert metrics["kl_coefficient"] == pytest.approx(coefficient)
+        error = metrics["kl_per_completion"] / 0.01 - 1
+        coefficient *= 1 + min(max(error, -0.2), 0.2) / 10
+    critic, start = (AutoModelForSequenceClassification.from_pretrained(f).state_dict() for f in (
+        output.folder / "critic", reward_model.folder
+    ))  # fmt: skip
+    assert not torch.equal(critic["score.weight"], start["score.weight"])
 
 
 def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kept(
-    model: Input, ray_cluster: None, tmp_path: Path
+    model: Input, foreign_reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:
     write_reward(
         tmp_path,
@@ -107,11 +151,11 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         "    return [{'reward': o, 'score': o, 'steps': [0.1 * o] * len(l)} for o, l in zip(odd, lines)]",
     )
     block = {
-        "rewards": SHORT, "group_size": 4, "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER,
-        "filtering": {"max_rounds": 16},
+        "rewards": {"taste": {"type": "reward_model", "weight": 0.1}, **SHORT}, "group_size": 4,
+        "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER, "filtering": {"max_rounds": 16},
     }  # fmt: skip
     config = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
-    output, context = run(tmp_path, config, model=model)
+    output, context = run(tmp_path, config, model=model, reward_model=foreign_reward_model)
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.folder), output.folder)
@@ -131,17 +175,13 @@ def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray
 
 
 def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(
-    model: Input, reward_model: Input, tmp_path: Path
+    model: Input, foreign_reward_model: Input, tmp_path: Path
 ) -> None:
-    other = tmp_path / "other"
-    other.mkdir()
-    (other / "config.json").write_text((reward_model.folder / "config.json").read_text())
-    word_level_tokenizer(["say"], context_length=64).save_pretrained(other)
     block = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
     with pytest.raises(StageError, match="tokenizer differs from the policy's: set critic_start: policy"):
         run(
             tmp_path,
             {"algorithm": "ppo", "ppo": block},
             model=model,
-            reward_model=local_input(other, Kind.REWARD_MODEL),
+            reward_model=foreign_reward_model,
         )

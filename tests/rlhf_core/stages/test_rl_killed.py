@@ -60,8 +60,9 @@ def config(algorithm: str) -> RLConfig:
     block = {"rewards": rewards, "optimizer": OPTIMIZER, **BLOCKS[algorithm]}
     hybrid = algorithm == "ppo"  # its states are wherever the last turn has left them
     engine = {"dtype": "float32", "zero_stage": 2 if hybrid else 0}
+    average = {} if hybrid else {"ema_decay": 0.5}
     return RLConfig.model_validate(
-        {**COMMON, "algorithm": algorithm, algorithm: block, "engine": engine, "hybrid": hybrid}
+        {**COMMON, "algorithm": algorithm, algorithm: block, "engine": engine, "hybrid": hybrid, **average}
     )
 
 

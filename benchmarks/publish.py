@@ -1,0 +1,108 @@
+"""What a publish and its proof cost against the size of the weights: `python -m benchmarks.publish`.
+
+One training rank and one engine, each a Ray actor of its own on this machine, as the RL stage has them. Nothing is
+trained in between. Seconds are medians, seen from the driver.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.grpo_ours import FolderContext, config, stage_input
+from benchmarks.grpo_workload import Workload, make_model
+from benchmarks.logprobs import machine
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
+from rlhf_core.stages.rl_cluster import ray_cluster
+from rlhf_core.training.packing import pack
+
+CASES = (("1m", "float32"), ("25m", "float32"), ("25m", "bfloat16"), ("135m", "float32"), ("135m", "bfloat16"))
+REPEATS = 5
+PROBE = [tuple(range(5, 37))] * 4  # as many prompts as the stage takes
+PHASES = ("write", "load", "read back", "log-probs")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    size: int  # bytes of the weights
+    seconds: dict[str, float]  # of each phase
+
+
+def measure(workload: Workload, model: Path, repeats: int) -> Result:
+    """write: gather, lay down in shared memory, digest. load: by the engine. read back: what it serves, and digest.
+    log-probs: of the probe, by trainer and engine."""
+    inputs = {"model": stage_input(model, Kind.POLICY)}
+    context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
+    settings = config(workload)
+    taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    with ray_cluster(settings, inputs, context) as (workers, engines):
+        trainer = PolicyTrainer(settings, build_algorithm(settings), workers, seed=0)
+        for version in range(1, repeats + 1):
+            with _timed(taken["log-probs"]):
+                logprobs = trainer.probe(pack(PROBE, [[True] * len(sequence) for sequence in PROBE]))
+            began = time.perf_counter()
+            with trainer.publication() as weights:
+                taken["write"].append(time.perf_counter() - began)
+                size = sum(file.nbytes for file in weights.files().values())
+                with _timed(taken["load"]):
+                    engines.publish(weights, version)
+            with _timed(taken["read back"]):
+                engines.probe([])
+            began = time.perf_counter()
+            length = len(PROBE[0])
+            expected = [list(logprobs[i : i + length]) for i in range(0, len(logprobs), length)]
+            verify_weights(
+                engines, PROBE, Expected(version, expected, weights.digests), default_tolerance(workload.dtype)
+            )
+            taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - taken["read back"][-1])
+    return Result(size, {phase: statistics.median(seconds) for phase, seconds in taken.items()})
+
+
+@contextmanager
+def _timed(into: list[float]) -> Iterator[None]:
+    began = time.perf_counter()
+    yield
+    into.append(time.perf_counter() - began)
+
+
+def table(results: Sequence[tuple[Workload, Result]]) -> Table:
+    made = Table("model", "dtype", "MiB", *PHASES, "publish and proof", "MiB/s")
+    for workload, result in results:
+        total = sum(result.seconds.values())
+        made.add_row(
+            workload.size, workload.dtype, f"{result.size / 2**20:.1f}",
+            *(f"{result.seconds[phase]:.3f}" for phase in PHASES), f"{total:.3f}", f"{result.size / 2**20 / total:.0f}",
+        )  # fmt: skip
+    return made
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Arguments: sizes; none: all."""
+    console = Console(width=120)
+    console.print(machine())
+    results = []
+    for size, dtype in CASES:
+        if not arguments or size in arguments:
+            workload = Workload(size, dtype)  # type: ignore[arg-type]
+            with tempfile.TemporaryDirectory(prefix="publish-") as name:
+                model = Path(name) / "model"
+                make_model(workload.shape, model)
+                results.append((workload, measure(workload, model, REPEATS)))
+    console.print(table(results))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

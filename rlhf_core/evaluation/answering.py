@@ -1,0 +1,98 @@
+"""Prompts are answered by engines, greedily and at random, and every completion is scored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
+from rlhf_core.errors import RewardError
+from rlhf_core.evaluation.summary import Answered, ScoredCompletion
+from rlhf_core.rewards import Reward
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Completion, Prompt
+
+STEPS = 3  # what progress counts: greedy completions, sampled ones, scores
+
+
+class Engines(Protocol):
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]: ...
+
+
+def answer(
+    prompts: Sequence[Prompt],
+    engines: Engines,
+    tokenizer: Tokenizer,
+    scorers: Mapping[str, Reward],
+    *,
+    sampling: SamplingConfig,
+    samples: int,
+    seed: int,
+    progress: Callable[[int, str], None] = lambda done, phase: None,
+) -> list[Answered]:
+    """Every prompt answered once greedily and `samples` times at random, each completion scored by every scorer.
+
+    The same seed gives the same random numbers: of two models with it, the difference is the models' own.
+    progress: told how many of STEPS are done, and what comes next.
+    """
+    stop = stop_token_ids(tokenizer)
+    progress(0, "greedy")
+    greedy = engines.generate(
+        [prompt.token_ids for prompt in prompts],
+        SamplingParameters(
+            temperature=0.0, top_p=1.0, max_tokens=sampling.max_tokens, stop_token_ids=stop, seed=seed
+        ),
+    )  # fmt: skip
+    progress(1, "sampled")
+    sampled = engines.generate(
+        [prompt.token_ids for prompt in prompts for _ in range(samples)],
+        SamplingParameters(
+            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
+            stop_token_ids=stop, seed=seed,
+        ),
+    )  # fmt: skip
+    # Prompt by prompt, the greedy completion first.
+    completions: list[tuple[Prompt, Completion]] = []
+    for index, prompt in enumerate(prompts):
+        own = sampled[index * samples : (index + 1) * samples]
+        completions += [(prompt, completion) for completion in (greedy[index], *own)]
+    progress(2, "scores")
+    scored = _score(completions, tokenizer, scorers)
+    progress(3, "scores")
+    each = samples + 1
+    answered = []
+    for index, prompt in enumerate(prompts):
+        first, *others = scored[index * each : (index + 1) * each]
+        answered.append(Answered(prompt.id, str(prompt.row.get("task") or "all"), first, tuple(others)))
+    return answered
+
+
+def _score(
+    completions: Sequence[tuple[Prompt, Completion]], tokenizer: Tokenizer, scorers: Mapping[str, Reward]
+) -> list[ScoredCompletion]:
+    texts = [decode_completion(tokenizer, completion.token_ids) for _, completion in completions]
+    asked = [prompt.text for prompt, _ in completions]
+    rows = [prompt.row for prompt, _ in completions]
+    scores = {name: _scores(name, scorer, texts, asked, rows) for name, scorer in scorers.items()}
+    return [
+        ScoredCompletion(
+            text=text,
+            tokens=len(completion.token_ids),
+            finish_reason=completion.finish_reason,
+            scores={name: values[index] for name, values in scores.items()},
+        )
+        for index, (text, (_, completion)) in enumerate(zip(texts, completions, strict=True))
+    ]
+
+
+def _scores(
+    name: str, scorer: Reward, texts: Sequence[str], asked: Sequence[str], rows: Sequence[Mapping[str, Any]]
+) -> list[float]:
+    """A scorer that gives one number for a completion gives its score. Raises RewardError outside 0-1."""
+    result = scorer(texts, asked, rows)
+    scores = [reward if score is None else score for reward, score in zip(result.rewards, result.scores, strict=True)]
+    for text, score in zip(texts, scores, strict=True):
+        if not 0 <= score <= 1:
+            raise RewardError(f"scorer {name} gave {score} for {text!r}; an evaluation needs scores of 0 to 1")
+    return scores

@@ -1,0 +1,111 @@
+"""Validation while training runs: held-out prompts, answered by the very weights that may become the result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.chat import Tokenizer
+from rlhf_core.evaluation.answering import answer
+from rlhf_core.evaluation.summary import flat_metrics, summarise
+from rlhf_core.rewards import Reward
+from rlhf_core.rl.hybrid import Engines, Turns
+from rlhf_core.rl.phases import PhaseTimer
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Completion, Prompt
+
+_PREFIX = "validation/"
+
+
+@dataclass(frozen=True, slots=True)
+class HeldOut:
+    prompts: Sequence[Prompt]
+    scorers: Mapping[str, Reward]  # by name, the main one first
+
+
+class Validation:
+    """Knows the best step so far. The ranks keep its weights: copied at once, before anything else may change them."""
+
+    def __init__(
+        self,
+        config: RLConfig,
+        held_out: HeldOut,
+        tokenizer: Tokenizer,
+        trainer: PolicyTrainer,
+        publisher: Publisher,
+        engines: Engines,
+        turns: Turns,
+        *,
+        seed: int,
+    ) -> None:
+        assert config.validation is not None
+        self._config, self._settings = config, config.validation
+        self._held_out, self._tokenizer = held_out, tokenizer
+        self._trainer, self._publisher, self._turns = trainer, publisher, turns
+        self._engines = _ProvenWeights(engines, publisher)
+        self._seed = seed
+        self.best: dict[str, float] | None = None  # `step` (of those done, from 1) and `value` of the metric
+
+    def after(self, step: int, phase: PhaseTimer) -> dict[str, float]:
+        """Metrics, if one is due once `step` steps are done. The engines serve again what they served before."""
+        if step % self._settings.every_steps and step != self._config.steps:
+            return {}
+        with phase("validation"):
+            averaged = self._config.ema_decay is not None
+            if averaged:
+                self._publisher.publish("average")
+            figures = self._figures()
+            self._keep_if_best(step, figures[self._settings.metric], averaged)
+            if averaged:
+                self._publisher.publish()
+            self._turns.sample()
+        assert self.best is not None
+        measured = {f"{_PREFIX}{name}": value for name, value in figures.items()}
+        return {**measured, f"{_PREFIX}best": self.best["value"], f"{_PREFIX}best_step": self.best["step"]}
+
+    def _figures(self) -> dict[str, float]:
+        settings = self._settings
+        answered = answer(
+            self._held_out.prompts, self._engines, self._tokenizer, self._held_out.scorers,
+            sampling=settings.sampling or self._config.sampling, samples=settings.samples, seed=self._seed,
+        )  # fmt: skip
+        results = summarise(answered, pass_at=settings.pass_at, seed=self._seed)
+        main = next(iter(self._held_out.scorers))
+        flat = flat_metrics(results, main_scorer=main)
+        for name, figures in results["all"]["scorers"].items():
+            prefix = "" if name == main else f"{name}/"
+            if settings.samples:
+                flat[f"{prefix}sampled_mean_score"] = figures["sampled_mean_score"]
+                flat[f"{prefix}sampled_pass@1"] = figures["sampled_pass@1"]["value"]
+        return {name: value for name, value in flat.items() if not name.endswith(("_low", "_high", "prompts"))}
+
+    def _keep_if_best(self, step: int, value: float, averaged: bool) -> None:
+        """The first of several that are equally good."""
+        if self.best is not None and value <= self.best["value"]:
+            return
+        if self._settings.keep == "best":
+            self._turns.train(keep_weights=not averaged)  # the average is not what rollouts go on with
+            self._trainer.keep_weights("average" if averaged else "live")
+        self.best = {"step": step, "value": value}
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"best": self.best}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self.best = state["best"]
+
+
+class _ProvenWeights:
+    """Engines whose every completion must be by the weights that were published last."""
+
+    def __init__(self, engines: Engines, publisher: Publisher) -> None:
+        self._engines, self._publisher = engines, publisher
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        completions = self._engines.generate(prompts, parameters)
+        self._publisher.require_version({completion.weight_version for completion in completions})
+        return completions

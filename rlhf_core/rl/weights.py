@@ -1,0 +1,66 @@
+"""The weights that training leaves: as they are now, their moving average, and the best that were validated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Literal
+
+import torch.distributed as dist
+from torch import Tensor
+
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.state import RankState, copy_into
+
+Source = Literal["live", "average"]
+State = dict[str, Tensor]  # as DeepSpeedEngine.full_state_dict gives it; on rank 0 only
+
+
+class WeightAverage:
+    """Exponential moving average of the trained weights, in float32 in rank 0's main memory; it begins with the first.
+
+    Implements training.state.Stateful. Every rank must call every method.
+    """
+
+    def __init__(self, engine: DeepSpeedEngine, decay: float) -> None:
+        self._engine = engine
+        self._decay = decay
+        first = dist.get_rank() == 0
+        # Every rank gathers; the copies are rank 0's.
+        self._average = {name: w.cpu().clone() if first else w.new_empty(0) for name, w in engine.master_weights()}
+
+    def update(self) -> None:
+        """After an optimizer step: average ← decay · average + (1 - decay) · weights."""
+        for name, weight in self._engine.master_weights():
+            if dist.get_rank() == 0:
+                self._average[name].lerp_(weight.cpu(), 1 - self._decay)
+
+    @contextmanager
+    def in_place(self) -> Iterator[None]:
+        """Inside, the engine computes with the average."""
+        with self._engine.replaced(self._average if dist.get_rank() == 0 else None):
+            yield
+
+    def state(self) -> RankState:
+        return RankState(shared=dict(self._average)) if dist.get_rank() == 0 else RankState()
+
+    def load_state(self, state: RankState) -> None:
+        if dist.get_rank() == 0:
+            copy_into(self._average, state.shared)
+
+
+class KeptWeights:
+    """A copy of the policy in rank 0's main memory. Implements training.state.Stateful."""
+
+    def __init__(self) -> None:
+        self.state_dict: State | None = None
+
+    def keep(self, state: State | None) -> None:
+        """state: copies, as DeepSpeedEngine.full_state_dict gives them."""
+        self.state_dict = state
+
+    def state(self) -> RankState:
+        return RankState(shared=dict(self.state_dict or {}))
+
+    def load_state(self, state: RankState) -> None:
+        self.state_dict = dict(state.shared) or None

@@ -1,0 +1,61 @@
+"""The trained weights of a DeepSpeed engine, one whole weight at a time, whatever the ranks share out between them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlhf_core.training.deepspeed_settings import import_deepspeed
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+
+
+@torch.no_grad()
+def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, Tensor]]:
+    """Each trained weight in float32: the master weight, where there are master weights. Every rank must take all."""
+    deepspeed = import_deepspeed()
+    for name, parameter in trained_parameters(model).items():
+        whole = parameter if zero_stage == 0 else deepspeed.utils.safe_get_full_fp32_param(parameter)
+        yield name, whole.detach().float()
+
+
+@contextmanager
+def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
+    """Inside, the model has `weights` (rank 0's; None on others) in place of the trained ones; afterwards its own.
+
+    Master weights and optimizer state stay as they are: nothing may be trained inside. Every rank must enter.
+    """
+    own = {
+        name: _exchange(p, None if weights is None else weights[name]) for name, p in trained_parameters(model).items()
+    }
+    try:
+        yield
+    finally:
+        for name, parameter in trained_parameters(model).items():
+            _exchange(parameter, own[name])
+
+
+@torch.no_grad()
+def _exchange(parameter: Any, value: Tensor | None) -> Tensor | None:
+    """Puts `value` (rank 0's) in place on all ranks; what was there before, on rank 0."""
+    first = dist.get_rank() == 0
+    if hasattr(parameter, "ds_id"):
+        deepspeed = import_deepspeed()
+        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
+            before = parameter.detach().cpu().clone() if first else None
+            if value is not None:
+                parameter.copy_(value)
+        return before
+    before = parameter.detach().cpu().clone() if first else None
+    if value is not None:
+        parameter.copy_(value)
+    if dist.get_world_size() > 1:
+        dist.broadcast(parameter.data, src=0)
+    return before
