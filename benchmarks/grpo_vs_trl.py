@@ -31,8 +31,8 @@ from benchmarks.process_memory import ProcessWatch, busy_seconds
 OURS = "ours"
 # Which sides there are in which precision; those of TRL are the paths of grpo_trl.
 SIDES = {
-    "float32": (OURS, "trl", "trl-continuous-batching"),
-    "bfloat16": (OURS, "trl", "trl-bf16-weights", "trl-continuous-batching"),
+    "float32": (OURS, "trl"),
+    "bfloat16": (OURS, "trl", "trl-bf16-weights"),
 }
 PHASES = ("generate", "score", "update", "publish")
 AIM = 1.5  # times the best of TRL's paths, at 25m

@@ -36,18 +36,18 @@ def measured(side: str, seconds: float, dtype: str = "float32", peak: int = 2**3
 
 def test_a_row_has_the_median_of_its_repeats_and_our_ratio_to_the_best_of_trl() -> None:
     found = summarise([
-        measured("ours", 0.5), measured("trl", 1.0), measured("trl-continuous-batching", 2.0),
+        measured("ours", 0.5), measured("trl", 1.0), measured("trl-bf16-weights", 2.0),
         measured("trl", 1.25, peak=2**31), measured("ours", 0.4), measured("ours", 1.0),
         measured("trl", 0.1, "bfloat16"),
     ])  # fmt: skip
     assert [(row.side, row.dtype) for row in found] == [
-        ("ours", "float32"), ("trl", "float32"), ("trl-continuous-batching", "float32"), ("trl", "bfloat16"),
+        ("ours", "float32"), ("trl", "float32"), ("trl-bf16-weights", "float32"), ("trl", "bfloat16"),
     ]  # fmt: skip
-    ours, trl, continuous, _ = found
+    ours, trl, other, _ = found
     assert ours.throughput == pytest.approx((100.0, 200.0, 250.0))
     assert trl.throughput == pytest.approx((80.0, 90.0, 100.0))
     assert ours.ratio == pytest.approx(200 / 90)
-    assert (trl.ratio, continuous.ratio) == (None, None)
+    assert (trl.ratio, other.ratio) == (None, None)
     assert trl.peak == 2**31
     phases = {"generate": 0.25, "score": 0.0, "update": 0.125, "publish": 0.0, "other": 0.125}
     assert ours.phases == pytest.approx(phases)
