@@ -21,9 +21,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from benchmarks.grpo_workload import Workload, prompt_ids, reward, rows, tokenizer, write_result
 
-# What differs from one path to another, for float32 and for bfloat16; `dtype` is that of the weights it trains. Its vLLM
-# needs a GPU. Its continuous batching is left out: it took tens of times as long at 1m, and at 25m it ended a completion
-# early.
+# What differs from one path to another, for float32 and for bfloat16; `dtype` is that of the weights it trains.
+# Its vLLM needs a GPU. Its continuous batching is left out: at 1m it took tens of times as long, and at 25m it ended
+# a completion early.
 PATHS: dict[str, dict[str, dict[str, Any]]] = {
     "trl": {  # bfloat16 by autocast over float32 weights, which is TRL's own default
         "float32": {"dtype": "float32", "bf16": False},
