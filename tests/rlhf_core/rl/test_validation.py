@@ -23,7 +23,7 @@ from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Completion
 from tests.rlhf_core.rl.torch_engine import TorchEngine
-from tests.rlhf_core.stages.context import LocalContext
+from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 
 CONFIG: dict[str, Any] = {
@@ -183,9 +183,10 @@ def test_completions_of_other_weights_are_refused(inputs: dict[str, Input], tmp_
 
 
 class DyingEngine(WatchedEngine):
-    """Dies in the rollout of the third step."""
+    """Dies in the rollout of the third step, when the second is kept."""
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        wait_for_checkpoint()
         if self.weight_version == 2 and parameters.temperature == 1.0:
             raise ConnectionError("died")
         return super().generate(prompts, parameters)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -13,6 +14,13 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.stages.contract import Input
+
+
+def wait_for_checkpoint() -> None:
+    """Until what this process is writing beside its training is whole: on a busy machine the next would be left out."""
+    for thread in threading.enumerate():
+        if thread.name.startswith("checkpoint "):
+            thread.join()
 
 
 @dataclass

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import threading
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -23,7 +22,7 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
-from tests.rlhf_core.stages.context import LocalContext
+from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["deepspeed", "rlhf_core.stages.sft", "rlhf_core.rl.worker", __name__])
@@ -132,10 +131,7 @@ class HeldContext(LocalContext):
         return Checkpoints(self._store, self.REF)
 
     def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
-        """Waits for the checkpoint that is being written: on a busy machine the next one would be left out."""
-        for thread in threading.enumerate():
-            if thread.name.startswith("checkpoint "):
-                thread.join()
+        wait_for_checkpoint()
         super().progress(step, total, phase, **figures)
 
 
