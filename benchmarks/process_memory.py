@@ -13,9 +13,12 @@ import psutil
 
 
 class ProcessWatch:
-    """Looks at the tree of processes under `pid` every `interval` seconds, from the start of the context to its end."""
+    """Looks at the tree of processes under `pid` every `interval` seconds, from the start of the context to its end.
 
-    def __init__(self, pid: int, interval: float = 0.5) -> None:
+    A look costs tenths of a second, and holds up whoever is looked at while new memory is mapped: not too often.
+    """
+
+    def __init__(self, pid: int, interval: float = 3.0) -> None:
         self.peak = 0  # bytes: the largest sum of resident memory, pages that several processes share counted once
         self.at_peak: dict[str, int] = {}  # bytes of each program then
         self._root = psutil.Process(pid)
