@@ -138,12 +138,6 @@ class PolicyTrainer:
         finally:
             self._workers.call("remove_weights")
 
-    def weights(self) -> bytes:
-        """The policy's weights (with LoRA: the adapter's) as safetensors."""
-        with self.publication() as weights:
-            (content,) = (file for name, file in weights.files().items() if name.endswith(".safetensors"))
-        return content.tobytes()
-
     def probe(self, batch: PackedBatch, source: Source = "live") -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""
         logprobs: Tensor = self._workers.call("probe", batch, source)[0]

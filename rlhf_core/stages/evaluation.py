@@ -19,7 +19,7 @@ from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
-from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rewards import open_scorers
 from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import reserved_engines
 from rlhf_core.types import Prompt
@@ -34,10 +34,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         raise StageError("the dataset has no prompts to evaluate on")
     context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
-        scorers: dict[str, Reward] = {}
-        for name, scorer in config.scorers.items():
-            scorers[name] = build_reward(scorer, context)
-            stack.callback(scorers[name].close)
+        scorers = stack.enter_context(open_scorers(config.scorers, context))
         connect()
         engines = stack.enter_context(
             EngineGroup(

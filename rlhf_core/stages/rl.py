@@ -9,14 +9,13 @@ from torch import Tensor
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rewards import build_reward, open_scorers
 from rlhf_core.rewards.model import RewardModel, TokenScores
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import Turns, take_turns
@@ -44,7 +43,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         rewards = _rewards(config, inputs, context, lambda batch: _model_scores(config, batch, trainer, turns))
         for reward in rewards.values():
             stack.callback(reward.close)
-        monitors = _scorers(config.monitors, context, stack)
+        monitors = stack.enter_context(open_scorers(config.monitors, context))
         held_out = None if config.validation is None else _held_out(config, inputs, context, tokenizer, stack)
         context.progress(0, config.steps, "start workers and engines")
         workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
@@ -89,14 +88,6 @@ def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: S
     return to_prompts(read_rows(dataset.folder), tokenizer, max_tokens=config.rollout.max_length - sampling.max_tokens)
 
 
-def _scorers(configs: Mapping[str, ScorerConfig], context: StageContext, stack: ExitStack) -> dict[str, Reward]:
-    scorers = {}
-    for name, config in configs.items():
-        scorers[name] = build_reward(config, context)
-        stack.callback(scorers[name].close)
-    return scorers
-
-
 def _held_out(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext, tokenizer: Tokenizer, stack: ExitStack
 ) -> HeldOut:
@@ -105,7 +96,7 @@ def _held_out(
     prompts = _prompts(config, inputs["validation_dataset"], tokenizer, sampling)
     if not prompts:
         raise StageError("rl.validation.dataset has no prompts to validate with")
-    return HeldOut(prompts, _scorers(config.validation.scorers, context, stack))
+    return HeldOut(prompts, stack.enter_context(open_scorers(config.validation.scorers, context)))
 
 
 def _last_and_best(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -15,7 +15,7 @@ from itertools import chain
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from rlhf_core.training.deepspeed_settings import import_deepspeed
 
@@ -25,7 +25,7 @@ def offload_states(engine: Any) -> list[Tensor]:
 
     engine: DeepSpeed's, or the bare module of a model that is neither trained nor sharded.
     """
-    zero = 0 if isinstance(engine, nn.Module) and not _is_deepspeed(engine) else engine.zero_optimization_stage()
+    zero = _zero_stage(engine)
     with _few_objects_to_collect():
         if zero == 3:
             engine.empty_partition_cache()
@@ -46,8 +46,9 @@ def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> Non
     """Undo `offload_states`, which gave `moved`. Every rank must call it."""
     for tensor in moved:
         tensor.data = tensor.data.to(device, non_blocking=True)
-    if _is_deepspeed(engine) and engine.zero_optimization_stage() and _is_trained(engine):
-        if engine.zero_optimization_stage() == 3:
+    zero = _zero_stage(engine)
+    if zero and _is_trained(engine):
+        if zero == 3:
             _move_partitions(engine.optimizer, engine.optimizer.lp_param_buffer.data.to(device))
         engine.reload_states()
     if torch.cuda.is_available():
@@ -66,6 +67,10 @@ def _few_objects_to_collect() -> Iterator[None]:
 
 def _is_deepspeed(engine: Any) -> bool:
     return hasattr(engine, "zero_optimization_stage")
+
+
+def _zero_stage(engine: Any) -> int:
+    return int(engine.zero_optimization_stage()) if _is_deepspeed(engine) else 0
 
 
 def _is_trained(engine: Any) -> bool:

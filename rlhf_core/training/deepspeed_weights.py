@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -45,17 +45,11 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator
 @torch.no_grad()
 def _exchange(parameter: Any, value: Tensor | None) -> Tensor | None:
     """Puts `value` (rank 0's) in place on all ranks; what was there before, on rank 0."""
-    first = dist.get_rank() == 0
-    if hasattr(parameter, "ds_id"):
-        deepspeed = import_deepspeed()
-        with deepspeed.zero.GatheredParameters([parameter], modifier_rank=0):
-            before = parameter.detach().cpu().clone() if first else None
-            if value is not None:
-                parameter.copy_(value)
-        return before
-    before = parameter.detach().cpu().clone() if first else None
-    if value is not None:
-        parameter.copy_(value)
-    if dist.get_world_size() > 1:
+    sharded = hasattr(parameter, "ds_id")
+    with import_deepspeed().zero.GatheredParameters([parameter], modifier_rank=0) if sharded else nullcontext():
+        before = parameter.detach().cpu().clone() if dist.get_rank() == 0 else None
+        if value is not None:
+            parameter.copy_(value)
+    if not sharded and dist.get_world_size() > 1:
         dist.broadcast(parameter.data, src=0)
     return before

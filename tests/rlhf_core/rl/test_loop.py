@@ -31,6 +31,7 @@ from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.training.packing import pack
+from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
 TOKENIZER = word_level_tokenizer([], context_length=64)
@@ -148,22 +149,22 @@ def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
     easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12)]
     start = next(i for i in range(11) if easy[i] != easy[i + 1])  # a step from here draws one easy prompt
     ours.collector.load_state_dict({**ours.collector.state_dict(), "prompts": {"drawn": start}})
-    before = ours.trainer.weights()
+    before = published(ours.trainer)
     metrics = ours.run()
     assert (metrics["filtering/groups"], metrics["filtering/kept_share"]) == (2, 0.5)
     assert metrics["reward"] == 0.5
-    assert ours.trainer.weights() != before
+    assert published(ours.trainer) != before
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "good"])
 def test_a_bad_reward_stops_the_run_before_an_update(tmp_path: Path, value: object) -> None:
     engine = ScriptedEngine(script, max_length=16)
     ours = loop(tmp_path, FunctionOf(lambda c: value), engine=engine)
-    before = ours.trainer.weights()
+    before = published(ours.trainer)
     with pytest.raises(RewardError, match="completion 0"):
         ours.run()
     assert engine.loaded == []
-    assert ours.trainer.weights() == before
+    assert published(ours.trainer) == before
 
 
 def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
@@ -195,7 +196,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     for name in ("one", "two"):
         ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")))
         ours.run()
-        runs.append(ours.trainer.weights())
+        runs.append(published(ours.trainer))
     assert runs[0] == runs[1]
 
 
@@ -206,7 +207,7 @@ def test_ranks_and_engines_that_take_turns_give_the_same_run(tmp_path: Path) -> 
         ours = loop(tmp_path / name, FunctionOf(lambda c: float(c == "a")), config)
         ours.run()
         ours.turns.train()
-        runs.append(ours.trainer.weights())
+        runs.append(published(ours.trainer))
     assert runs[0] == runs[1]
 
 

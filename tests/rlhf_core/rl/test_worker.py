@@ -19,6 +19,7 @@ from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience, Prompt, Trajectory
+from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
@@ -142,7 +143,7 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
     assert again.ref_logprobs is not None
     torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
     assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
-    names = from_safetensors(ours.weights()).keys()
+    names = from_safetensors(published(ours)).keys()
     assert names
     assert all("lora_" in name for name in names)
 
@@ -151,9 +152,9 @@ def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> Non
     ours, group = trainer(rl_config("grpo"), model, tmp_path / "work")
     group.call("save", tmp_path / "out")
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
-    published = from_safetensors(ours.weights())
-    assert published.keys() == saved.keys()
-    assert all(torch.equal(published[name], saved[name]) for name in saved)
+    tensors = from_safetensors(published(ours))
+    assert tensors.keys() == saved.keys()
+    assert all(torch.equal(tensors[name], saved[name]) for name in saved)
 
 
 def test_the_critic_is_kept_where_asked_for(model: Input, tmp_path: Path) -> None:
@@ -177,13 +178,13 @@ def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, t
     ours, _ = trainer(config, model, tmp_path)
     scored = ours.score(trajectories())
     e = with_advantages(config, ours, scored)
-    before = ours.weights()
+    before = published(ours)
     metrics = ours.update(e, step=0)
-    assert ours.weights() == before
+    assert published(ours) == before
     assert "value_loss" in metrics
     assert "policy_loss" not in metrics
     ours.update(e, step=1)
-    assert ours.weights() != before
+    assert published(ours) != before
 
 
 @pytest.mark.parametrize("minibatches", [1, 2])
@@ -197,7 +198,7 @@ def test_the_same_update_whatever_the_micro_batches(minibatches: int, model: Inp
         ours, _ = trainer(config, model, tmp_path / str(tokens))
         scored = ours.score(trajectories())
         ours.update(with_advantages(config, ours, scored), 0)
-        results.append(from_safetensors(ours.weights()))
+        results.append(from_safetensors(published(ours)))
     differences = torch.cat([(tensor - results[1][name]).flatten().abs() for name, tensor in results[0].items()])
     # Adam divides a gradient by its own size: where it is next to nothing, so is what its rounding is divided by.
     assert float(differences.mean()) < 1e-7

@@ -1,0 +1,11 @@
+"""What a trainer publishes, as the bytes of its safetensors file."""
+
+from __future__ import annotations
+
+from rlhf_core.rl.trainer import PolicyTrainer
+
+
+def published(trainer: PolicyTrainer) -> bytes:
+    with trainer.publication() as weights:
+        (content,) = (file for name, file in weights.files().items() if name.endswith(".safetensors"))
+    return content.tobytes()
