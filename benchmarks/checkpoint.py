@@ -12,9 +12,8 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -23,59 +22,30 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from benchmarks.grpo_ours import FolderContext, stage_input
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.store import Store, open_store
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import EngineConfig, OptimizerConfig
-from rlhf_core.stages.contract import Input
 from rlhf_core.trainers.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.trainers.supervised import Example, divide
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
 
 VOCABULARY = 8192
-REF = ArtifactRef(stage="benchmark", key="0" * 64)
 
 
 @dataclass
-class Context:
-    """Implements stages.contract.StageContext as far as training asks."""
+class StoreContext(FolderContext):
+    """With checkpoints in a store of its own."""
 
-    workdir: Path
-    store: Store
-    model: Path
-    name: str = "benchmark"
-    key: str = REF.key
-    seed: int = 0
-    libraries: Mapping[str, str] = field(default_factory=dict)
+    store: Store = field(kw_only=True)
 
     @property
     def checkpoints(self) -> Checkpoints:
-        return Checkpoints(self.store, REF)
-
-    def fetch(self, ref: ArtifactRef) -> Input:
-        now = datetime.now(UTC)
-        manifest = Manifest(
-            kind=Kind.BASE_MODEL, name="model", stage=ref.stage, key=ref.key, files=(), parents={}, config={}, seed=0,
-            code_revision="", libraries={}, device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
-        )  # fmt: skip
-        return Input(manifest, self.model)
-
-    def user_file(self, path: str) -> Path:
-        return Path(path)
-
-    user_folder = user_file
-
-    def log(self, step: int, metrics: Mapping[str, float]) -> None: ...
-
-    def logged(self) -> bytes:
-        return b""
-
-    def restore_log(self, lines: bytes) -> None: ...
-
-    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None: ...
+        return Checkpoints(self.store, ArtifactRef(stage=self.name, key=self.key))
 
 
 class TimedCheckpointing(Checkpointing):
@@ -98,7 +68,9 @@ class Round:
     written: list[float] = field(default_factory=list)
 
 
-def train(steps: int, every: int | None, workers: InlineGroup, context: Context, examples: Sequence[Example]) -> Round:
+def train(
+    steps: int, every: int | None, workers: InlineGroup, context: StoreContext, examples: Sequence[Example]
+) -> Round:
     """Time per round until the last step is done; what is still written then is waited for, and not counted."""
     measured = Round()
     config = CheckpointConfig(every_steps=every, every_minutes=None)
@@ -160,8 +132,10 @@ def main() -> None:
             engine=EngineConfig(dtype=options.dtype, zero_stage=0),
         )  # fmt: skip
         (folder / "work").mkdir()
-        context = Context(folder / "work", open_store(options.store or str(folder / "store")), folder / "model")
-        workers = InlineGroup(LanguageModelWorker, config, context, REF, 1 << 20)
+        trained = stage_input(folder / "model", Kind.BASE_MODEL)
+        store = open_store(options.store or str(folder / "store"))
+        context = StoreContext(folder / "work", {trained.manifest.ref.path: trained}, name="benchmark", store=store)
+        workers = InlineGroup(LanguageModelWorker, config, context, trained.manifest.ref, 1 << 20)
         draw = random.Random(0)
         length = options.tokens // 8
         examples = [
