@@ -80,9 +80,9 @@ def check_machine(device: str) -> None:
 
 
 def check_cpu(cpuinfo: str) -> None:
-    if "avx512f" not in cpuinfo:
+    if "avx2" not in cpuinfo:
         raise SetupError(
-            "this CPU has no AVX-512, which the CPU build of vLLM needs: use a machine that has it, or an NVIDIA GPU."
+            "this CPU has no AVX2, which the CPU build of vLLM needs: use a machine that has it, or an NVIDIA GPU."
         )
 
 

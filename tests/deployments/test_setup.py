@@ -73,8 +73,13 @@ def test_too_little_disk(tmp_path: Path) -> None:
     )
 
 
-def test_cpu_without_avx512() -> None:
-    assert fails(setup.check_cpu, "flags : fpu sse2 avx2").startswith("this CPU has no AVX-512")
+def test_cpu_without_avx2() -> None:
+    assert fails(setup.check_cpu, "flags : fpu sse2 avx").startswith("this CPU has no AVX2")
+
+
+def test_cpu_with_avx2_alone() -> None:
+    """The pinned build of vLLM has kernels for AVX2 beside those for AVX-512."""
+    setup.check_cpu("flags : fpu sse2 avx avx2")
 
 
 def test_device_is_chosen_by_the_machine_or_by_the_user(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
