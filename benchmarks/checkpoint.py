@@ -25,12 +25,13 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from benchmarks.grpo_ours import FolderContext, stage_input
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import EngineConfig, OptimizerConfig
-from rlhf_core.trainers.sft import LanguageModelWorker, pack_sequences
-from rlhf_core.trainers.supervised import Example, divide
+from rlhf_core.supervised.loop import Example, divide
+from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
 

@@ -21,19 +21,19 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import write_dataset
-from rlhf_core.pipeline.key import computing_libraries
 from rlhf_core.stages import rl
-from rlhf_core.stages.contract import Input
+from rlhf_core.stages.key import computing_libraries
 
 REWARD_FILE = Path(grpo_workload.__file__)
 
 
 @dataclass
 class FolderContext:
-    """Implements stages.contract.StageContext on folders; keeps when each step ended."""
+    """Implements contract.StageContext on folders; keeps when each step ended."""
 
     workdir: Path
     folders: dict[str, Input]

@@ -18,8 +18,9 @@ from rich.console import Console
 from rich.table import Table
 
 from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import Store, open_store, store_url
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import AlignmentError, StoreError
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record
 

@@ -23,10 +23,10 @@ from benchmarks.grpo_workload import Workload, make_model
 from benchmarks.logprobs import machine
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.packing import pack
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.stages.rl_cluster import ray_cluster
-from rlhf_core.training.packing import pack
 
 CASES = (("1m", "float32"), ("25m", "float32"), ("25m", "bfloat16"), ("135m", "float32"), ("135m", "bfloat16"))
 REPEATS = 5

@@ -10,7 +10,8 @@ from prefect.artifacts import create_markdown_artifact
 from rlhf_core.artifacts.links import browser_link
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
-from rlhf_core.pipeline.record import RunRecord, compared_metrics, main_figures, report_path, with_interval
+from rlhf_core.pipeline.record import RunRecord, report_path
+from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
 
 REPORT_FILE = "report.html"
 

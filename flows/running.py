@@ -16,10 +16,11 @@ from flows.report_link import link_report
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, prepare
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, main_figures, write_record
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
+from rlhf_core.report.formatting import main_figures
+from tasks.prefect_tasks import STAGE_TASKS, StageRunner
 from tasks.ray_jobs import connect
 from tasks.stage import RunSettings, StageResult
-from tasks.tasks import STAGE_TASKS, StageRunner
 
 Row = dict[str, str]
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
-
-from pydantic import Field
+from typing import Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
@@ -24,26 +22,6 @@ class Stage:
     entry: str  # "package.module:function", called as function(config, inputs, context) -> Output
     # Input name, as in `reads` -> the files of it that the job fetches, where it has them; other inputs come whole.
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
-
-
-class StageSpec(Config):
-    """All that a job must know, stored at <artifact>/spec.json; the job has no other input."""
-
-    name: str  # the recipe's node
-    stage: str
-    stage_version: int
-    key: str
-    config: dict[str, Any]
-    inputs: dict[str, ArtifactRef]
-    user_files: dict[str, str]  # path as the recipe names it -> sha256 of a blob in the store
-    seed: int
-    libraries: dict[str, str]
-    tracking: dict[str, Any] = Field(default_factory=dict)
-    run_id: str = ""
-
-    @property
-    def ref(self) -> ArtifactRef:
-        return ArtifactRef(stage=self.stage, key=self.key)
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,10 +12,10 @@ from typing import Any, Protocol
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.user_files import named_variables
-from rlhf_core.stages.contract import StageSpec
 from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs
 
 # What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from deployments.stack.environment import RECIPES
 from tests.cluster import prefect_api, ray_address
 from tests.services import S3Server
 
@@ -17,6 +18,7 @@ __all__ = ["prefect_api", "ray_address"]  # fixtures: one Ray head, one Prefect 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
+os.environ.setdefault("ALIGNMENT_RECIPES", str(RECIPES))
 
 
 @pytest.fixture(scope="session")

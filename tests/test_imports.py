@@ -3,15 +3,24 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itself and what stands before it
+
+# The packages and files of rlhf_core: each may import itself and what stands before it.
+ORDER = (
+    "errors", "types", "losses", "config", "packing", "models", "algorithms", "tracking", "artifacts", "contract",
+    "data", "rollout", "rewards", "training", "evaluation", "report", "supervised", "rl", "actors", "stages",
+    "pipeline",
+)  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.
 PLACES = {
@@ -50,20 +59,68 @@ def broken(file: Path) -> Iterator[str]:
             yield f"{place}:{line} imports {module}, which stands above it"
         if top in ("tests", "benchmarks"):
             yield f"{place}:{line} imports {module}"
+        if top == layer_of(place) == "rlhf_core" and place_in_core(module) > place_in_core(module_of(place)):
+            yield f"{place}:{line} imports {module}, which stands above it inside rlhf_core"
+
+
+def layer_of(place: str) -> str:
+    return place.split("/")[0]
+
+
+def module_of(place: str) -> str:
+    return place.removesuffix(".py").replace("/", ".").removesuffix(".__init__")
+
+
+def place_in_core(module: str) -> int:
+    """Of a package or file of rlhf_core in ORDER; rlhf_core itself, which has the version, stands below all."""
+    parts = module.split(".")
+    return ORDER.index(parts[1]) if len(parts) > 1 else -1
 
 
 def test_imports_run_one_way_and_only_where_allowed() -> None:
     assert [problem for file in source_files() for problem in broken(file)] == []
 
 
+def test_every_package_of_the_core_has_its_place() -> None:
+    found = {
+        path.stem for path in (ROOT / "rlhf_core").iterdir() if path.suffix == ".py" or (path / "__init__.py").is_file()
+    }
+    assert found - {"__init__"} == set(ORDER)
+
+
+def test_no_file_imports_itself_through_others() -> None:
+    """Also not inside functions or under TYPE_CHECKING."""
+    modules = {module_of(file.relative_to(ROOT).as_posix()): file for file in source_files()}
+    graph = networkx.DiGraph()
+    for module, file in modules.items():
+        for _, imported in imported_modules(file):
+            found = [name for name in (imported, imported.rpartition(".")[0]) if name in modules]
+            graph.add_edges_from((module, name) for name in found[:1] if name != module)
+    assert list(networkx.simple_cycles(graph)) == []
+
+
+def test_no_file_finds_its_way_up_by_path() -> None:
+    """`parents[n]` of a file in rlhf_core must stay inside rlhf_core."""
+    wrong = []
+    for file in sorted((ROOT / "rlhf_core").rglob("*.py")):
+        depth = len(file.relative_to(ROOT).parts) - 1
+        climbs = [
+            int(n) for n in re.findall(r"__file__\)(?:\.resolve\(\))?\.parents\[(\d+)\]", file.read_text("utf-8"))
+        ]
+        wrong += [f"{file}: parents[{n}]" for n in climbs if n >= depth]
+    assert wrong == []
+
+
 def test_the_rules_catch_a_wrong_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
     file = tmp_path / "rlhf_core" / "losses" / "wrong.py"
     file.parent.mkdir(parents=True)
-    file.write_text("import ray.util\n\ndef late():\n    from tasks.ray_jobs import submit\n")
+    late = "    from tasks.ray_jobs import submit\n    from rlhf_core.models import packed\n"
+    file.write_text(f"import ray.util\n\ndef late():\n{late}")
     assert list(broken(file)) == [
         "rlhf_core/losses/wrong.py:1 imports ray.util; only rlhf_core/actors/, tasks/ray_jobs.py may",
         "rlhf_core/losses/wrong.py:4 imports tasks.ray_jobs, which stands above it",
+        "rlhf_core/losses/wrong.py:5 imports rlhf_core.models, which stands above it inside rlhf_core",
     ]
 
 
@@ -87,17 +144,17 @@ def test_package_loads_without_what_computes(package: str) -> None:
 
 
 def test_stage_table_and_contract_load_without_what_computes() -> None:
-    found = loaded_by(["rlhf_core.stages.table", "rlhf_core.stages.contract"])
+    found = loaded_by(["rlhf_core.stages.table", "rlhf_core.stages.key", "rlhf_core.contract"])
     assert found & {*HEAVY, "ray", "prefect"} == set()
 
 
 def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> None:
     program = (
         "import time; start = time.process_time()\n"
-        "from rlhf_core.config.loading import load_recipe, shipped_recipes\n"
-        "assert shipped_recipes()\n"
-        "for name in shipped_recipes(): load_recipe(name)\n"
-        "assert time.process_time() - start < len(shipped_recipes()), 'slow'\n"
+        "from rlhf_core.config.loading import known_recipes, load_recipe\n"
+        "assert known_recipes()\n"
+        "for name in known_recipes(): load_recipe(name)\n"
+        "assert time.process_time() - start < len(known_recipes()), 'slow'\n"
     )
     assert "torch" not in loaded_by([], program)
 

@@ -16,10 +16,10 @@ from rich.tree import Tree
 from deployments.cli.tables import duration
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store, store_url
 from rlhf_core.errors import StoreError
-from rlhf_core.pipeline.record import main_figures
+from rlhf_core.report.formatting import main_figures
 
 app = typer.Typer()
 console = Console()

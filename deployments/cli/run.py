@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 
 from deployments.cli.tables import comparison_table, outcome_table, plan_table
-from rlhf_core.artifacts.store import STORE_VARIABLE
+from rlhf_core.artifacts.opening import STORE_VARIABLE
 from rlhf_core.config.loading import load_recipe
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import skipped_sections

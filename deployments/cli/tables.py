@@ -10,7 +10,8 @@ from rich.table import Table
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.pipeline.plan import PlannedNode
-from rlhf_core.pipeline.record import NodeRecord, RunRecord, compared_metrics, main_figures, with_interval
+from rlhf_core.pipeline.record import NodeRecord, RunRecord
+from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
 
 _STYLES = {
     "reuse": "green",

@@ -10,10 +10,12 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf_core.config.loading import RECIPES_VARIABLE
 from rlhf_core.errors import StackError
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"
+RECIPES = REPOSITORY / "deployments" / "recipes"
 
 # The variables that say "use this service instead of starting one", and all that belong to the service.
 SELECTORS: Mapping[str, tuple[str, ...]] = {
@@ -102,7 +104,11 @@ def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, st
 
 
 def load_stack_environment() -> None:
-    """Put the stack's variables into this process, if there is a stack. Call it before Prefect is imported."""
+    """Put the stack's variables into this process, if there is a stack, and the folder of the shipped recipes.
+
+    Call it before Prefect is imported.
+    """
+    os.environ.setdefault(RECIPES_VARIABLE, str(RECIPES))
     recorded = recorded_environment(stack_folder())
     merged = merged_environment(os.environ, recorded)
     for name in set(os.environ) - set(merged):

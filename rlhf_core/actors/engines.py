@@ -22,11 +22,11 @@ from rlhf_core.actors.placement import reserve
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import AlignmentError, StageError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
-from rlhf_core.rollout.publishing import Files, Publication, received
-from rlhf_core.stages.contract import StageContext
+from rlhf_core.rollout.publication import Files, Publication, received
 from rlhf_core.types import Completion
 
 if TYPE_CHECKING:

@@ -26,6 +26,9 @@ class LocalStore(Store):
         self.url = str(folder)
         self._folder = folder
 
+    def __reduce__(self) -> tuple[type[LocalStore], tuple[Path]]:
+        return LocalStore, (self._folder,)
+
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         with self._explained(path):
             try:

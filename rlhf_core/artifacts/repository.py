@@ -13,9 +13,9 @@ from pydantic import ValidationError
 from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
-from rlhf_core.stages.contract import StageSpec
 
 _PARALLEL_REQUESTS = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")

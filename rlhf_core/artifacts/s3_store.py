@@ -41,6 +41,9 @@ class S3Store(Store):
         self._timeout = 10.0 if hurried else 120.0
         self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=10 if hurried else 60)
 
+    def __reduce__(self) -> tuple[type[S3Store], tuple[str]]:
+        return S3Store, (self.url,)
+
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         try:
             found: tuple[bytes, str] = self._call(path, self._read, self._key(path))

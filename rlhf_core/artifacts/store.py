@@ -1,11 +1,7 @@
-"""Bytes under paths, with two conditional writes: put-if-absent and compare-and-swap. Nothing else is asked of a store.
-
-`s3://bucket/prefix` finds its endpoint and credentials in the usual AWS_* variables; any other URL is a local folder.
-"""
+"""Bytes under paths, with two conditional writes: put-if-absent and compare-and-swap. A store needs nothing else."""
 
 from __future__ import annotations
 
-import os
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable
@@ -14,7 +10,6 @@ from typing import TypeAlias
 
 from rlhf_core.errors import ConflictError, StoreError
 
-STORE_VARIABLE = "ALIGNMENT_STORE"
 Paths: TypeAlias = list[str]  # a name for it, since `list` is a method below
 
 
@@ -75,39 +70,6 @@ class Store(ABC):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
-
-    def __reduce__(self) -> tuple[Callable[[str], Store], tuple[str]]:
-        return open_store, (self.url,)
-
-
-def open_store(url: str) -> Store:
-    """The store at `url`; nothing is read or written yet. Raises StoreError for a URL that names none."""
-    if url.startswith("s3://"):
-        from rlhf_core.artifacts.s3_store import S3Store  # a second of imports that a local folder need not wait for
-
-        return S3Store(url)
-    from rlhf_core.artifacts.local_store import LocalStore
-
-    path = url.removeprefix("file://")
-    if "://" in path:
-        raise StoreError(f"{url}: no such kind of store, give s3://bucket/prefix or the path of a folder")
-    folder = Path(path).expanduser()
-    if not path or not folder.is_absolute():
-        # Jobs run in other folders than the one who submits them: a relative path would be another store there.
-        raise StoreError(
-            f"the store `{url}` must be an absolute path, such as {folder.absolute()}, or a URL s3://bucket/prefix"
-        )
-    return LocalStore(folder)
-
-
-def store_url() -> str:
-    """The store that the environment names. Raises StoreError if it names none."""
-    url = os.environ.get(STORE_VARIABLE)
-    if not url:
-        raise StoreError(
-            f"no artifact store is known: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a folder"
-        )
-    return url
 
 
 def checked_path(path: str) -> str:

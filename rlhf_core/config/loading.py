@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import json
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
@@ -17,7 +18,7 @@ from ruamel.yaml.error import YAMLError
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.errors import RecipeError
 
-SHIPPED_RECIPES = Path(__file__).parents[2] / "deployments" / "recipes"
+RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +27,14 @@ class LoadedRecipe:
     root: Path  # the folder that relative paths in the recipe start from
 
 
-def shipped_recipes() -> list[str]:
-    return sorted(path.stem for path in SHIPPED_RECIPES.glob("*.yaml"))
+def known_recipes() -> dict[str, Path]:
+    """Recipes that can be given by name: the .yaml files of the folder ALIGNMENT_RECIPES, where it is set."""
+    folder = os.environ.get(RECIPES_VARIABLE)
+    return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))} if folder else {}
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
-    """The recipe `name_or_path` (a shipped name, or a file) with `key.key=value` overrides applied in order.
+    """The recipe `name_or_path` (a key of `known_recipes`, or a file) with `key.key=value` overrides applied in order.
 
     Raises RecipeError, whose text names the key, what is wrong with it, and the nearest right one.
     """
@@ -51,12 +54,12 @@ def _find(name_or_path: str) -> Path:
         if path.is_file():
             return path
         raise RecipeError(f"{path}: there is no such recipe file")
-    shipped = SHIPPED_RECIPES / f"{name_or_path}.yaml"
-    if shipped.is_file() and shipped.parent == SHIPPED_RECIPES:
-        return shipped
-    names = shipped_recipes()
+    known = known_recipes()
+    if name_or_path in known:
+        return known[name_or_path]
+    named = f"known by name are {', '.join(known)}" if known else f"{RECIPES_VARIABLE} names no folder of recipes"
     raise RecipeError(
-        f"unknown recipe `{name_or_path}`{_nearest(name_or_path, names)}; shipped are {', '.join(names)}, "
+        f"unknown recipe `{name_or_path}`{_nearest(name_or_path, list(known))}; {named}, "
         "or give the path of a .yaml file"
     )
 

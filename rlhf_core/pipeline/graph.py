@@ -9,10 +9,10 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config
 from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.config.recipe import Recipe
+from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.key import stage_key
 from rlhf_core.pipeline.user_files import user_files
-from rlhf_core.stages.contract import Stage
+from rlhf_core.stages.key import stage_key
 from rlhf_core.stages.table import STAGES
 
 

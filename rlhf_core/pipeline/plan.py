@@ -16,7 +16,7 @@ from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.pipeline.key import computing_libraries
+from rlhf_core.stages.key import computing_libraries
 
 
 @dataclass(frozen=True, slots=True)

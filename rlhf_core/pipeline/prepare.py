@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import Store, open_store, store_url
+from rlhf_core.artifacts.store import Store
 from rlhf_core.config.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.pipeline.key import computing_libraries
 from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.stages.key import computing_libraries
 
 
 @dataclass(frozen=True, slots=True)

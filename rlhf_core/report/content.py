@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.pipeline.record import main_figures
-from rlhf_core.stages.contract import Input
+from rlhf_core.contract import Input
+from rlhf_core.report.formatting import main_figures
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from rlhf_core.pipeline.record import compared_metrics, number
 from rlhf_core.report.content import Content
+from rlhf_core.report.formatting import compared_metrics, number
 from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
 from rlhf_core.errors import RewardError, StageError
+from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult
 from rlhf_core.rewards.steps import step_tokens
-from rlhf_core.training.packing import pack
 from rlhf_core.types import PackedBatch, Trajectory
 
 # The reward model's raw score (N,) float32 at every token of a batch.

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from rlhf_core.training.packing import filler, plan_micro_batches, select
+from rlhf_core.packing import filler, plan_micro_batches, select
 from rlhf_core.types import Experience, PackedBatch, Trajectory
 
 B = TypeVar("B", bound=PackedBatch)

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer
-from rlhf_core.rollout.publishing import Publication
+from rlhf_core.rollout.publication import Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Completion
 

@@ -12,14 +12,14 @@ import torch
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import StageContext
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.validation import Validation
-from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.types import Experience, Trajectory
 

@@ -9,12 +9,12 @@ import torch
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.weights import Source
 from rlhf_core.rollout.proof import Expected, Proof, ProvenEngines, default_tolerance, verify_weights
-from rlhf_core.rollout.publishing import Publication
-from rlhf_core.training.packing import pack
+from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Prompt, Trajectory
 
 

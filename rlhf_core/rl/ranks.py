@@ -14,13 +14,13 @@ from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.losses.mismatch import measure
+from rlhf_core.packing import select
 from rlhf_core.rl.experience import Layout
 from rlhf_core.rl.kl_controller import KLController, completion_kl
 from rlhf_core.rl.weights import Source
-from rlhf_core.rollout.publishing import Publication
+from rlhf_core.rollout.publication import Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
-from rlhf_core.training.packing import select
 from rlhf_core.types import Experience, PackedBatch
 
 

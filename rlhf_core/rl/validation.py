@@ -14,7 +14,7 @@ from rlhf_core.rewards import Reward
 from rlhf_core.rl.hybrid import Engines, Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.types import Completion, Prompt
 

@@ -14,15 +14,15 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.losses.balancing import load_balancing_loss
+from rlhf_core.contract import StageContext
+from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.weights import KeptWeights, Source, WeightAverage
-from rlhf_core.rollout.publishing import Files, Publication, publication
-from rlhf_core.stages.contract import StageContext
+from rlhf_core.rollout.publication import Files, Publication, publication
 from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.randomness import seed_everything

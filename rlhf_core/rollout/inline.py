@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
-from rlhf_core.rollout.publishing import Publication
+from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Completion
 
 

@@ -16,7 +16,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
-from rlhf_core.rollout.publishing import tensor_shapes
+from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_settings import Dtype, engine_arguments
 from rlhf_core.types import Completion, FinishReason
 

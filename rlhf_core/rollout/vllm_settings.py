@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
-from rlhf_core.rollout.publishing import tensor_shapes
+from rlhf_core.rollout.publication import tensor_shapes
 
 Dtype = Literal["float32", "bfloat16"]
 

@@ -17,7 +17,7 @@ from vllm.platforms import current_platform
 
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
-from rlhf_core.rollout.publishing import tensor_shapes
+from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_served import ServedLayer, served_adapter, served_layers
 
 

@@ -17,10 +17,10 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, HubModel, ScratchModel, WheelModel
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.stages.contract import Input, Output, StageContext
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"

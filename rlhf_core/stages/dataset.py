@@ -11,13 +11,13 @@ from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig, Source, WeightedSource
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.exclusion import Exclusion
 from rlhf_core.data.formats import Row, RowError, canonical_row, duplicate_key
 from rlhf_core.data.mixing import mix
 from rlhf_core.data.reading import iterate_rows, write_dataset
 from rlhf_core.data.sources import iterate_source
 from rlhf_core.errors import StageError
-from rlhf_core.stages.contract import Input, Output, StageContext
 
 _PROGRESS_EVERY = 2000  # rows
 

@@ -13,6 +13,7 @@ from rlhf_core.actors.engines import EngineGroup
 from rlhf_core.actors.placement import connect
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
@@ -20,7 +21,6 @@ from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.rewards import open_scorers
-from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import reserved_engines
 from rlhf_core.types import Prompt
 

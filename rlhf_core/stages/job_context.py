@@ -12,9 +12,10 @@ from pathlib import Path, PurePosixPath
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
+from rlhf_core.contract import Input
 from rlhf_core.errors import StageError, StoreError
-from rlhf_core.stages.contract import Input, StageSpec
 from rlhf_core.tracking.progress import Progress
 from rlhf_core.tracking.tracker import Tracker
 

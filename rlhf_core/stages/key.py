@@ -9,8 +9,8 @@ from importlib.metadata import PackageNotFoundError, version
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, result_settings
+from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
-from rlhf_core.stages.contract import Stage
 
 COMPUTING_LIBRARIES = ("torch", "vllm", "deepspeed", "transformers", "peft")
 # The CPU build of vLLM is published under a name of its own.

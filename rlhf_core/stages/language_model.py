@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
-from rlhf_core.stages.contract import Input, Output, StageContext
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import GroupFactory, reserved_devices, running, save
-from rlhf_core.trainers.sft import LanguageModelWorker, pack_sequences
-from rlhf_core.trainers.supervised import Example, count_steps, require_fit, train
+from rlhf_core.supervised.loop import Example, count_steps, require_fit, train
+from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 
 
 def train_language_model(

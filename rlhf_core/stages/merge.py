@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import MergeConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.stages.contract import Input, Output, StageContext
 
 
 def run(config: MergeConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
-from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.stages.workers import GroupFactory, ray_workers
-from rlhf_core.trainers.sft import document_examples
+from rlhf_core.supervised.sft import document_examples
 
 
 def run(

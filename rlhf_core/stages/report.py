@@ -8,9 +8,9 @@ from dataclasses import asdict
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import ReportConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.report.content import gather
 from rlhf_core.report.page import render
-from rlhf_core.stages.contract import Input, Output, StageContext
 
 
 def run(config: ReportConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
-from rlhf_core.trainers.reward_model import (
+from rlhf_core.supervised.loop import count_steps, require_fit, train
+from rlhf_core.supervised.reward_model import (
     RewardModelWorker,
     finish_folder,
     judge,
@@ -19,7 +20,6 @@ from rlhf_core.trainers.reward_model import (
     pair_examples,
     split_by_prompt,
 )
-from rlhf_core.trainers.supervised import count_steps, require_fit, train
 
 
 def run(

@@ -11,6 +11,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import read_rows
@@ -22,11 +23,10 @@ from rlhf_core.rl.hybrid import Turns, take_turns
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
 from rlhf_core.rl.rollouts import RolloutSampler
-from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.validation import HeldOut, Validation
-from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
 from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
 from rlhf_core.training.checkpointing import Checkpointing, DriverState

@@ -12,9 +12,9 @@ from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
+from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import SleepingEngines
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.stages.contract import Input, StageContext
 from rlhf_core.training.group import WorkerGroup
 
 

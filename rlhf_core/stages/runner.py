@@ -25,14 +25,15 @@ from typing import Any, TypeVar
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.base import Config
 from rlhf_core.config.recipe import TrackingConfig
+from rlhf_core.contract import Input, Output, Stage
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.key import computing_libraries, stage_key
-from rlhf_core.stages.contract import Input, Output, Stage, StageSpec
 from rlhf_core.stages.job_context import JobContext, workdir_root
+from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.progress import Progress
 from rlhf_core.tracking.tracker import Tracker

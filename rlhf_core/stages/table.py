@@ -6,7 +6,7 @@ from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, PretrainConfig, ReportConfig, RewardModelConfig, SFTConfig
-from rlhf_core.stages.contract import Stage
+from rlhf_core.contract import Stage
 
 MODELS = frozenset({Kind.BASE_MODEL, Kind.POLICY})  # full weights: an adapter is merged before anything builds on it
 TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})

@@ -22,14 +22,14 @@ from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import save_model
-from rlhf_core.stages.contract import StageContext
+from rlhf_core.packing import plan_micro_batches
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
-from rlhf_core.training.packing import plan_micro_batches
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful

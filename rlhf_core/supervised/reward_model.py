@@ -20,9 +20,9 @@ from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import hidden_states
-from rlhf_core.trainers.supervised import Example, Share, SupervisedWorker, divide, shuffled
+from rlhf_core.packing import pack
+from rlhf_core.supervised.loop import Example, Share, SupervisedWorker, divide, shuffled
 from rlhf_core.training.group import WorkerGroup
-from rlhf_core.training.packing import pack
 from rlhf_core.types import PackedBatch, PreferenceBatch
 
 if TYPE_CHECKING:

@@ -10,14 +10,14 @@ from torch import Tensor, nn
 
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
-from rlhf_core.losses.balancing import load_balancing_loss
+from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.trainers.supervised import Example, Share, SupervisedWorker
+from rlhf_core.packing import pack
+from rlhf_core.supervised.loop import Example, Share, SupervisedWorker
 from rlhf_core.training.balancing import step_routing
-from rlhf_core.training.packing import pack
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ from typing import Any, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StageError
-from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
 

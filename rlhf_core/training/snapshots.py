@@ -11,8 +11,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError
-from rlhf_core.stages.contract import StageContext
 from rlhf_core.training.randomness import load_random_state, random_state
 from rlhf_core.training.state import RankState, Stateful
 

@@ -13,8 +13,9 @@ from rich.console import Console
 
 from benchmarks.overhead import find_run, main, measure, measure_run, table
 from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.record import NodeRecord, Outcome, RunRecord, write_record
 

@@ -56,7 +56,7 @@ def test_a_setting(command: str, tmp_path: Path, override: str, sentence: str) -
 
 
 def test_an_unknown_recipe(command: str) -> None:
-    assert said(command, "tinny").startswith("unknown recipe `tinny`, did you mean `tiny`?; shipped are ")
+    assert said(command, "tinny").startswith("unknown recipe `tinny`, did you mean `tiny`?; known by name are ")
     assert said(command, "no/such.yaml") == "no/such.yaml: there is no such recipe file"
 
 

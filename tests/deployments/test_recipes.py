@@ -11,14 +11,15 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from rlhf_core.config.loading import SHIPPED_RECIPES, load_recipe, shipped_recipes
+from deployments.stack.environment import RECIPES as RECIPES_FOLDER
+from rlhf_core.config.loading import known_recipes, load_recipe
 from rlhf_core.config.rewards import VerifierReward
 from rlhf_core.data.user_code import load_function
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.rewards.verifier import Verifier
 
-RECIPES = shipped_recipes()
+RECIPES = list(known_recipes())
 LIBRARIES = {"torch": "1"}
 # Of each section a setting, and the same with two letters changed places or one left out.
 TYPOS = {
@@ -44,6 +45,7 @@ TYPOS = {
 
 LOADING = """
 import json, sys
+from deployments.stack.environment import RECIPES as RECIPES_FOLDER
 from rlhf_core.config.loading import load_recipe
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.preflight import preflight
@@ -92,7 +94,7 @@ def test_a_typo_in_any_section_names_the_right_key(recipe: str, right: str, wron
 def test_the_typos_cover_every_section() -> None:
     sections: set[str] = set()
     for recipe in RECIPES:
-        sections |= YAML(typ="safe", pure=True).load((SHIPPED_RECIPES / f"{recipe}.yaml").read_text()).keys()
+        sections |= YAML(typ="safe", pure=True).load(known_recipes()[recipe].read_text()).keys()
     assert sections - {"name", "description", "seed"} <= {right.partition(".")[0] for right in TYPOS}
 
 
@@ -131,7 +133,7 @@ def smollm2_verifier() -> Verifier:
 
 def test_the_made_pairs_of_smollm2_reject_a_wrong_answer() -> None:
     file = "smollm2_data.py"
-    make = load_function(SHIPPED_RECIPES / file, "task_pairs", file)
+    make = load_function(RECIPES_FOLDER / file, "task_pairs", file)
     tasks = {"chain_sum": {"min_terms": 2, "max_terms": 2}, "word_sorting": {"min_words": 2, "max_words": 3}}
     rows = make(tasks=tasks, seed=1, size=20)
     assert len(rows) == 40
@@ -145,6 +147,6 @@ def test_the_made_pairs_of_smollm2_reject_a_wrong_answer() -> None:
 def test_smollm2_says_how_to_go_on_where_pip_cannot_download(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     file = "smollm2_data.py"
-    pairs = load_function(SHIPPED_RECIPES / file, "human_pairs", file)
+    pairs = load_function(RECIPES_FOLDER / file, "human_pairs", file)
     with pytest.raises(RuntimeError, match=r"(?s)llamafactory==0\.9\.5, which pip cannot download.*rl\.algorithm=grpo"):
         pairs(max_characters=100)

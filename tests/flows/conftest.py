@@ -13,8 +13,8 @@ import pytest
 from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
 
 from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import prepare
 from tasks.ray_jobs import RayJobs, connect

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.training.packing import ATTENTION_TOKENS, concatenate, filler, pack, plan_micro_batches, select
+from rlhf_core.packing import ATTENTION_TOKENS, concatenate, filler, pack, plan_micro_batches, select
 from rlhf_core.types import Experience, PackedBatch, PreferenceBatch
 
 

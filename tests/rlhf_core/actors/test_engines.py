@@ -14,7 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
-from rlhf_core.rollout.publishing import Publication, publication
+from rlhf_core.rollout.publication import Publication, publication
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext, local_input

@@ -20,8 +20,8 @@ from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig,
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.packing import filler, pack, plan_micro_batches, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.packing import filler, pack, plan_micro_batches, select
 from rlhf_core.types import PackedBatch
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")

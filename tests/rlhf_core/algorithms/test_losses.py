@@ -14,7 +14,7 @@ from torch import Tensor
 
 from rlhf_core.algorithms import ALGORITHMS, Algorithm, build_algorithm
 from rlhf_core.config.rl import AlgorithmName
-from rlhf_core.training.packing import select
+from rlhf_core.packing import select
 from rlhf_core.types import Experience
 from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REWARDS, experience, rl_config
 

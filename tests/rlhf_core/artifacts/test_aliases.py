@@ -9,7 +9,8 @@ import pytest
 
 from rlhf_core.artifacts.aliases import Alias, move_alias, read_alias
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, StoreError
 
 FIRST, SECOND = (ArtifactRef(stage="rl", key=digit * 64) for digit in "12")

@@ -9,7 +9,8 @@ import pytest
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, IntegrityError
 
 REF = ArtifactRef(stage="sft", key="a" * 64)

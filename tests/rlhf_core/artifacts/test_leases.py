@@ -14,7 +14,8 @@ import pytest
 from rlhf_core.artifacts import leases
 from rlhf_core.artifacts.leases import Holder, Lease, LeaseRecord, lease_path, take_lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StageError
 
 REF = ArtifactRef(stage="sft", key="a" * 64)
@@ -109,7 +110,7 @@ def test_a_holder_that_died_on_this_machine_is_seen_at_once(store: Store) -> Non
         "import sys\n"
         "from rlhf_core.artifacts.leases import take_lease\n"
         "from rlhf_core.artifacts.manifest import ArtifactRef\n"
-        "from rlhf_core.artifacts.store import open_store\n"
+        "from rlhf_core.artifacts.opening import open_store\n"
         "take_lease(open_store(sys.argv[1]), ArtifactRef(stage='sft', key='a' * 64))\n"
     )
     subprocess.run([sys.executable, "-c", script, store.url], check=True)

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.lineage import Edge, lineage
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
 from rlhf_core.errors import StoreError
 from tests.rlhf_core.artifacts.manifests import published
 

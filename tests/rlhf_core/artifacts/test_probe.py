@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts.store import open_store
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import StoreError
 from tests.services import LOOPBACK, free_ports
 

@@ -12,10 +12,10 @@ import pytest
 
 from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
-from rlhf_core.artifacts.store import open_store
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import IntegrityError, StoreError
-from rlhf_core.stages.contract import StageSpec
 from tests.rlhf_core.artifacts.manifests import manifest, published
 
 

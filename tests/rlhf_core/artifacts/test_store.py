@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts.store import Store, open_store
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, StoreError
 from tests.services import S3Server
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe, shipped_recipes
+from rlhf_core.config.loading import known_recipes, load_recipe
 from rlhf_core.errors import RecipeError
 from tests.rlhf_core.recipe_text import RECIPE
 
@@ -106,7 +106,7 @@ def test_a_malformed_override_is_quoted(recipe: str, override: str, sentence: st
 
 
 def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
-    with pytest.raises(RecipeError, match=r"^unknown recipe `tinny`, did you mean `tiny`\?; shipped are .*tiny"):
+    with pytest.raises(RecipeError, match=r"^unknown recipe `tinny`, did you mean `tiny`\?; known by name are .*tiny"):
         load_recipe("tinny")
     with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such recipe file$"):
         load_recipe("nowhere/x.yaml")
@@ -123,7 +123,7 @@ def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> N
         load_recipe(str(path))
 
 
-@pytest.mark.parametrize("name", shipped_recipes())
+@pytest.mark.parametrize("name", known_recipes())
 def test_shipped_recipes_parse(name: str) -> None:
     assert load_recipe(name).recipe.name == name
 

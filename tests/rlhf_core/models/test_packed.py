@@ -13,7 +13,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models import packed
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel
-from rlhf_core.training.packing import pack
+from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
 SEQUENCES = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [30, 2]]

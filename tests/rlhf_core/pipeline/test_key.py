@@ -9,9 +9,9 @@ import pytest
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.loading import load_recipe
+from rlhf_core.contract import Stage
 from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.key import stage_key
-from rlhf_core.stages.contract import Stage
+from rlhf_core.stages.key import stage_key
 from tests.rlhf_core.recipe_text import RECIPE
 
 LIBRARIES = {"torch": "2.13.0", "vllm": "0.32.0"}

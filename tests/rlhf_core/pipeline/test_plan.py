@@ -7,12 +7,12 @@ import pytest
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
 from rlhf_core.config.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.key import computing_libraries
 from rlhf_core.pipeline.plan import plan
+from rlhf_core.stages.key import computing_libraries
 
 RECIPE = """
 name: planned

@@ -3,16 +3,9 @@
 from datetime import UTC, datetime
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.store import open_store
-from rlhf_core.pipeline.record import (
-    NodeRecord,
-    RunRecord,
-    compared_metrics,
-    main_figures,
-    read_record,
-    with_interval,
-    write_record,
-)
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record, write_record
+from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
 
 
 def test_a_record_is_read_as_it_was_written_and_a_retry_writes_it_anew(store_url: str) -> None:

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.contract import Input
 from rlhf_core.report.content import gather
 from rlhf_core.report.page import render
-from rlhf_core.stages.contract import Input
 
 START = datetime(2026, 1, 1, tzinfo=UTC)
 

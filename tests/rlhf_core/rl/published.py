@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.ranks import PolicyTrainer
 
 
 def published(trainer: PolicyTrainer) -> bytes:

@@ -11,7 +11,7 @@ import pytest
 from rlhf_core.rl.hybrid import HybridEngine, Turn
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.publishing import Publication
+from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.group import InlineGroup
 

@@ -16,21 +16,21 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
+from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
 from rlhf_core.rl.rollouts import RolloutSampler
-from rlhf_core.rl.trainer import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.training.packing import pack
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 

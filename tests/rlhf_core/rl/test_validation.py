@@ -13,13 +13,13 @@ import pytest
 from safetensors.torch import load_file
 
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
-from rlhf_core.stages.contract import Input, Output, StageContext
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Completion
 from tests.rlhf_core.rl.torch_engine import TorchEngine

@@ -13,10 +13,10 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import AlgorithmName, RLConfig, block_name
+from rlhf_core.contract import Input
 from rlhf_core.rl.experience import pack_trajectories
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience, Prompt, Trajectory
 from tests.rlhf_core.rl.published import published

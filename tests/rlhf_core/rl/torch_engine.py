@@ -12,7 +12,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
-from rlhf_core.rollout.publishing import published_tensors
+from rlhf_core.rollout.publication import published_tensors
 from rlhf_core.types import Completion
 
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.rollout.publishing import Publication, publication
+from rlhf_core.rollout.publication import Publication, publication
 
 EOS = 2
 VOCABULARY = 96

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.proof import tensor_digest
-from rlhf_core.rollout.publishing import publication, received, tensor_shapes
+from rlhf_core.rollout.publication import publication, received, tensor_shapes
 
 
 def test_a_folder_of_full_weights_holds_them_and_goes() -> None:

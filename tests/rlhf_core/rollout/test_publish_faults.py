@@ -17,7 +17,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
-from rlhf_core.rollout.publishing import publication
+from rlhf_core.rollout.publication import publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
 

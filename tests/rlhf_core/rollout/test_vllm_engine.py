@@ -14,7 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
-from rlhf_core.rollout.publishing import publication
+from rlhf_core.rollout.publication import publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
-from rlhf_core.stages.contract import Input
+from rlhf_core.contract import Input
 
 
 def wait_for_checkpoint() -> None:

@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.stages.contract import Input
+from rlhf_core.contract import Input
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 

@@ -8,10 +8,11 @@ from types import MappingProxyType
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.data import DatasetConfig
-from rlhf_core.pipeline.key import computing_libraries, stage_key
+from rlhf_core.contract import Stage
 from rlhf_core.pipeline.user_files import user_files
-from rlhf_core.stages.contract import Stage, StageSpec
+from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 
 QUICK = "def rows():\n    return [{'text': 'one'}, {'text': 'two'}]\n"

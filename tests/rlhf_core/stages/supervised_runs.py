@@ -10,9 +10,9 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.training import EngineConfig, OptimizerConfig, Placement
+from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import base
-from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.context import LocalContext, local_input
 

@@ -10,9 +10,9 @@ import pytest
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig
+from rlhf_core.contract import Input
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.stages.contract import Input
 from rlhf_core.stages.dataset import run
 from tests.rlhf_core.stages.context import LocalContext, local_input
 

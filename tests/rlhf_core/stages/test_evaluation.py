@@ -12,6 +12,7 @@ import pytest
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.errors import RewardError, StageError
@@ -19,7 +20,6 @@ from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
-from rlhf_core.stages.contract import Input
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 

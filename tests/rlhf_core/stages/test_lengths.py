@@ -12,9 +12,9 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
 from rlhf_core.config.training import Placement, SupervisedConfig
+from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft
-from rlhf_core.stages.contract import Input
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset
 
 LONG = "x" * 30  # with <bos>, <user> and <assistant> 33 tokens

@@ -12,13 +12,13 @@ from transformers import AutoModelForSequenceClassification
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.config.training import LoraConfig
+from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_completion, load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.stages import reward_model
-from rlhf_core.stages.contract import Input, Output
-from rlhf_core.trainers.reward_model import pack_pairs, pair_examples, split_by_prompt
+from rlhf_core.supervised.reward_model import pack_pairs, pair_examples, split_by_prompt
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,

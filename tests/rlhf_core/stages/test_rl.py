@@ -14,11 +14,11 @@ from transformers import AutoModelForCausalLM, AutoModelForSequenceClassificatio
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.loading import copy_tokenizer
 from rlhf_core.stages import base, rl
-from rlhf_core.stages.contract import Input, Output
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 

@@ -13,10 +13,10 @@ import pytest
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
-from rlhf_core.stages.contract import Input, StageContext
 from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset

@@ -14,12 +14,13 @@ import ray
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.store import open_store
+from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.pipeline.key import computing_libraries, stage_key
+from rlhf_core.contract import Input
 from rlhf_core.pipeline.user_files import user_files
-from rlhf_core.stages.contract import Input, StageSpec
+from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.runner import run_job
 from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.stages.killed_runs import finish, kill_when_held, start, without_times

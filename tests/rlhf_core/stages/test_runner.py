@@ -11,9 +11,9 @@ from rlhf_core.artifacts.leases import lease_path
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.data import DatasetConfig
+from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.errors import IntegrityError, StageError
-from rlhf_core.pipeline.key import computing_libraries
-from rlhf_core.stages.contract import Input, Output, Stage, StageContext
+from rlhf_core.stages.key import computing_libraries
 from rlhf_core.stages.runner import run_job
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified

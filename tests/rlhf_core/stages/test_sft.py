@@ -11,10 +11,10 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import MergeConfig, SFTConfig
 from rlhf_core.config.training import LoraConfig
+from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_conversation, load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.stages import merge, sft
-from rlhf_core.stages.contract import Input, Output
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,

@@ -16,10 +16,10 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import LoraConfig, Placement
+from rlhf_core.contract import Input
 from rlhf_core.stages import sft
-from rlhf_core.stages.contract import Input
-from rlhf_core.trainers.sft import LanguageModelWorker
-from rlhf_core.trainers.supervised import Share
+from rlhf_core.supervised.loop import Share
+from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training import snapshots
 from tests.rlhf_core.stages.killed_runs import (
     HeldContext,

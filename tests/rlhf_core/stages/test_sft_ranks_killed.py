@@ -24,11 +24,11 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import Placement
+from rlhf_core.contract import Input
+from rlhf_core.packing import pack
 from rlhf_core.stages import sft
-from rlhf_core.stages.contract import Input
-from rlhf_core.trainers.sft import LanguageModelWorker
-from rlhf_core.trainers.supervised import Share
-from rlhf_core.training.packing import pack
+from rlhf_core.supervised.loop import Share
+from rlhf_core.supervised.sft import LanguageModelWorker
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages import killed_runs
 from tests.rlhf_core.stages.killed_runs import HeldContext, finish, hold, kill_when_held, start, without_times

@@ -13,14 +13,14 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import SFTConfig
+from rlhf_core.contract import Input
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.packing import pack
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import sft
-from rlhf_core.stages.contract import Input
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.training.packing import pack
 from rlhf_core.types import Experience
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,

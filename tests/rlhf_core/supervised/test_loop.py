@@ -8,8 +8,8 @@ import torch
 
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.errors import StageError
-from rlhf_core.trainers.sft import pack_sequences
-from rlhf_core.trainers.supervised import Example, count_steps, divide, require_fit, shuffled, step_indices
+from rlhf_core.supervised.loop import Example, count_steps, divide, require_fit, shuffled, step_indices
+from rlhf_core.supervised.sft import pack_sequences
 from tests.rlhf_core.stages.supervised_runs import base_model
 
 

@@ -12,7 +12,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel
-from rlhf_core.trainers.reward_model import RewardModel, finish_folder, pack_pairs, pair_examples, split_by_prompt
+from rlhf_core.supervised.reward_model import RewardModel, finish_folder, pack_pairs, pair_examples, split_by_prompt
 from tests.rlhf_core.stages.supervised_runs import base_model, pairs, stored_config
 
 TOKENIZER = word_level_tokenizer((), 64)

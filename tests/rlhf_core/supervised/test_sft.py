@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.trainers.sft import conversation_examples, document_examples
+from rlhf_core.supervised.sft import conversation_examples, document_examples
 
 TOKENIZER = word_level_tokenizer((), 64)
 

@@ -14,8 +14,8 @@ from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.packing import select
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 

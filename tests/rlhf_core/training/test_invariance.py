@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
 from rlhf_core.models import packed
+from rlhf_core.packing import filler, pack, plan_micro_batches, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.packing import filler, pack, plan_micro_batches, select
 from rlhf_core.types import Experience, PackedBatch
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 

@@ -12,11 +12,11 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import RewardModelConfig, SFTConfig
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
-from rlhf_core.rl.trainer import PolicyTrainer
+from rlhf_core.packing import pack
+from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.training.packing import pack
 from rlhf_core.types import Experience
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,

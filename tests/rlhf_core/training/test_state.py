@@ -11,8 +11,8 @@ from torch import Tensor
 
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.packing import select
 from rlhf_core.training.state import EngineState, RankState
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, batch, build, loss, tiny_model
 

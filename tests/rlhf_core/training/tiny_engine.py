@@ -11,9 +11,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from rlhf_core.config.training import EngineConfig, LoraConfig, MuonConfig, OptimizerConfig
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.packing import pack
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
-from rlhf_core.training.packing import pack
 from rlhf_core.types import PackedBatch
 
 SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [6, 5, 3, 5, 8, 9, 7], [3, 2, 3]]

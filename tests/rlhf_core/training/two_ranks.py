@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlhf_core.losses.balancing import load_balancing_loss
+from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.models import packed
+from rlhf_core.packing import filler, plan_micro_batches, select
 from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
-from rlhf_core.training.packing import filler, plan_micro_batches, select
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import GRADIENT, MUON, OPTIMIZER, TOKENS, batch, build, gradient, loss
 
