@@ -2,23 +2,108 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails, PydanticCustomError
 
 PositiveInt = Annotated[int, Field(gt=0)]
 NonNegativeInt = Annotated[int, Field(ge=0)]
 PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
+# model: full weights that a policy can start from
+Role = Literal["dataset", "model", "reward_model", "adapter"]
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Marks a setting that names an input, or, where it is a tuple, several inputs.
+
+    Where the setting is none, the input is the last result of its role made before the stage; with `optional`, the
+    stage then has no such input.
+    """
+
+    role: Role
+    or_role: Role | None = None  # a second role that will do
+    format: str | None = None  # of a dataset
+    held_out: bool = False  # a dataset that nothing may be trained on
+    optional: bool = False
+    each: bool = False  # the stage is run once for each name; where there is none, for each result made before it
+
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        return (self.role,) if self.or_role is None else (self.role, self.or_role)
 
 
 class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     def unused_fields(self) -> frozenset[str]:
-        """Fields whose settings this config does not use, such as the blocks of algorithms that were not chosen."""
+        """Settings that this config does not use, such as the blocks of algorithms that were not chosen."""
         return frozenset()
+
+    def used_settings(self) -> Iterator[tuple[str, Any]]:
+        """Name and value of each setting, without the unused ones."""
+        unused = self.unused_fields()
+        yield from ((name, getattr(self, name)) for name in type(self).model_fields if name not in unused)
+
+
+class KeyedConfig(Config):
+    """Fields of its own and, beside them, blocks: further keys, whose class `block_class` finds by their key.
+
+    This is how one line in a table adds a stage to recipes or an algorithm to `rl`, without another field here.
+    """
+
+    model_config = ConfigDict(extra="allow")
+
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key."""
+        raise NotImplementedError
+
+    @property
+    def blocks(self) -> Mapping[str, Any]:
+        """The blocks by key, in the order in which they were written."""
+        return self.__pydantic_extra__ or {}
+
+    def used_settings(self) -> Iterator[tuple[str, Any]]:
+        yield from super().used_settings()
+        unused = self.unused_fields()
+        yield from ((key, block) for key, block in self.blocks.items() if key not in unused)
+
+    @model_validator(mode="after")
+    def _validate_blocks(self) -> Self:
+        blocks = self.__pydantic_extra__ or {}
+        problems: list[InitErrorDetails] = []
+        for key, raw in blocks.items():
+            if isinstance(raw, Config):
+                continue
+            block_class = self.block_class(key, raw)
+            if block_class is None:
+                problems.append(InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw))
+                continue
+            try:
+                blocks[key] = block_class.model_validate_json(json.dumps(raw))
+            except ValidationError as error:
+                problems += _below(key, error)
+        if problems:
+            raise ValidationError.from_exception_data(type(self).__name__, problems)
+        return self
+
+
+def _below(key: str, error: ValidationError) -> Iterator[InitErrorDetails]:
+    """The problems of the block `key`, located from the config that holds it."""
+    for problem in error.errors():
+        kind: Any = problem["type"]
+        if kind == "value_error":  # raised by a validator of ours: only its text can be raised again
+            kind = PydanticCustomError("value_error", "{text}", {"text": problem["msg"]})
+        yield InitErrorDetails(
+            type=kind, loc=(key, *problem["loc"]), input=problem["input"], ctx=problem.get("ctx", {})
+        )
 
 
 def operational(default: Any = ..., **constraints: Any) -> Any:
@@ -28,16 +113,27 @@ def operational(default: Any = ..., **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **constraints)
 
 
+def reads_of(config: type[Config], name: str) -> Reads | None:
+    field = config.model_fields.get(name)
+    marks = [mark for mark in field.metadata if isinstance(mark, Reads)] if field is not None else []
+    return marks[0] if marks else None
+
+
+def is_operational(config: type[Config], name: str) -> bool:
+    """Whether the setting `name` stays out of the stage key. A block, which is no field, is part of it."""
+    field = config.model_fields.get(name)
+    extra = field.json_schema_extra if field is not None else None
+    return (isinstance(extra, dict) and bool(extra.get("operational"))) or reads_of(config, name) is not None
+
+
 def result_settings(config: Config) -> dict[str, Any]:
     """The settings of `config` that can change a result, as JSON values: what a stage key is made of."""
-    settings: dict[str, Any] = {}
     dumped = config.model_dump(mode="json")
-    for name, field in type(config).model_fields.items():
-        extra = field.json_schema_extra
-        if (isinstance(extra, dict) and extra.get("operational")) or name in config.unused_fields():
-            continue
-        settings[name] = _result_value(getattr(config, name), dumped[name])
-    return settings
+    return {
+        name: _result_value(value, dumped[name])
+        for name, value in config.used_settings()
+        if not is_operational(type(config), name)
+    }
 
 
 def _result_value(value: Any, dumped: Any) -> Any:
