@@ -5,23 +5,45 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Role
+from rlhf_core.config.stage import StageConfig
+
+# The kinds of artifact that serve in each role.
+KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
+    "dataset": frozenset({Kind.DATASET}),
+    "model": frozenset({Kind.BASE_MODEL, Kind.POLICY}),
+    "reward_model": frozenset({Kind.REWARD_MODEL}),
+    "adapter": frozenset({Kind.ADAPTER}),
+}
+
+DRIVER_CPUS = 0.1  # reserved for the process of a job whose work is done by actors
+JOB_CPUS_VARIABLE = "ALIGNMENT_JOB_CPUS"  # by which a job knows what its own process has reserved
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
+    """What a stage is. What depends on its settings, they answer themselves: config.stage.StageConfig."""
+
     name: str
     version: int  # raise it when the code changes what the same settings compute
-    config: type[Config]
-    reads: Mapping[str, frozenset[Kind]]  # input name -> kinds it accepts; a name ending in "*" takes many
+    config: type[StageConfig]
     writes: frozenset[Kind]
-    entry: str  # "package.module:function", called as function(config, inputs, context) -> Output
-    # Input name, as in `reads` -> the files of it that the job fetches, where it has them; other inputs come whole.
+    entry: str  # "package.module:function", called as function(config, inputs, context) -> Output; empty: no job
+    runs: Literal["job", "actors"] = "job"  # where it computes: in its job's own process, or in actors
+    needs_template: bool = False  # renders conversations, so that its model must have a chat template
+    serves: bool = False  # it only serves other stages: left out where one of the recipe could read it and none does
+    reads_all: bool = False  # every other result is an input of it, `node.NAME`
+    # Input name, or a pattern of names -> the files of it that the job fetches; other inputs come whole.
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
+
+    @property
+    def job_cpus(self) -> float:
+        """CPUs that its job's process reserves."""
+        return 1.0 if self.runs == "job" else DRIVER_CPUS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +61,6 @@ class Output:
     kind: Kind
     folder: Path
     metrics: Mapping[str, float | int | str | None] = field(default_factory=dict)
-    devices: float = 1.0  # reserved CPUs (or GPUs), for device seconds
 
 
 class StageContext(Protocol):

@@ -43,6 +43,7 @@ class JobRequest:
     environment: Mapping[str, str]
     metadata: Mapping[str, str]
     cpus: float  # reserved for the entrypoint's own process; its workers reserve theirs
+    memory: int = 0  # bytes, likewise
 
     @property
     def id_prefix(self) -> str:
@@ -196,6 +197,7 @@ class RayJobs:
             submission_id=job_id,
             entrypoint=request.entrypoint,
             entrypoint_num_cpus=request.cpus,
+            entrypoint_memory=request.memory or None,
             runtime_env={"env_vars": {"PYTHONUNBUFFERED": "1", **request.environment}},
             metadata=dict(request.metadata),
         )

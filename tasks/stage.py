@@ -13,6 +13,7 @@ from typing import Any, Protocol
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.user_files import named_variables
@@ -62,7 +63,7 @@ def run_stage(
         repository.put_blob(settings.root / path)
     repository.write_spec(_spec(node, settings))
     try:
-        _compute(node, settings, jobs, watcher)
+        _compute(_request(node, settings, _memory(node, repository)), jobs, watcher)
     except StageError as error:
         raise type(error)(f"{node.name}: {error}") from error
     manifest = repository.manifest(node.ref)
@@ -71,8 +72,15 @@ def run_stage(
     return StageResult(manifest, reused=False, seconds=time.monotonic() - began)
 
 
-def _compute(node: Node, settings: RunSettings, jobs: RayJobs, watcher: StageWatcher) -> None:
-    job_id, attached = jobs.submit_or_attach(_request(node, settings))
+def _memory(node: Node, repository: ArtifactRepository) -> int:
+    """Bytes of host memory that the job's own process reserves."""
+    inputs = [repository.manifest(ref) for ref in node.input_refs.values()] if node.config.input_copies else []
+    size = sum(file.size for manifest in inputs if manifest is not None for file in manifest.files)
+    return int(node.config.input_copies * size)
+
+
+def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher) -> None:
+    job_id, attached = jobs.submit_or_attach(request)
     try:
         watcher.submitted(job_id, attached)
         jobs.follow(job_id, watcher)
@@ -99,20 +107,17 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
     )
 
 
-def _request(node: Node, settings: RunSettings) -> JobRequest:
+def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
     command = ["python", "-m", "rlhf_core.stages", "--store", settings.store_url,
                "--stage", node.stage.name, "--key", node.ref.key]  # fmt: skip
     named = named_variables(node.config)
+    environment = {n: value for n, value in os.environ.items() if n.startswith(_FORWARDED) or n in named}
     return JobRequest(
         stage=node.stage.name,
         key=node.ref.key,
         entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage
-        environment={n: value for n, value in os.environ.items() if n.startswith(_FORWARDED) or n in named},
+        environment={**environment, JOB_CPUS_VARIABLE: str(node.stage.job_cpus)},
         metadata={"node": node.name, "run_id": settings.run_id},
-        cpus=0.0 if _reserves_workers(node) else 1.0,
+        cpus=node.stage.job_cpus,
+        memory=memory,
     )
-
-
-def _reserves_workers(node: Node) -> bool:
-    """Whether the stage works in actors, which reserve their own CPUs and GPUs, and not in the job's process."""
-    return bool({"placement", "rollout"} & type(node.config).model_fields.keys())

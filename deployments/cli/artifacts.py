@@ -19,7 +19,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StoreError
-from rlhf_core.report.formatting import main_figures
+from rlhf_core.report.formatting import main_metrics
 
 app = typer.Typer()
 console = Console()
@@ -50,7 +50,7 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this
     found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
         made = f"{m.finished_at:%Y-%m-%d %H:%M}"
-        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_figures(m.stage, m.metrics)))
+        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_metrics(m.metrics)))
     console.print(table)
 
 

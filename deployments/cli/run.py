@@ -11,12 +11,11 @@ from rich.console import Console
 
 from deployments.cli.tables import comparison_table, outcome_table, plan_table
 from rlhf_core.artifacts.opening import STORE_VARIABLE
-from rlhf_core.config.loading import load_recipe
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.graph import skipped_sections
+from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
-from rlhf_core.pipeline.preflight import preflight
-from rlhf_core.pipeline.prepare import Prepared, prepare
+from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
 from rlhf_core.pipeline.record import RunRecord, read_record, report_path
 
 app = typer.Typer()
@@ -30,16 +29,20 @@ OUTPUTS = Path("outputs")
 @app.command()
 def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
     """What `run` would reuse and compute, and why. Starts nothing."""
-    settings = overrides or []
+    checked: Checked
+    repository: ArtifactRepository | None = None
     if os.environ.get(STORE_VARIABLE):
-        prepared = prepare(recipe, settings)
-        loaded, repository = prepared.loaded, prepared.repository
+        checked = prepared = prepare(recipe, overrides or [])
+        repository = prepared.repository
     else:
-        loaded, repository = load_recipe(recipe, settings), None
-        preflight(loaded)
-    console.print(plan_table(loaded.recipe.name, make_plan(loaded, repository)))
-    for section, why in skipped_sections(loaded.recipe).items():
-        console.print(f"[dim]{section} is left out: {why}[/dim]")
+        checked = check(recipe, overrides or [])
+    console.print(plan_table(checked.loaded.recipe.name, _planned(checked, repository)))
+    for stage, why in checked.left_out.items():
+        console.print(f"[dim]{stage} is left out: {why}[/dim]")
+
+
+def _planned(checked: Checked, repository: ArtifactRepository | None) -> list[PlannedNode]:
+    return make_plan(checked.graph, checked.libraries, checked.loaded.recipe.seed, repository)
 
 
 @app.command()
@@ -47,7 +50,7 @@ def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] 
     """Runs a recipe and follows it. Finished stages are reused. Ctrl-C stops its jobs."""
     settings = overrides or []
     prepared = prepare(recipe, settings)
-    planned = make_plan(prepared.loaded, prepared.repository)
+    planned = _planned(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
 
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it

@@ -11,7 +11,7 @@ from rich.table import Table
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
+from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
 
 _STYLES = {
     "reuse": "green",
@@ -26,10 +26,10 @@ _STYLES = {
 def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
     compute = sum(node.action == "compute" for node in nodes)
     table = Table(title=f"{recipe}: {compute} to compute, {len(nodes) - compute} to reuse", title_justify="left")
-    for column in ("stage", "", "why", "artifact"):
-        table.add_column(column, overflow="fold", no_wrap=column != "why")
+    for column in ("stage", "", "why", "reads", "artifact"):
+        table.add_column(column, overflow="fold", no_wrap=column not in ("why", "reads"))
     for node in nodes:
-        table.add_row(node.name, _styled(node.action), escape(node.why), str(node.ref))
+        table.add_row(node.name, _styled(node.action), escape(node.why), ", ".join(node.reads), str(node.ref))
     return table
 
 
@@ -45,7 +45,7 @@ def outcome_table(record: RunRecord) -> Table:
             node.name,
             _styled(node.outcome),
             _time(node),
-            escape(node.error or main_figures(node.ref.stage, node.metrics)),
+            escape(node.error or main_metrics(node.metrics)),
         )
     return table
 

@@ -10,8 +10,8 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf_core.config.loading import RECIPES_VARIABLE
 from rlhf_core.errors import StackError
+from rlhf_core.pipeline.loading import RECIPES_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"

@@ -102,7 +102,8 @@ def _ray(stack: Stack) -> Service:
         f"--dashboard-port={ports['ray_dashboard']}",
         f"--dashboard-agent-listen-port={ports['ray_agent']}",
         f"--ray-client-server-port={ports['ray_client']}",
-        f"--num-cpus={os.environ.get('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0))}",
+        # One more than there are: for the jobs' own processes, which wait while their actors compute.
+        f"--num-cpus={os.environ.get('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0)) + 1}",
         f"--object-store-memory={_object_store_memory()}",
         f"--temp-dir={stack.link / 'ray'}",
         "--log-style=record",

@@ -14,6 +14,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
+from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import Progress
 
@@ -79,7 +80,8 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
     """
     asked = _total(bundles)
     if os.environ.get("ALIGNMENT_AUTOSCALING") != "1":
-        require_possible(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
+        nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+        require_possible(bundles, nodes, held=float(os.environ.get(JOB_CPUS_VARIABLE, "0")))
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
         ready, progress, waited = group.ready(), Progress(), False
@@ -95,20 +97,27 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         remove_placement_group(group)
 
 
-def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
-    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
-    asked, there = _total(bundles), _total(nodes)
+def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle], held: float = 0.0) -> None:
+    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind.
+
+    held: CPUs that this job's own process holds on one of the nodes.
+    """
+    largest = max(nodes, key=lambda node: node.get("CPU", 0.0), default={})
+    free = [{**node, "CPU": node.get("CPU", 0.0) - held} if node is largest else node for node in nodes]
+    asked, there = _total(bundles), _total(free)
+    beside = f", besides the {held:g} CPUs of the job's own process" if held else ""
     if any(there.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
         raise StageError(
-            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(there, asked)}; ask for less of it"
+            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(there, asked)}{beside}; "
+            "ask for less of it"
         )
     for bundle in bundles:
-        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in nodes)
+        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in free)
         if room < wanted:
-            there_are = "; ".join(_words(node, bundle) for node in nodes)
+            there_are = "; ".join(_words(node, bundle) for node in free)
             raise StageError(
                 f"asked Ray for {wanted} times {_words(bundle, bundle)}, each on one node, but the nodes have room for "
-                f"{room} ({there_are}); ask for less, or for smaller parts"
+                f"{room} ({there_are}){beside}; ask for less, or for smaller parts"
             )
 
 

@@ -32,7 +32,8 @@ class Reads:
     format: str | None = None  # of a dataset
     held_out: bool = False  # a dataset that nothing may be trained on
     optional: bool = False
-    each: bool = False  # the stage is run once for each name; where there is none, for each result made before it
+    each: str = ""  # the stage is run for each name (none: each result above) with an input that is called so
+    of: str = ""  # where the setting is none: the input `model` of the stage that this other input names
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -62,7 +63,15 @@ class KeyedConfig(Config):
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
-        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key."""
+        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key.
+
+        May raise ValueError, which becomes a problem of that key.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        """Keys of blocks that there always are."""
         raise NotImplementedError
 
     @property
@@ -80,30 +89,42 @@ class KeyedConfig(Config):
         blocks = self.__pydantic_extra__ or {}
         problems: list[InitErrorDetails] = []
         for key, raw in blocks.items():
-            if isinstance(raw, Config):
-                continue
-            block_class = self.block_class(key, raw)
-            if block_class is None:
-                problems.append(InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw))
-                continue
             try:
-                blocks[key] = block_class.model_validate_json(json.dumps(raw))
+                blocks[key] = self.validated_block(key, raw)
             except ValidationError as error:
-                problems += _below(key, error)
+                problems += _located(error)
         if problems:
             raise ValidationError.from_exception_data(type(self).__name__, problems)
         return self
 
+    @classmethod
+    def validated_block(cls, key: str, raw: Any) -> Config:
+        """The block `key`, whose content as JSON values is `raw`. Raises ValidationError, located from this config."""
+        if isinstance(raw, Config):
+            return raw
+        try:
+            block_class = cls.block_class(key, raw)
+            if block_class is not None:
+                return block_class.model_validate_json(json.dumps(raw))
+            problems = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw)]
+        except ValidationError as error:
+            problems = list(_located(error, key))
+        except ValueError as error:  # there can be no such block, for a reason that its text says
+            problems = [InitErrorDetails(type=_raised(str(error)), loc=(key,), input=raw)]
+        raise ValidationError.from_exception_data(cls.__name__, problems)
 
-def _below(key: str, error: ValidationError) -> Iterator[InitErrorDetails]:
-    """The problems of the block `key`, located from the config that holds it."""
+
+def _located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
+    """The problems of `error`, found below `place`."""
     for problem in error.errors():
-        kind: Any = problem["type"]
-        if kind == "value_error":  # raised by a validator of ours: only its text can be raised again
-            kind = PydanticCustomError("value_error", "{text}", {"text": problem["msg"]})
-        yield InitErrorDetails(
-            type=kind, loc=(key, *problem["loc"]), input=problem["input"], ctx=problem.get("ctx", {})
-        )
+        # What a validator of ours has raised: only its text can be raised again.
+        kind: Any = _raised(problem["msg"]) if problem["type"] == "value_error" else problem["type"]
+        where = (*place, *problem["loc"])
+        yield InitErrorDetails(type=kind, loc=where, input=problem["input"], ctx=problem.get("ctx", {}))
+
+
+def _raised(text: str) -> PydanticCustomError:
+    return PydanticCustomError("value_error", "{text}", {"text": text})
 
 
 def operational(default: Any = ..., **constraints: Any) -> Any:

@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt
+from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Role
+from rlhf_core.config.stage import StageConfig
 
 
 class FolderModel(Config):
@@ -49,6 +50,13 @@ class ScratchModel(Config):
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
 
 
-class BaseModelConfig(Config):
+class BaseModelConfig(StageConfig):
     source: BaseModelSource = Field(description="where the model comes from")
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")
+    kind: Literal["policy", "reward_model"] = Field(
+        default="policy", description="a language model, or a model with a score head that gives rewards"
+    )
+
+    @property
+    def makes(self) -> Role:
+        return "model" if self.kind == "policy" else "reward_model"

@@ -6,7 +6,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt
+from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role
+from rlhf_core.config.stage import StageConfig
 
 # The canonical columns of each format are documented in rlhf_core/data/formats.py.
 DataFormat = Literal["text", "conversations", "preferences", "prompts"]
@@ -55,7 +56,7 @@ class WeightedSource(Config):
     weight: PositiveFloat = Field(default=1.0, description="its share of the mix, relative to the others")
 
 
-class DatasetConfig(Config):
+class DatasetConfig(StageConfig):
     format: DataFormat = Field(description="what a row means, see Rows")
     source: Source | None = Field(default=None, description="where the rows come from")
     mix: tuple[WeightedSource, ...] = Field(
@@ -63,6 +64,12 @@ class DatasetConfig(Config):
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
     limit: PositiveInt | None = Field(default=None, description="rows at most; none: all")
-    exclude: tuple[str, ...] = Field(default=(), description="datasets whose prompts must not occur here")
+    exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
+        default=(), description="datasets whose prompts must not occur here"
+    )
     drop_duplicates: bool = Field(default=True, description="drop a row that repeats an earlier one")
     shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"

@@ -2,22 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
+from typing import Annotated
+
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveInt, operational
+from rlhf_core.config.base import NonNegativeInt, PositiveInt, Reads
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
 
 
-class EvaluationConfig(Config):
-    dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
+class EvaluationConfig(StageConfig):
+    """Each of `models` is evaluated by a node of its own, NAME.MODEL; another stage evaluates on another dataset."""
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: NonNegativeInt = Field(
         default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only"
     )
     pass_at: tuple[PositiveInt, ...] = Field(default=(1, 8), description="each k of pass@k")
-    models: tuple[str, ...] = operational(("base", "sft", "rl"), description="stages whose models are compared")
+    models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
+        default=None, description="stages whose models are compared; none: all above that make a model"
+    )
     rollout: RolloutEngineConfig = Field(description="the engines that answer")
 
     @model_validator(mode="after")
@@ -28,3 +38,16 @@ class EvaluationConfig(Config):
                 f"pass@{largest} needs at least {largest} samples of each prompt, but samples is {self.samples}"
             )
         return self
+
+    def reserves(self) -> Reservation:
+        return self.rollout.reserves()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"rollout.max_length": self.rollout.max_length}
+
+    def rewards(self) -> Iterator[JudgedBy]:
+        for name, scorer in self.scorers.items():
+            yield JudgedBy(f"scorers.{name}", scorer, "dataset")
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("rollout.max_length", self.rollout.max_length, "sampling.max_tokens", self.sampling.max_tokens)

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, get_args
 
-from rlhf_core.config.base import Config, Reads, reads_of
+from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, reads_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,17 @@ class Reference:
     path: str
     reads: Reads
     names: tuple[str, ...]  # empty: the setting is none
-    many: bool  # the setting is a tuple: each name is an input `path.name` of its own
+    many: bool  # the setting is a tuple: each name is an input of its own
+
+    def input_name(self, name: str = "") -> str:
+        """What the stage calls the input that the setting names `name`."""
+        return self.reads.each or (f"{self.path}.{name}" if self.many else self.path)
+
+    @property
+    def input_names(self) -> list[str]:
+        return (
+            [self.input_name(name) for name in self.names] if self.many and not self.reads.each else [self.input_name()]
+        )
 
 
 def references(config: Config, at: str = "") -> Iterator[Reference]:
@@ -36,6 +46,11 @@ def references(config: Config, at: str = "") -> Iterator[Reference]:
             yield from _references_below(value, path)
 
 
+def roles_of_inputs(config: Config) -> dict[str, tuple[Role, ...]]:
+    """The roles that will do for each input that the settings name."""
+    return {name: reference.reads.roles for reference in references(config) for name in reference.input_names}
+
+
 def _references_below(value: Any, path: str) -> Iterator[Reference]:
     if isinstance(value, Config):
         yield from references(value, path)
@@ -45,3 +60,23 @@ def _references_below(value: Any, path: str) -> Iterator[Reference]:
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
             yield from _references_below(item, f"{path}.{index}")
+
+
+def readable_roles(config: type[Config]) -> frozenset[Role]:
+    """The roles of all inputs that a config of this class could name, whatever its settings."""
+    seen: set[type[Config]] = set()
+    roles: set[Role] = set()
+    pending: list[Any] = [config]
+    while pending:
+        annotation = pending.pop()
+        if not (isinstance(annotation, type) and issubclass(annotation, Config)):
+            pending += get_args(annotation)
+        elif annotation not in seen:
+            seen.add(annotation)
+            for name, field in annotation.model_fields.items():
+                reads = reads_of(annotation, name)
+                roles.update(reads.roles if reads is not None else ())
+                pending.append(field.annotation)
+            if issubclass(annotation, KeyedConfig):
+                pending += [annotation.block_class(name, None) for name in annotation.block_names()]
+    return frozenset(roles)

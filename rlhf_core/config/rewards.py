@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Reads, operational
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
@@ -18,10 +18,17 @@ class _Weighted(Config):
     )
 
 
+def _reward_model() -> Any:
+    return Field(
+        default=None, description="the stage whose reward model it is; none: the last one above that makes one"
+    )
+
+
 class RewardModelReward(_Weighted):
     """The run's own reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
 
     type: Literal["reward_model"]
+    model: Annotated[str | None, Reads("reward_model")] = _reward_model()
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )
@@ -31,6 +38,7 @@ class ProcessRewardModelReward(_Weighted):
     """The run's own reward model, read at the last token of each step of a completion: one reward a step."""
 
     type: Literal["process_reward_model"]
+    model: Annotated[str | None, Reads("reward_model")] = _reward_model()
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Literal, get_args
 
 from pydantic import Field, model_validator
@@ -18,10 +19,11 @@ from rlhf_core.config.algorithms import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+from rlhf_core.config.base import PositiveFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
 from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
 from rlhf_core.config.validation import ValidationConfig
 
@@ -36,9 +38,14 @@ def block_name(algorithm: AlgorithmName) -> str:
     return algorithm.replace("++", "_plus_plus").replace("-", "_")
 
 
-class RLConfig(Config):
+class RLConfig(StageConfig):
     algorithm: AlgorithmName = Field(description="which of the blocks below is used; the others are ignored")
-    dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
@@ -167,3 +174,39 @@ class RLConfig(Config):
         """The block of the chosen algorithm."""
         chosen: AlgorithmConfig = getattr(self, block_name(self.algorithm))
         return chosen
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def trains_adapter(self) -> bool:
+        return self.lora is not None
+
+    @property
+    def checkpoints(self) -> CheckpointConfig:
+        return self.checkpoint
+
+    def reserves(self) -> Reservation:
+        ranks, engines = self.placement.reserves(), self.rollout.reserves()
+        shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same
+        return ranks + engines + shared
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"rollout.max_length": self.rollout.max_length}
+
+    def rewards(self) -> Iterator[JudgedBy]:
+        for name, reward in self.settings.rewards.items():
+            yield JudgedBy(f"{block_name(self.algorithm)}.rewards.{name}", reward, "dataset")
+        for name, monitor in self.monitors.items():
+            yield JudgedBy(f"monitors.{name}", monitor, "dataset")
+        for name, scorer in self.validation.scorers.items() if self.validation is not None else ():
+            yield JudgedBy(f"validation.scorers.{name}", scorer, "validation.dataset")
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        own = self.validation.sampling if self.validation is not None and dataset == "validation.dataset" else None
+        sampling, setting = (self.sampling, "sampling") if own is None else (own, "validation.sampling")
+        return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {f"{block_name(self.algorithm)}.moe_coefficient": self.settings.moe_coefficient}

@@ -13,6 +13,7 @@ from rlhf_core.config.base import (
     Share,
     operational,
 )
+from rlhf_core.config.stage import Reservation
 
 
 class SamplingConfig(Config):
@@ -39,3 +40,6 @@ class RolloutEngineConfig(Config):
     cpus_per_engine: PositiveFloat = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: NonNegativeFloat = operational(0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = operational(0, description="0: as many as the reserved CPUs")
+
+    def reserves(self) -> Reservation:
+        return Reservation(cpus=self.engines * self.cpus_per_engine, gpus=self.engines * self.gpus_per_engine)

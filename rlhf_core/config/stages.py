@@ -1,35 +1,68 @@
-"""The supervised stages' own settings: pre-training, SFT, reward model, merge, report."""
+"""The stages' own settings: pre-training, SFT, reward model, merge, an existing artifact, report."""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeFloat, operational
-from rlhf_core.config.training import LoraConfig, Placement, SupervisedConfig
+from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role
+from rlhf_core.config.stage import RowLimit, StageConfig
+from rlhf_core.config.training import LoraConfig, SupervisedConfig
+
+# Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
+MERGE_COPIES = 4.0
 
 
 def _moe_coefficient() -> Any:
     return Field(default=0.0, description="weight of a mixture-of-experts model's load-balancing loss")
 
 
+def _dataset(data_format: str) -> Any:
+    return Field(description=f"name of an entry of the recipe's `data`, format {data_format}")
+
+
 class PretrainConfig(SupervisedConfig):
     """Plain text, every token trained, documents cut into sequences of `max_length`."""
 
+    dataset: Annotated[str, Reads("dataset", format="text")] = _dataset("text")
     moe_coefficient: NonNegativeFloat = _moe_coefficient()
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return None  # a long document is cut
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {"moe_coefficient": self.moe_coefficient}
 
 
 class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
+    dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
     moe_coefficient: NonNegativeFloat = _moe_coefficient()
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def trains_adapter(self) -> bool:
+        return self.lora is not None
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {"moe_coefficient": self.moe_coefficient}
 
 
 class RewardModelConfig(SupervisedConfig):
     """Preference pairs, Bradley-Terry. `batch_size` counts pairs."""
 
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
     loss: Literal["sigmoid", "logexp"] = Field(
         default="sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
     )
@@ -38,13 +71,41 @@ class RewardModelConfig(SupervisedConfig):
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
 
+    @property
+    def makes(self) -> Role:
+        return "reward_model"
 
-class MergeConfig(Config):
-    """Folds an adapter into its base. A policy of full weights passes through untouched."""
+    @property
+    def input_copies(self) -> float:
+        return MERGE_COPIES if self.lora is not None else 0.0
 
-    placement: Placement = operational(Placement, description="unused: a merge runs in its job's own process")
+
+class MergeConfig(StageConfig):
+    """Folds an adapter into the model that it was trained on."""
+
+    adapter: Annotated[str, Reads("adapter")] = Field(description="the stage that trained the adapter")
+    model: Annotated[str | None, Reads("model", of="adapter")] = Field(
+        default=None, description="the stage whose model it is folded into; none: the one that it was trained on"
+    )
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def input_copies(self) -> float:
+        return MERGE_COPIES
 
 
-class ReportConfig(Config):
+class ArtifactConfig(StageConfig):
+    """An artifact that exists already. It is looked up when the run is planned; nothing is computed."""
+
+    ref: str = Field(
+        description="stage/key as `alignment artifacts` prints it (some digits of the key suffice), or an alias: "
+        "`model/alias`, or `alias` where only one model has it"
+    )
+
+
+class ReportConfig(StageConfig):
     title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")
-    samples: int = Field(default=12, description="prompts whose answers are shown, before and after")
+    samples: PositiveInt = Field(default=12, description="prompts whose answers are shown, before and after")

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
@@ -12,10 +13,12 @@ from rlhf_core.config.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    Reads,
     Share,
     operational,
 )
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stage import Reservation, RowLimit, StageConfig
 
 
 class MuonConfig(Config):
@@ -128,11 +131,17 @@ class Placement(Config):
     gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
 
+    def reserves(self) -> Reservation:
+        return Reservation(cpus=self.workers * self.cpus_per_worker, gpus=self.workers * self.gpus_per_worker)
 
-class SupervisedConfig(Config):
-    """An epoch-wise run over one dataset."""
 
-    dataset: str = Field(description="name of an entry of the recipe's `data`")
+class SupervisedConfig(StageConfig):
+    """An epoch-wise run over one dataset, which each subclass declares with its format."""
+
+    dataset: str
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
     epochs: PositiveInt = Field(default=1, description="passes over the dataset")
     max_steps: PositiveInt | None = Field(default=None, description="optimizer steps at most; none: all epochs")
     batch_size: PositiveInt = Field(description="sequences of one optimizer step, over all workers")
@@ -142,10 +151,23 @@ class SupervisedConfig(Config):
     placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
     checkpoint: CheckpointConfig = operational(
-        CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )
 
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
         require_compatible(self.engine, self.optimizer)
         return self
+
+    @property
+    def checkpoints(self) -> CheckpointConfig:
+        return self.checkpoint
+
+    def reserves(self) -> Reservation:
+        return self.placement.reserves()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"max_length": self.max_length}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("max_length", self.max_length)

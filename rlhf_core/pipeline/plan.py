@@ -14,9 +14,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.loading import LoadedRecipe
-from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.stages.key import computing_libraries
+from rlhf_core.pipeline.graph import Node
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,54 +22,57 @@ class PlannedNode:
     name: str
     ref: ArtifactRef
     action: Literal["reuse", "compute"]
-    why: str  # for compute: what differs from the newest artifact of the same node, and where a killed job goes on
+    why: str  # for compute: what differs from the newest artifact of the same node, and from where a killed job resumes
+    reads: tuple[str, ...]  # the nodes whose results it reads
     manifest: Manifest | None  # of what is reused
 
 
-def plan(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
-    """Every node of the recipe in an order in which they can run. Reads the store only; None: nothing is known of it.
+def plan(
+    graph: Mapping[str, Node], libraries: Mapping[str, str], seed: int, repository: ArtifactRepository | None
+) -> list[PlannedNode]:
+    """Every node of `graph` in an order in which they can run. Reads the store only; None: nothing is known of it.
 
-    Raises RecipeError as `build_graph` does, StoreError if the store cannot be read.
+    Raises StoreError if the store cannot be read.
     """
-    libraries = computing_libraries()
-    graph = build_graph(loaded, libraries)
     if repository is None:
-        return [PlannedNode(node.name, node.ref, "compute", "no store is set", None) for node in graph.values()]
+        return [_entry(node, "compute", "no store is set", None) for node in graph.values()]
     manifests = {name: repository.manifest(node.ref) for name, node in graph.items()}
     newest: dict[str, Manifest] = {}
     if None in manifests.values():
         newest = _newest_by_name(repository.list_artifacts())
-    planned = [
-        _planned(node, manifests[node.name], newest.get(node.name), libraries, loaded.recipe.seed)
-        for node in graph.values()
-    ]
+    planned = [_planned(node, manifests[node.name], newest.get(node.name), libraries, seed) for node in graph.values()]
     return [
-        replace(planned_node, why=planned_node.why + _goes_on(node, repository.store))
+        replace(planned_node, why=planned_node.why + _resumes(node, repository.store))
         if planned_node.action == "compute"
         else planned_node
         for node, planned_node in zip(graph.values(), planned, strict=True)
     ]
 
 
-def _goes_on(node: Node, store: Store) -> str:
-    """Where a job that was killed goes on, if there is a checkpoint of it; else empty."""
-    settings = getattr(node.config, "checkpoint", None)
+def _resumes(node: Node, store: Store) -> str:
+    """From where a job that was killed resumes, if there is a checkpoint of it; else empty."""
+    settings = node.config.checkpoints
     step = Checkpoints(store, node.ref).newest_step() if settings is not None and settings.resume else None
-    return "" if step is None else f"; goes on after step {step}"
+    return "" if step is None else f"; resumes from step {step}"
 
 
 def _planned(
     node: Node, manifest: Manifest | None, before: Manifest | None, libraries: Mapping[str, str], seed: int
 ) -> PlannedNode:
     if manifest is not None:
-        return PlannedNode(node.name, node.ref, "reuse", f"made {manifest.finished_at:%Y-%m-%d %H:%M}", manifest)
+        return _entry(node, "reuse", f"made {manifest.finished_at:%Y-%m-%d %H:%M}", manifest)
     if before is None or before.stage != node.stage.name:
-        return PlannedNode(node.name, node.ref, "compute", "never computed", None)
+        return _entry(node, "compute", "never computed", None)
     differences = list(_differences(node, before, libraries, seed))
     if not differences:
         gone = before.ref == node.ref
         differences = ["its files are gone from the store" if gone else "the stage's code has a new version"]
-    return PlannedNode(node.name, node.ref, "compute", "; ".join(differences), None)
+    return _entry(node, "compute", "; ".join(differences), None)
+
+
+def _entry(node: Node, action: Literal["reuse", "compute"], why: str, manifest: Manifest | None) -> PlannedNode:
+    reads = ("all above",) if node.stage.reads_all else tuple(dict.fromkeys(node.inputs.values()))
+    return PlannedNode(node.name, node.ref, action, why, reads, manifest)
 
 
 def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], seed: int) -> Iterator[str]:

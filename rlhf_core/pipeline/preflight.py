@@ -1,28 +1,31 @@
-"""All that a user can have got wrong and that can be seen before a job starts, reported at once."""
+"""Mistakes of a user that can be seen before a job starts, reported all at once."""
 
 from __future__ import annotations
 
-from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.preflight_data import check_datasets, used_datasets
+from rlhf_core.pipeline.loading import LoadedRecipe
+from rlhf_core.pipeline.outline import Outline, outline
+from rlhf_core.pipeline.preflight_data import check_datasets, dataset_uses
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
-from rlhf_core.pipeline.preflight_model import check_base, context_length
+from rlhf_core.pipeline.preflight_model import check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
 
 
-def preflight(loaded: LoadedRecipe) -> None:
+def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> None:
     """Check the files, folders and lengths that the recipe names. Loads no torch, fetches nothing, runs no user code.
 
+    drafts: the recipe's outline, where it is known already.
     Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.
     """
     recipe, root = loaded.recipe, loaded.root
-    uses = used_datasets(recipe)
+    nodes = (drafts or outline(recipe)).nodes
+    uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
-    problems += check_rewards(recipe, samples, root)
-    model_problems = check_base(recipe, root)
+    problems += check_rewards(nodes, samples, root)
+    model_problems = check_bases(nodes, root)
     problems += model_problems
+    problems += check_context(nodes, {} if model_problems else models_of(nodes, root))
     if not model_problems:
-        problems += check_context(recipe, context_length(recipe.base, root))
-        problems += check_lengths(recipe, uses, samples, root)
+        problems += check_lengths(recipe, uses, samples, models_of(nodes, root), root)
     if problems:
-        raise RecipeError("\n".join(problems))
+        raise RecipeError("\n".join(dict.fromkeys(problems)))

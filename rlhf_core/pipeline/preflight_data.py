@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from rlhf_core.config.data import (
-    DataFormat,
     DatasetConfig,
     FilesSource,
     FunctionSource,
@@ -17,13 +16,14 @@ from rlhf_core.config.data import (
     ReasoningGymSource,
     Source,
 )
-from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.inputs import Reference
 from rlhf_core.data.files import file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, canonical_row
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.graph import skipped_sections
+from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.recipe import Recipe
 
 Located = tuple[str, Row]  # where the row is, the canonical row
 
@@ -36,31 +36,39 @@ _GENERATING_SECONDS = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """A stage's section reads a dataset, and needs it in a format."""
+    """A stage reads a dataset, and needs it in a format."""
 
-    section: str
-    dataset: str
-    format: DataFormat
+    node: Draft
+    reference: Reference
+
+    @property
+    def setting(self) -> str:
+        """As the recipe has it: `rl.validation.dataset`."""
+        return f"{self.node.section}.{self.reference.path}"
+
+    @property
+    def reader(self) -> str:
+        """What reads it: `rl.validation`."""
+        return self.setting.rpartition(".")[0]
+
+    @property
+    def dataset(self) -> str:
+        return self.reference.names[0]
+
+    @property
+    def format(self) -> str | None:
+        return self.reference.reads.format
 
 
-def used_datasets(recipe: Recipe) -> list[Use]:
-    """What the stages that will run read."""
-    formats: dict[str, DataFormat] = {
-        "pretrain": "text",
-        "sft": "conversations",
-        "reward_model": "preferences",
-        "rl": "prompts",
-        "evaluation": "prompts",
-    }
-    skipped = skipped_sections(recipe)
-    uses = []
-    for section, data_format in formats.items():
-        settings = getattr(recipe, section)
-        if settings is not None and section not in skipped:
-            uses.append(Use(section, settings.dataset, data_format))
-    if recipe.rl is not None and recipe.rl.validation is not None:
-        uses.append(Use("rl.validation", recipe.rl.validation.dataset, "prompts"))
-    return uses
+def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
+    """What the stages that will run read, each setting once."""
+    uses: dict[str, Use] = {}
+    for node in nodes.values():
+        for reference in node.references:
+            if reference.reads.format is not None and reference.names:
+                use = Use(node, reference)
+                uses.setdefault(use.setting, use)
+    return list(uses.values())
 
 
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, list[Located]], list[str]]:
@@ -70,8 +78,8 @@ def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[st
         given = recipe.data.get(use.dataset)
         if given is not None and given.format != use.format:
             problems.append(
-                f"{use.section}.dataset: `{use.dataset}` has the format {given.format}, "
-                f"{use.section} needs {use.format}: name another dataset or change `data.{use.dataset}`"
+                f"{use.setting}: `{use.dataset}` has the format {given.format}, "
+                f"{use.reader} needs {use.format}: name another dataset or change `data.{use.dataset}`"
             )
     samples: dict[str, list[Located]] = {}
     for name in _with_excluded(recipe, [use.dataset for use in uses]):
@@ -107,8 +115,6 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
         yield f"data.{name}: names neither `source` nor `mix`; give it one of them"
     if config.source is not None and config.mix:
         yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
-    if name in config.exclude:
-        yield f"data.{name}.exclude: a dataset cannot exclude itself"
 
 
 def _check_source(source: Source, config: DatasetConfig, root: Path) -> list[Located]:

@@ -3,104 +3,96 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
-from rlhf_core.config.recipe import Recipe
-from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
 from rlhf_core.data.formats import Row
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located, Use
+from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.recipe import Recipe
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters
 
 
-def check_context(recipe: Recipe, context: int | None) -> Iterator[str]:
-    """Settings of length against each other and against the model's context; None: not known yet."""
-    for section in ("pretrain", "sft", "reward_model"):
-        settings = getattr(recipe, section)
-        if settings is not None and context is not None and settings.max_length > context:
-            yield f"{section}.max_length={settings.max_length} is more than the model's context of {context} tokens"
-    for section in ("rl", "evaluation"):
-        settings = getattr(recipe, section)
-        if settings is None:
-            continue
-        longest = settings.rollout.max_length
-        if context is not None and longest > context:
-            yield f"{section}.rollout.max_length={longest} is more than the model's context of {context} tokens"
-        if settings.sampling.max_tokens >= longest:
-            yield (
-                f"{section}.sampling.max_tokens={settings.sampling.max_tokens} leaves no room for a prompt "
-                f"in {section}.rollout.max_length={longest}"
-            )
+def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -> Iterator[str]:
+    """Settings of length against each other and against the context of the model that a stage starts from.
+
+    models: by node, of those whose model is at hand.
+    """
+    for node in nodes.values():
+        context = models[node.name].context if node.name in models else None
+        for setting, tokens in node.config.sequence_lengths().items():
+            if context is not None and tokens > context:
+                yield f"{node.section}.{setting}={tokens} is more than the model's context of {context} tokens"
+        for reference in node.references:
+            limit = node.config.row_limit(reference.path) if reference.reads.role == "dataset" else None
+            if limit is not None and limit.completion_tokens >= limit.tokens:
+                yield (
+                    f"{node.section}.{limit.completion_setting}={limit.completion_tokens} leaves no room for a prompt "
+                    f"in {node.section}.{limit.setting}={limit.tokens}"
+                )
 
 
-def check_lengths(recipe: Recipe, uses: list[Use], samples: dict[str, list[Located]], root: Path) -> list[str]:
+def check_lengths(
+    recipe: Recipe,
+    uses: list[Use],
+    samples: dict[str, list[Located]],
+    models: Mapping[str, BaseModel],
+    root: Path,
+) -> list[str]:
     """Rows that are too long for the stage that reads them, as far as the tokenizer is at hand without a download."""
-    uses = [use for use in uses if samples.get(use.dataset) and use.format != "text"]  # long text is cut, not refused
-    uses = [use for use in uses if recipe.data[use.dataset].format == use.format]
-    if not uses:
-        return []
-    tokenizer = _tokenizer(recipe, root)
-    if tokenizer is None:
-        return []
+    tokenizers: dict[BaseModel, Tokenizer] = {}
     problems: list[str] = []
     for use in uses:
+        limit = use.node.config.row_limit(use.reference.path)
+        model = models.get(use.node.name)
+        if limit is None or model is None or not samples.get(use.dataset):
+            continue
+        if recipe.data[use.dataset].format != use.format:
+            continue
         try:
-            problems += _check_use(recipe, use, samples[use.dataset], tokenizer)
+            if model not in tokenizers:
+                tokenizers[model] = _tokenizer(model, root)
+            problems += _check_rows(use, limit, samples[use.dataset], tokenizers[model])
         except StageError as error:
-            problems.append(f"{use.section}.dataset: `{use.dataset}`: {error}")
+            problems.append(f"{use.setting}: `{use.dataset}`: {error}")
     return problems
 
 
-def _tokenizer(recipe: Recipe, root: Path) -> Tokenizer | None:
-    match recipe.base.source:
+def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
+    match model.source:
         case ScratchModel(words=words, context_length=length):
             return word_level_tokenizer(words, length)
-        case FolderModel(path=path) if "://" not in path:
+        case FolderModel(path=path):
             return load_tokenizer(root / path)
-        case _:
-            return None
 
 
-def _check_use(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
-    if use.format == "prompts":
-        yield from _check_prompts(recipe, use, rows, tokenizer)
+def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
+    section = use.node.section
+    if use.format != "prompts":
+        measure = _conversation_tokens if use.format == "conversations" else _preference_tokens
+        where, tokens = _longest(rows, tokenizer, measure)
+        if tokens > limit.tokens:
+            yield (
+                f"{use.setting}: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
+                f"{section}.{limit.setting}={limit.tokens}: raise it, or leave out longer rows"
+            )
         return
-    settings = getattr(recipe, use.section)
-    measure = _conversation_tokens if use.format == "conversations" else _preference_tokens
-    where, tokens = _longest(rows, tokenizer, measure)
-    if tokens > settings.max_length:
-        yield (
-            f"{use.section}.dataset: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
-            f"{use.section}.max_length={settings.max_length}: raise it, or leave out longer rows"
-        )
-
-
-def _check_prompts(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
-    section = use.section.partition(".")[0]
-    settings = getattr(recipe, section)
-    sampled_by, sampling = _sampling(recipe, use)
     where, tokens = _longest(rows, tokenizer, _prompt_tokens)
-    room = settings.rollout.max_length - sampling.max_tokens
+    room = limit.tokens - limit.completion_tokens
     if tokens > room > 0:
         yield (
-            f"{use.section}.dataset: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
-            f"{sampled_by}.max_tokens={sampling.max_tokens} that is more than "
-            f"{section}.rollout.max_length={settings.rollout.max_length}: raise it to "
-            f"{tokens + sampling.max_tokens}, or leave out longer prompts"
+            f"{use.setting}: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
+            f"{section}.{limit.completion_setting}={limit.completion_tokens} that is more than "
+            f"{section}.{limit.setting}={limit.tokens}: raise it to "
+            f"{tokens + limit.completion_tokens}, or leave out longer prompts"
         )
-
-
-def _sampling(recipe: Recipe, use: Use) -> tuple[str, SamplingConfig]:
-    """How the prompts are answered, and where the recipe says so."""
-    if recipe.rl is not None and recipe.rl.validation is not None and use.section == "rl.validation":
-        own = recipe.rl.validation.sampling
-        return ("rl.sampling", recipe.rl.sampling) if own is None else ("rl.validation.sampling", own)
-    return f"{use.section}.sampling", getattr(recipe, use.section).sampling
 
 
 def _longest(rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]) -> tuple[str, int]:

@@ -3,41 +3,79 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
-from rlhf_core.config.recipe import Recipe
-from rlhf_core.config.rl import block_name
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS
+from rlhf_core.pipeline.outline import Draft
 
 _INDEX = "model.safetensors.index.json"
 
 
-def check_base(recipe: Recipe, root: Path) -> list[str]:
-    """Problems of the base model; those of a remote one are seen by its job."""
-    match recipe.base.source:
+@dataclass(frozen=True, slots=True)
+class BaseModel:
+    """The model that a run starts from, where its folder is at hand or it is made from scratch."""
+
+    source: ScratchModel | FolderModel
+    context: int | None  # longest sequence in tokens; None: its config does not say
+
+
+def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
+    """Problems of the base models; those of a remote one are seen by its job."""
+    problems: list[str] = []
+    for node in nodes.values():
+        if isinstance(node.config, BaseModelConfig):
+            problems += _check_base(node, node.config, nodes, root)
+    return problems
+
+
+def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft], root: Path) -> list[str]:
+    users = [other for other in nodes.values() if base_of(other, nodes) == node.name]
+    match config.source:
         case ScratchModel():
-            return [
-                *(f"base.source: {problem}" for problem in _scratch(recipe.base.source)),
-                *_experts(recipe, {}),
-            ]
+            problems = [f"{node.section}.source: {problem}" for problem in _scratch(config.source)]
+            return [*problems, *_experts(users, {})]
         case FolderModel(path=path) if "://" not in path:
-            found = [f"base.source.path: {path}: {problem}" for problem in _folder(recipe, root / path)]
-            return found or list(_experts(recipe, _json(root / path / "config.json")))
+            renders = any(other.stage.needs_template for other in users)
+            found = [
+                f"{node.section}.source.path: {path}: {problem}"
+                for problem in _folder(root / path, needs_template=renders)
+            ]
+            return found or list(_experts(users, _json(root / path / "config.json")))
         case _:
             return []
 
 
-def context_length(base: BaseModelConfig, root: Path) -> int | None:
-    """Longest sequence of the base model in tokens; None where that is not known before it is fetched."""
-    match base.source:
+def base_of(node: Draft, nodes: Mapping[str, Draft]) -> str | None:
+    """The node of the base model that `node` starts from, through the stages that trained it before."""
+    while (model := node.inputs.get("model")) is not None:
+        node = nodes[model]
+    return node.name if isinstance(node.config, BaseModelConfig) else None
+
+
+def models_of(nodes: Mapping[str, Draft], root: Path) -> dict[str, BaseModel]:
+    """The base model of each node that starts from one at hand."""
+    models: dict[str, BaseModel] = {}
+    for node in nodes.values():
+        base = base_of(node, nodes)
+        model = _base_model(nodes[base].config, root) if base is not None else None
+        if model is not None:
+            models[node.name] = model
+    return models
+
+
+def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
+    assert isinstance(config, BaseModelConfig)
+    match config.source:
         case ScratchModel(context_length=length):
-            return length
+            return BaseModel(config.source, length)
         case FolderModel(path=path) if "://" not in path:
             stored = _json(root / path / "config.json").get("max_position_embeddings")
-            return stored if isinstance(stored, int) else None
+            return BaseModel(config.source, stored if isinstance(stored, int) else None)
         case _:
             return None
 
@@ -54,7 +92,7 @@ def _scratch(source: ScratchModel) -> Iterator[str]:
         yield f"words: {word} is a special token already"
 
 
-def _folder(recipe: Recipe, folder: Path) -> Iterator[str]:
+def _folder(folder: Path, *, needs_template: bool) -> Iterator[str]:
     if not folder.is_dir():
         yield f"there is no such folder (looked for {folder})"
         return
@@ -62,7 +100,7 @@ def _folder(recipe: Recipe, folder: Path) -> Iterator[str]:
     yield from _weights(folder)
     if not (folder / "tokenizer.json").is_file():
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
-    elif _needs_template(recipe) and not _has_template(folder):
+    elif needs_template and not _has_template(folder):
         yield (
             "the tokenizer has no chat template, which all stages but pre-training need; "
             "put a chat_template.jinja into the folder"
@@ -84,20 +122,15 @@ def _config(folder: Path) -> Iterator[str]:
         yield "the weights are quantised; give the full ones"
 
 
-def _experts(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[str]:
-    """config: the model's, none of one from scratch, which is dense."""
+def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:
+    """users: the nodes that start from the model; config: the model's, none of one from scratch, which is dense."""
     if "num_experts_per_tok" in {**config, **config.get("text_config", {})}:
         return
-    asked: dict[str, float] = {}
-    if recipe.pretrain is not None:
-        asked["pretrain"] = recipe.pretrain.moe_coefficient
-    if recipe.sft is not None:
-        asked["sft"] = recipe.sft.moe_coefficient
-    if recipe.rl is not None:
-        asked[f"rl.{block_name(recipe.rl.algorithm)}"] = recipe.rl.settings.moe_coefficient
-    for stage, coefficient in asked.items():
-        if coefficient > 0:
-            yield f"{stage}.moe_coefficient is {coefficient:g}, but the base model has no experts to balance; set it 0"
+    for node in users:
+        for setting, coefficient in node.config.moe_coefficients().items():
+            if coefficient > 0:
+                asked = f"{node.section}.{setting} is {coefficient:g}"
+                yield f"{asked}, but the base model has no experts to balance; set it 0"
 
 
 def _weights(folder: Path) -> Iterator[str]:
@@ -112,10 +145,6 @@ def _weights(folder: Path) -> Iterator[str]:
         yield f"there are no weights in this folder: model.safetensors, or {_INDEX} with its shards{found}"
     elif (folder / "model.safetensors").stat().st_size == 0:
         yield "model.safetensors is empty"
-
-
-def _needs_template(recipe: Recipe) -> bool:
-    return any((recipe.sft, recipe.reward_model, recipe.rl, recipe.evaluation))
 
 
 def _has_template(folder: Path) -> bool:

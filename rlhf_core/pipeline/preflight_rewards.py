@@ -2,44 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Mapping
 from pathlib import Path
 
-from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
-from rlhf_core.config.rl import block_name
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located
 from rlhf_core.rewards.verifier import compiled_pattern
 
 _COLUMNS = {"exact": ("answer",), "reasoning_gym": ("task", "metadata")}
 
 
-def check_rewards(recipe: Recipe, samples: dict[str, list[Located]], root: Path) -> list[str]:
+def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]], root: Path) -> list[str]:
     """samples: rows of each dataset that could be read."""
     problems = []
-    for section, reward, dataset in _rewards(recipe):
-        try:
-            _check(reward, samples.get(dataset, []), dataset, root)
-        except (RecipeError, RewardError) as error:
-            problems.append(f"{section}: {error}")
+    for node in nodes.values():
+        datasets = {reference.path: reference.names[0] for reference in node.references if reference.names}
+        for judged in node.config.rewards():
+            dataset = datasets[judged.dataset]
+            try:
+                _check(judged.reward, samples.get(dataset, []), dataset, root)
+            except (RecipeError, RewardError) as error:
+                problems.append(f"{node.section}.{judged.setting}: {error}")
     return list(dict.fromkeys(problems))
-
-
-def _rewards(recipe: Recipe) -> Iterator[tuple[str, RewardConfig, str]]:
-    """Each reward that will be used: its section, its settings, the dataset that it judges."""
-    if recipe.rl:
-        for name, reward in recipe.rl.settings.rewards.items():
-            yield f"rl.{block_name(recipe.rl.algorithm)}.rewards.{name}", reward, recipe.rl.dataset
-        for name, monitor in recipe.rl.monitors.items():
-            yield f"rl.monitors.{name}", monitor, recipe.rl.dataset
-        if recipe.rl.validation:
-            for name, scorer in recipe.rl.validation.scorers.items():
-                yield f"rl.validation.scorers.{name}", scorer, recipe.rl.validation.dataset
-    if recipe.evaluation:
-        for name, scorer in recipe.evaluation.scorers.items():
-            yield f"evaluation.scorers.{name}", scorer, recipe.evaluation.dataset
 
 
 def _check(reward: RewardConfig, rows: list[Located], dataset: str, root: Path) -> None:

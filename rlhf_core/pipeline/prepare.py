@@ -5,35 +5,66 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
-from rlhf_core.config.loading import LoadedRecipe, load_recipe
+from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.pipeline.graph import Node, build_graph
+from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
+from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight import preflight
 from rlhf_core.stages.key import computing_libraries
 
 
 @dataclass(frozen=True, slots=True)
-class Prepared:
+class Checked:
+    """A recipe that can run here: read and checked, its graph built."""
+
     loaded: LoadedRecipe
     libraries: Mapping[str, str]
     graph: Mapping[str, Node]
+    left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared(Checked):
+    """A checked recipe, and the store that its results go to."""
+
     store_url: str
     store: Store
     repository: ArtifactRepository
 
 
-def prepare(recipe: str, overrides: Sequence[str]) -> Prepared:
-    """A recipe that can run here: read, checked, its graph built, its store probed.
+def check(recipe: str, overrides: Sequence[str]) -> Checked:
+    """Reads the store only where the recipe names an artifact of it.
 
-    Raises RecipeError for what its writer can mend, StoreError for a store that cannot hold its results.
+    Raises RecipeError for what its writer can correct, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
     libraries = computing_libraries()
-    preflight(loaded)
-    graph = build_graph(loaded, libraries)
+    drafts = outline(loaded.recipe, lambda ref: find_artifact(ArtifactRepository(open_store(store_url())), ref))
+    preflight(loaded, drafts)
+    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts), drafts.left_out)
+
+
+def prepare(recipe: str, overrides: Sequence[str]) -> Prepared:
+    """Like `check`, with the store that the environment names, which is probed."""
+    checked = check(recipe, overrides)
     url = store_url()
     store = open_store(url)
     store.probe()
-    return Prepared(loaded, libraries, graph, url, store, ArtifactRepository(store))
+    return Prepared(
+        checked.loaded, checked.libraries, checked.graph, checked.left_out, url, store, ArtifactRepository(store)
+    )
+
+
+def find_artifact(repository: ArtifactRepository, ref: str) -> Manifest:
+    """The artifact that `ref` or an alias names. Raises RecipeError if there is none, or not all of it."""
+    try:
+        manifest = repository.manifest(repository.resolve(ref))
+    except StoreError as error:
+        raise RecipeError(str(error)) from error
+    if manifest is None:
+        raise RecipeError(f"`{ref}` is in the store, but files of it are gone: run its recipe again")
+    return manifest

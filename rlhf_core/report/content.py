@@ -12,7 +12,7 @@ from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
-from rlhf_core.report.formatting import main_figures
+from rlhf_core.report.formatting import main_metrics
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 
@@ -81,7 +81,7 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seconds=(m.finished_at - m.started_at).total_seconds(),
         device_seconds=m.device_seconds,
         device=m.device,
-        figures=main_figures(m.stage, m.metrics),
+        figures=main_metrics(m.metrics),
     )
 
 

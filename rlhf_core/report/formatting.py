@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+MAIN_METRICS = 3
 
-def main_figures(stage: str, metrics: Mapping[str, float | int | str | None]) -> str:
-    """The figures of a stage that fit into one cell of a table; a stage's manifest names the weightiest first."""
-    figures = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
-    return ", ".join(f"{name} {number(value)}" for name, value in figures[: 2 if stage != "rl" else 3])
+
+def main_metrics(metrics: Mapping[str, float | int | str | None]) -> str:
+    """The metrics that fit into one cell of a table; a stage's manifest names the most important first."""
+    shown = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
+    return ", ".join(f"{name} {number(value)}" for name, value in shown[:MAIN_METRICS])
 
 
 def with_interval(metrics: Mapping[str, float | int | str | None], name: str) -> str:

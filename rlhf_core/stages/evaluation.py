@@ -21,7 +21,6 @@ from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.rewards import open_scorers
-from rlhf_core.stages.workers import reserved_engines
 from rlhf_core.types import Prompt
 
 
@@ -58,7 +57,6 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         kind=Kind.EVALUATION,
         folder=folder,
         metrics=metrics,
-        devices=reserved_engines(config.rollout),
     )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, reserved_devices, running, save
+from rlhf_core.stages.workers import GroupFactory, running, save
 from rlhf_core.supervised.loop import Example, count_steps, require_fit, train
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 
@@ -28,4 +28,4 @@ def train_language_model(
     with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
         metrics = train(config, examples, pack_sequences, workers, context)
         save(workers, folder)
-    return Output(kind, folder, metrics={**metrics, "steps": steps}, devices=reserved_devices(config.placement))
+    return Output(kind, folder, metrics={**metrics, "steps": steps})

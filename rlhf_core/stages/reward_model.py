@@ -10,7 +10,7 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.stages.workers import GroupFactory, ray_workers, reserved_devices, running, save
+from rlhf_core.stages.workers import GroupFactory, ray_workers, running, save
 from rlhf_core.supervised.loop import count_steps, require_fit, train
 from rlhf_core.supervised.reward_model import (
     RewardModelWorker,
@@ -48,5 +48,4 @@ def run(
         kind=Kind.REWARD_MODEL,
         folder=folder,
         metrics={**metrics, "steps": steps},
-        devices=reserved_devices(config.placement),
     )

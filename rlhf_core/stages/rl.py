@@ -27,8 +27,8 @@ from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.validation import HeldOut, Validation
-from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
-from rlhf_core.stages.workers import reserved_devices, reserved_engines, save
+from rlhf_core.stages.rl_cluster import Cluster, ray_cluster, reward_model_of
+from rlhf_core.stages.workers import save
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.types import PackedBatch, Prompt
 
@@ -80,7 +80,6 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
         folder=folder,
         metrics=_last_and_best(metrics),
-        devices=_devices(config),
     )
 
 
@@ -93,7 +92,7 @@ def _held_out(
 ) -> HeldOut:
     assert config.validation is not None
     sampling = config.validation.sampling or config.sampling
-    prompts = _prompts(config, inputs["validation_dataset"], tokenizer, sampling)
+    prompts = _prompts(config, inputs["validation.dataset"], tokenizer, sampling)
     if not prompts:
         raise StageError("rl.validation.dataset has no prompts to validate with")
     return HeldOut(prompts, stack.enter_context(open_scorers(config.validation.scorers, context)))
@@ -116,12 +115,6 @@ def _model_scores(config: RLConfig, batch: PackedBatch, trainer: PolicyTrainer, 
     return scores
 
 
-def _devices(config: RLConfig) -> float:
-    training, rollout = reserved_devices(config.placement), reserved_engines(config.rollout)
-    shared = config.hybrid and config.placement.gpus_per_worker > 0
-    return training if shared else training + rollout
-
-
 def _rewards(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext, scores: TokenScores
 ) -> dict[str, TrajectoryReward]:
@@ -129,9 +122,10 @@ def _rewards(
     rewards: dict[str, TrajectoryReward] = {}
     for name, text_reward in config.settings.text_rewards.items():
         rewards[name] = RewardOfText(build_reward(text_reward, context))
-    if "reward_model" not in inputs:
+    model = reward_model_of(inputs)
+    if model is None:
         return rewards
-    reward_model = RewardModel.of(inputs["reward_model"].folder, policy=inputs["model"].folder)
+    reward_model = RewardModel.of(model.folder, policy=inputs["model"].folder)
     if reward_model.other is not None and getattr(config.settings, "critic_start", None) == "reward_model":
         raise StageError("the reward model's tokenizer differs from the policy's: set critic_start: policy")
     return rewards | {name: reward_model.reward(r, scores) for name, r in config.settings.model_rewards.items()}

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
@@ -71,7 +72,8 @@ def _hybrid_cluster(
 def _workers(
     config: RLConfig, placement: Placement, inputs: Mapping[str, Input], context: StageContext, group: Any
 ) -> RayWorkerGroup:
-    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
+    model = reward_model_of(inputs)
+    reward_model = None if model is None else model.manifest.ref
     return RayWorkerGroup(
         placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model, placement_group=group
     )
@@ -85,3 +87,7 @@ def _engines(
         inputs["model"].manifest.ref, context, rollout, dtype=config.engine.dtype, seed=context.seed, lora=config.lora,
         sleeps=config.hybrid, placement_group=group, first_bundle=first_bundle,
     )  # fmt: skip
+
+
+def reward_model_of(inputs: Mapping[str, Input]) -> Input | None:
+    return next((item for item in inputs.values() if item.manifest.kind == Kind.REWARD_MODEL), None)

@@ -15,22 +15,24 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
-from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.base import Config
-from rlhf_core.config.recipe import TrackingConfig
-from rlhf_core.contract import Input, Output, Stage
+from rlhf_core.config.base import Role
+from rlhf_core.config.inputs import roles_of_inputs
+from rlhf_core.config.stage import Reservation, StageConfig
+from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
@@ -39,7 +41,6 @@ from rlhf_core.tracking.progress import Progress
 from rlhf_core.tracking.tracker import Tracker
 
 Metrics = dict[str, float | int | str | None]
-Declared = TypeVar("Declared")
 
 
 def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAGES) -> Manifest:
@@ -69,7 +70,7 @@ def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAG
 
 
 def _compute(
-    repository: ArtifactRepository, spec: StageSpec, stage: Stage, config: Config, progress: Progress, lease: Lease
+    repository: ArtifactRepository, spec: StageSpec, stage: Stage, config: StageConfig, progress: Progress, lease: Lease
 ) -> Manifest:
     started = datetime.now(UTC)
     lease.start(on_loss=_interrupt_job)
@@ -82,7 +83,8 @@ def _compute(
             (folder / "work").mkdir()
             context = JobContext(spec, repository.store, folder / "work", tracker, progress)
             progress.report(0, 0, "fetch inputs")
-            inputs = {name: _input(stage, name, input_ref, context) for name, input_ref in spec.inputs.items()}
+            roles = roles_of_inputs(config)
+            inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             began = time.monotonic()
             output: Output = _entry(stage)(config, inputs, context)
             seconds = time.monotonic() - began
@@ -90,12 +92,12 @@ def _compute(
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
-        published = repository.publish(_manifest(spec, output, started, seconds), output.folder)
+        published = repository.publish(_manifest(spec, stage, config, output, started, seconds), output.folder)
         context.checkpoints.clear()
         return published
 
 
-def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Config]:
+def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, StageConfig]:
     """Raises StageError unless this job would compute what the key stands for."""
     stage = stages.get(spec.stage)
     if stage is None or stage.version != spec.stage_version:
@@ -127,18 +129,20 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Confi
     return stage, config
 
 
-def _input(stage: Stage, name: str, ref: ArtifactRef, context: JobContext) -> Input:
-    item = context.fetch(ref, only=_declared(stage.files, name))
-    kinds = _declared(stage.reads, name)
-    if kinds is None or item.manifest.kind not in kinds:
-        accepted = "no such input" if kinds is None else ", ".join(sorted(kinds))
-        raise StageError(f"{stage.name}: the input {name} is a {item.manifest.kind}, but the stage takes: {accepted}")
+def _input(stage: Stage, name: str, roles: Sequence[Role], ref: ArtifactRef, context: JobContext) -> Input:
+    item = context.fetch(ref, only=_files(stage, name))
+    if stage.reads_all:
+        return item
+    kinds = frozenset[Kind]().union(*(KINDS_OF_ROLE[role] for role in roles))
+    if item.manifest.kind not in kinds:
+        takes = ", ".join(sorted(kinds)) or "no such input"
+        raise StageError(f"{stage.name}: the input {name} is a {item.manifest.kind}, but the stage takes: {takes}")
     return item
 
 
-def _declared(by_pattern: Mapping[str, Declared], name: str) -> Declared | None:
-    """What the stage says of its input `name`, by the name or by a pattern such as `node.*`."""
-    return next((found for pattern, found in by_pattern.items() if fnmatchcase(name, pattern)), None)
+def _files(stage: Stage, name: str) -> frozenset[str] | None:
+    """The files that the stage fetches of its input `name`; None: all."""
+    return next((files for pattern, files in stage.files.items() if fnmatchcase(name, pattern)), None)
 
 
 def _entry(stage: Stage) -> Any:
@@ -151,7 +155,10 @@ def _check_output(stage: Stage, output: Output) -> None:
         raise StageError(f"{stage.name} wrote a {output.kind}, but it is to write {', '.join(sorted(stage.writes))}")
 
 
-def _manifest(spec: StageSpec, output: Output, started: datetime, seconds: float) -> Manifest:
+def _manifest(
+    spec: StageSpec, stage: Stage, config: StageConfig, output: Output, started: datetime, seconds: float
+) -> Manifest:
+    reserved = config.reserves()
     return Manifest(
         kind=output.kind,
         name=spec.name,
@@ -165,8 +172,8 @@ def _manifest(spec: StageSpec, output: Output, started: datetime, seconds: float
         metrics=_plain(output.metrics),
         code_revision=_code_revision(),
         libraries=spec.libraries,
-        device_seconds=float(output.devices * seconds),
-        device=_device(spec.config),
+        device_seconds=(reserved.devices or stage.job_cpus) * seconds,
+        device=_device(reserved),
         started_at=started,
         finished_at=datetime.now(UTC),
     )
@@ -198,9 +205,9 @@ def _code_revision() -> str:
     return found.stdout.strip()
 
 
-def _device(config: Mapping[str, Any]) -> str:
-    """What the stage computes on: the name of this node's GPU if its settings ask for GPUs, else `cpu`."""
-    if not _asks_for_gpus(config):
+def _device(reserved: Reservation) -> str:
+    """What the stage computes on: the name of this node's GPU if it reserves GPUs, else `cpu`."""
+    if not reserved.gpus:
         return "cpu"
     command = ["nvidia-smi", "--query-gpu=name", "--format=csv,noheader"]
     try:
@@ -208,12 +215,6 @@ def _device(config: Mapping[str, Any]) -> str:
     except (OSError, subprocess.SubprocessError):  # the job itself may live on a node without one
         return "gpu"
     return names[0].strip() or "gpu"
-
-
-def _asks_for_gpus(settings: Any) -> bool:
-    if isinstance(settings, Mapping):
-        return any(bool(v) if str(k).startswith("gpus_per_") else _asks_for_gpus(v) for k, v in settings.items())
-    return isinstance(settings, list | tuple) and any(_asks_for_gpus(value) for value in settings)
 
 
 @contextmanager

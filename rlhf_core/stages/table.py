@@ -5,35 +5,36 @@ from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import MergeConfig, PretrainConfig, ReportConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.stages import (
+    ArtifactConfig,
+    MergeConfig,
+    PretrainConfig,
+    ReportConfig,
+    RewardModelConfig,
+    SFTConfig,
+)
 from rlhf_core.contract import Stage
 
-MODELS = frozenset({Kind.BASE_MODEL, Kind.POLICY})  # full weights: an adapter is merged before anything builds on it
-TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})
-DATASET = frozenset({Kind.DATASET})
-ANY = frozenset(Kind)
+_TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})
 
 
 def _only(kind: Kind) -> frozenset[Kind]:
     return frozenset({kind})
 
 
-# An input name that ends in ".*" stands for any number of inputs, "exclude.test" and so on.
 _STAGES = (
-    Stage("dataset", 1, DatasetConfig, {"exclude.*": DATASET}, DATASET, "rlhf_core.stages.dataset:run"),
-    Stage("base", 1, BaseModelConfig, {}, _only(Kind.BASE_MODEL), "rlhf_core.stages.base:run"),
-    Stage("pretrain", 1, PretrainConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.BASE_MODEL),
-          "rlhf_core.stages.pretrain:run"),
-    Stage("sft", 1, SFTConfig, {"model": MODELS, "dataset": DATASET}, TRAINED, "rlhf_core.stages.sft:run"),
-    Stage("reward_model", 1, RewardModelConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.REWARD_MODEL),
-          "rlhf_core.stages.reward_model:run"),
-    Stage("rl", 1, RLConfig, {"model": MODELS, "dataset": DATASET, "validation_dataset": DATASET,
-                              "reward_model": _only(Kind.REWARD_MODEL)}, TRAINED, "rlhf_core.stages.rl:run"),
-    Stage("merge", 1, MergeConfig, {"model": MODELS, "adapter": _only(Kind.ADAPTER)}, _only(Kind.POLICY),
-          "rlhf_core.stages.merge:run"),
-    Stage("evaluation", 1, EvaluationConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.EVALUATION),
-          "rlhf_core.stages.evaluation:run"),
-    Stage("report", 2, ReportConfig, {"node.*": ANY}, _only(Kind.REPORT), "rlhf_core.stages.report:run",
+    Stage("dataset", 1, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
+    Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
+    Stage("pretrain", 1, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),
+    Stage("sft", 1, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),
+    Stage("reward_model", 1, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
+          runs="actors", needs_template=True, serves=True),
+    Stage("rl", 2, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
+    Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
+    Stage("evaluation", 1, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
+          runs="actors", needs_template=True),
+    Stage("report", 2, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
           files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})}),
 )  # fmt: skip
 

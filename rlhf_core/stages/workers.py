@@ -9,7 +9,6 @@ from typing import Any, Protocol
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
@@ -41,13 +40,3 @@ def save(workers: WorkerGroup, folder: Path) -> None:
     workers.call("save", folder)
     if not folder.is_dir():
         raise StageError(f"rank 0 wrote {folder} on another node than the job's: give both one file system")
-
-
-def reserved_devices(placement: Placement) -> float:
-    """GPUs that the placement reserves; where it reserves none, CPUs."""
-    return placement.workers * (placement.gpus_per_worker or placement.cpus_per_worker)
-
-
-def reserved_engines(config: RolloutEngineConfig) -> float:
-    """GPUs that the rollout engines reserve; where they reserve none, CPUs."""
-    return config.engines * (config.gpus_per_engine or config.cpus_per_engine)

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
-from rlhf_core.config.recipe import TrackingConfig
+from rlhf_core.config.tracking import TrackingConfig
 
 METRICS_FILE = "metrics.jsonl"
 

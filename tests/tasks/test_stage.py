@@ -6,9 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import build_graph
-from tasks.stage import RunSettings, _request
+from rlhf_core.pipeline.loading import load_recipe
+from tasks.stage import RunSettings, _memory, _request
+from tests.rlhf_core.artifacts.manifests import manifest
 
 RECIPE = """
 name: r
@@ -35,10 +38,29 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
     (tmp_path / "r.yaml").write_text(RECIPE, encoding="utf-8")
     graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
     settings = RunSettings("run", "store", tmp_path, 0, {}, {})
-    environment = _request(graph["rl"], settings).environment
+    environment = _request(graph["rl"], settings, 0).environment
     assert environment["JUDGE_URL"] == "of JUDGE_URL"
     assert environment["JUDGE_HEADER"] == "of JUDGE_HEADER"
     assert "ANOTHER" not in environment
-    others = _request(graph["base"], settings).environment
+    others = _request(graph["base"], settings, 0).environment
     assert others["HF_TEST"] == "of HF_TEST"
     assert "JUDGE_URL" not in others
+
+
+def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_little(tmp_path: Path) -> None:
+    text = RECIPE.replace("  rollout: {max_length: 64}", "  rollout: {max_length: 64}\n  lora: {rank: 2}")
+    (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
+    graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
+    settings = RunSettings("run", "store", tmp_path, 0, {}, {})
+    repository = ArtifactRepository(LocalStore(tmp_path / "store"))
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "weights").write_bytes(bytes(1000))
+    base, adapter = graph["merge.rl"].input_refs["model"], graph["merge.rl"].input_refs["adapter"]
+    for ref in (base, adapter):
+        repository.publish(
+            manifest("stored").model_copy(update={"stage": ref.stage, "key": ref.key}), tmp_path / "model"
+        )
+    merge = _request(graph["merge.rl"], settings, _memory(graph["merge.rl"], repository))
+    assert (merge.cpus, merge.memory) == (1.0, 8000)
+    driver = _request(graph["rl"], settings, _memory(graph["rl"], repository))
+    assert (driver.cpus, driver.memory) == (0.1, 0)

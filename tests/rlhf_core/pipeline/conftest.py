@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import Change, Problems, write
 

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ruamel.yaml import YAML
-
 from rlhf_core.data.tokenizers import word_level_tokenizer
 
 QUESTION = "What is two and two?"  # 20 characters; as a prompt 20 + <bos> <user> <assistant>
@@ -35,7 +33,7 @@ RECIPE: dict[str, Any] = {
         "sampling": {"max_tokens": 8},
         "rollout": {"max_length": 64},
         "ppo": {
-            "rewards": {"own": {"type": "function", "path": "rewards.py"}},
+            "rewards": {"own": {"type": "function", "path": "rewards.py"}, "preference": {"type": "reward_model"}},
             "optimizer": OPTIMIZER,
             "critic_optimizer": OPTIMIZER,
         },
@@ -67,8 +65,7 @@ def write(folder: Path, change: Change | None = None) -> str:
     if change is not None:
         change(recipe, folder)
     path = folder / "recipe.yaml"
-    with path.open("w") as opened:
-        YAML(typ="safe").dump(json.loads(json.dumps(recipe)), opened)
+    path.write_text(json.dumps(recipe))  # which is YAML too, with its keys in this order
     return str(path)
 
 

@@ -1,13 +1,16 @@
 """Which nodes a recipe becomes, and what each reads."""
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import LoadedRecipe, load_recipe
+from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.stages import ReportConfig
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.graph import build_graph, skipped_sections
+from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
+from rlhf_core.pipeline.outline import outline
 
 TRAIN = "{dataset: d, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}"
 RL = (
@@ -45,18 +48,101 @@ def test_the_whole_graph_of_grpo(tmp_path: Path) -> None:
         "pretrain": {"model": "base", "dataset": "data.d"},
         "sft": {"model": "pretrain", "dataset": "data.d"},
         "rl": {"model": "sft", "dataset": "data.d"},
-        "evaluation.base": {"model": "pretrain", "dataset": "data.d"},
+        "evaluation.base": {"model": "base", "dataset": "data.d"},
+        "evaluation.pretrain": {"model": "pretrain", "dataset": "data.d"},
         "evaluation.sft": {"model": "sft", "dataset": "data.d"},
         "evaluation.rl": {"model": "rl", "dataset": "data.d"},
     }
-    skipped = skipped_sections(load(tmp_path, *FULL).recipe)
-    assert skipped == {"reward_model": "rl.grpo does not use a reward model"}
+    assert outline(load(tmp_path, *FULL).recipe).left_out == {"reward_model": "rl could use it, but does not"}
+
+
+def test_a_reward_model_alone_is_trained(tmp_path: Path) -> None:
+    assert edges(tmp_path, "reward_model=" + TRAIN).keys() == {"base", "data.d", "reward_model"}
+
+
+def test_two_sft_stages_in_a_row_and_two_rl_stages_with_other_rewards(tmp_path: Path) -> None:
+    again = RL.replace("{exact: {type: verifier}}", "{own: {type: verifier, kind: reasoning_gym}}")
+    graph = edges(tmp_path, "sft=" + TRAIN, _stage("maths", "sft"), "rl=" + RL, f"second={again[:-1]}, stage: rl}}")
+    assert {name: inputs.get("model") for name, inputs in graph.items() if name not in ("base", "data.d")} == {
+        "sft": "base", "maths": "sft", "rl": "maths", "second": "rl",
+    }  # fmt: skip
+
+
+def test_two_reward_models_serve_one_ppo(tmp_path: Path) -> None:
+    rewards = "{a: {type: reward_model, model: helpful}, b: {type: reward_model, model: harmless}}"
+    graph = edges(
+        tmp_path, "sft=" + TRAIN, _stage("helpful", "reward_model"), _stage("harmless", "reward_model"), "rl=" + RL,
+        "rl.algorithm=ppo", f"rl.ppo.rewards={rewards}",
+    )  # fmt: skip
+    assert graph["rl"] == {
+        "model": "sft", "dataset": "data.d",
+        "ppo.rewards.a.model": "helpful", "ppo.rewards.b.model": "harmless",
+    }  # fmt: skip
+    assert graph["harmless"] == {"model": "sft", "dataset": "data.d"}
+
+
+def test_any_model_is_evaluated_on_several_datasets(tmp_path: Path) -> None:
+    hard = f"hard={EVALUATION[:-1]}, stage: evaluation, models: [sft]}}"
+    graph = edges(
+        tmp_path, "sft=" + TRAIN, "evaluation=" + EVALUATION, hard, "hard.dataset=h", "hard.sampling.max_tokens=4",
+        f"data.h={DATA}",
+    )  # fmt: skip
+    assert graph["evaluation.sft"] == {"model": "sft", "dataset": "data.d"}
+    assert graph["hard.sft"] == {"model": "sft", "dataset": "data.h"}
+    assert "hard.base" not in graph
+
+
+def test_a_stage_names_its_model_instead_of_taking_the_last(tmp_path: Path) -> None:
+    graph = edges(tmp_path, "sft=" + TRAIN, _stage("other", "sft"), "other.model=base")
+    assert graph["other"]["model"] == "base"
+
+
+def test_the_names_of_stages_are_in_no_key(tmp_path: Path) -> None:
+    """Renamed stages are found again; what they read decides."""
+    one = build_graph(load(tmp_path, "sft=" + TRAIN, _stage("second", "sft")), {})
+    other = build_graph(load(tmp_path, _stage("first", "sft"), _stage("next", "sft")), {})
+    assert (one["sft"].ref, one["second"].ref) == (other["first"].ref, other["next"].ref)
+
+
+def test_an_artifact_is_pinned_to_its_key_and_serves_as_a_model(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "start={stage: artifact, ref: champion}", "sft=" + TRAIN)
+    found = stored_manifest(Kind.POLICY)
+    graph = build_graph(loaded, {}, outline(loaded.recipe, lambda ref: {"champion": found}[ref]))
+    assert graph["start"].ref == found.ref
+    assert graph["sft"].input_refs["model"] == found.ref
+
+
+def test_an_adapter_that_exists_is_merged_into_the_model_it_was_trained_on(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "start={stage: artifact, ref: mine}", "sft=" + TRAIN)
+    base, adapter = stored_manifest(Kind.POLICY, key="b" * 64), stored_manifest(Kind.ADAPTER)
+    adapter = adapter.model_copy(update={"parents": {"model": base.ref}})
+    graph = build_graph(loaded, {}, outline(loaded.recipe, {"mine": adapter, f"sft/{'b' * 64}": base}.__getitem__))
+    assert graph["sft"].inputs["model"] == "merge.start"
+    assert graph["merge.start"].input_refs == {"adapter": adapter.ref, "model": base.ref}
+
+
+def test_an_artifact_that_no_stage_reads_is_refused(tmp_path: Path) -> None:
+    loaded = load(tmp_path, "start={stage: artifact, ref: mine}")
+    with pytest.raises(RecipeError, match=r"^start\.ref: sft/aaaaaaaaaaaa is a evaluation, which no stage reads"):
+        outline(loaded.recipe, lambda ref: stored_manifest(Kind.EVALUATION))
+
+
+def _stage(name: str, stage: str) -> str:
+    return f"{name}={TRAIN[:-1]}, stage: {stage}}}"
+
+
+def stored_manifest(kind: Kind, key: str = "a" * 64) -> Manifest:
+    now = datetime(2026, 1, 2, tzinfo=UTC)
+    return Manifest(
+        kind=kind, name="n", stage="sft", key=key, files=(), parents={}, config={}, seed=0, code_revision="0",
+        libraries={}, device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
+    )  # fmt: skip
 
 
 def test_rl_reads_the_prompts_that_it_is_validated_with(tmp_path: Path) -> None:
     validation = "rl.validation={dataset: held, every_steps: 1, scorers: {exact: {type: verifier}}}"
     found = edges(tmp_path, "rl=" + RL, validation, f"data.held={DATA}")
-    assert found["rl"] == {"model": "base", "dataset": "data.d", "validation_dataset": "data.held"}
+    assert found["rl"] == {"model": "base", "dataset": "data.d", "validation.dataset": "data.held"}
     with pytest.raises(RecipeError, match=r"rl\.validation\.dataset: there is no dataset `held` in `data`; it has d"):
         edges(tmp_path, "rl=" + RL, validation)
 
@@ -69,7 +155,7 @@ def test_the_report_is_titled_with_the_recipe_s_name_unless_told(tmp_path: Path)
 def test_ppo_reads_the_reward_model(tmp_path: Path) -> None:
     graph = edges(tmp_path, *FULL, "rl.algorithm=ppo")
     assert graph["reward_model"] == {"model": "sft", "dataset": "data.d"}
-    assert graph["rl"] == {"model": "sft", "dataset": "data.d", "reward_model": "reward_model"}
+    assert graph["rl"] == {"model": "sft", "dataset": "data.d", "ppo.rewards.preference.model": "reward_model"}
 
 
 def test_adapters_are_merged_before_anything_builds_on_them(tmp_path: Path) -> None:
@@ -78,6 +164,20 @@ def test_adapters_are_merged_before_anything_builds_on_them(tmp_path: Path) -> N
     assert graph["rl"]["model"] == "merge.sft"
     assert graph["merge.rl"] == {"adapter": "rl", "model": "merge.sft"}
     assert (graph["evaluation.sft"]["model"], graph["evaluation.rl"]["model"]) == ("merge.sft", "merge.rl")
+
+
+def test_an_adapter_is_merged_even_if_nothing_reads_it_unless_merge_is_off(tmp_path: Path) -> None:
+    lora = ("sft=" + TRAIN, "sft.lora={rank: 4}")
+    assert "merge.sft" in edges(tmp_path, *lora)
+    assert "merge.sft" not in edges(tmp_path, *lora, "merge=null")
+    read = edges(tmp_path, *lora, "merge=false", "rl=" + RL)
+    assert read["rl"]["model"] == "merge.sft"
+
+
+def test_a_merge_of_one_s_own_takes_the_model_that_the_adapter_was_trained_on(tmp_path: Path) -> None:
+    own = "policy={stage: merge, adapter: sft}"
+    graph = edges(tmp_path, "pretrain=" + TRAIN, "sft=" + TRAIN, "sft.lora={rank: 4}", "merge=false", own)
+    assert graph["policy"] == {"adapter": "sft", "model": "pretrain"}
 
 
 def test_the_report_reads_every_node(tmp_path: Path) -> None:
@@ -101,9 +201,32 @@ def test_excluded_datasets_are_read_first_and_only_used_ones_run(tmp_path: Path)
     [
         (("sft=" + TRAIN, "sft.dataset=e"), "sft.dataset: there is no dataset `e` in `data`; it has d"),
         (("sft=" + TRAIN, "data.d.exclude=[d]"), "data.d: `exclude` goes in a circle: d -> d"),
-        (("rl=" + RL, "rl.algorithm=ppo"), "rl.ppo uses a reward model: give the section `reward_model`"),
-        (("sft=" + TRAIN, "sft.lora={rank: 4}", "merge=null"), "sft writes a LoRA adapter, and later stages need full"),
-        (("evaluation=" + EVALUATION,), "evaluation.models: no stage `sft` makes a model; there are base"),
+        (
+            ("rl=" + RL, "rl.algorithm=ppo"),
+            "rl.ppo.rewards.preference.model: no stage above `rl` makes a reward model: add one, such as",
+        ),
+        (
+            ("sft=" + TRAIN, "evaluation=" + EVALUATION, "evaluation.models=[stf]"),
+            "evaluation.models: no stage `stf` makes a model, did you mean `sft`?; there are base, sft",
+        ),
+        (
+            ("sft=" + TRAIN, "sft.model=rl", "rl=" + RL),
+            "sft.model: `rl` comes later in the recipe; above are base",
+        ),
+        (
+            ("reward_model=" + TRAIN, "rl=" + RL, "rl.algorithm=ppo", "rl.model=reward_model"),
+            "rl.model: `reward_model` makes no model; above are base",
+        ),
+        (
+            ("rl=" + RL, "sft=" + TRAIN),
+            "sft.model is left out, and `rl`, which usually comes after such a stage, stands above it: name the stage",
+        ),
+        (
+            ("evaluation=" + EVALUATION, "sft=" + TRAIN),
+            "evaluation.models is left out, and `sft` below it makes a model too: name those that it means",
+        ),
+        (("policy={stage: merge, adapter: base}",), "policy.adapter: `base` makes no adapter; above are none"),
+        (("start={stage: artifact, ref: champion}",), "start.ref: champion cannot be looked up, since no store is set"),
     ],
 )  # fmt: skip
 def test_sections_that_name_what_is_not_there(tmp_path: Path, overrides: tuple[str, ...], sentence: str) -> None:

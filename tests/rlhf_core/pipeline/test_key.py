@@ -7,21 +7,25 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.base import Config, operational
-from rlhf_core.config.loading import load_recipe
+from rlhf_core.config.base import operational
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.stages.key import stage_key
 from tests.rlhf_core.recipe_text import RECIPE
 
 LIBRARIES = {"torch": "2.13.0", "vllm": "0.32.0"}
-WHOLE = f"""{RECIPE}
+TRAINED = """sft: &training {dataset: talks, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}
+reward_model: *training
+rl:
+"""
+BEFORE_RL, _, OF_RL = RECIPE.partition("rl:\n")
+WHOLE = f"""{BEFORE_RL}{TRAINED}{OF_RL}
   ppo:
     rewards: {{preference: {{type: reward_model}}}}
     optimizer: {{learning_rate: 1e-4}}
     critic_optimizer: {{learning_rate: 1e-4}}
-sft: &training {{dataset: talks, batch_size: 2, max_length: 64, optimizer: {{learning_rate: 1e-3}}}}
-reward_model: *training
 evaluation:
   dataset: questions
   scorers: {{exact: {{type: verifier}}}}
@@ -61,14 +65,14 @@ def test_the_same_recipe_has_the_same_keys_wherever_it_lies(folder: Folder, tmp_
     assert set(folder.keys()) == ALL
 
 
-class _Settings(Config):
+class _Settings(StageConfig):
     words: tuple[str, ...] = ("a", "é")
     workers: int = operational(1)
 
 
 def test_the_canonical_form_is_pinned() -> None:
     """Any other value would make every artifact of every store unfindable."""
-    stage = Stage("pinned", 3, _Settings, {}, frozenset(), "")
+    stage = Stage("pinned", 3, _Settings, frozenset(), "")
     parent = ArtifactRef(stage="base", key="0" * 64)
     key = stage_key(
         stage, _Settings(), inputs={"model": parent}, user_files={"f.py": "ab"}, seed=7, libraries={"l": "1"}

@@ -9,9 +9,9 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.config.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.plan import plan
+from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
+from rlhf_core.pipeline.plan import PlannedNode, plan
 from rlhf_core.stages.key import computing_libraries
 
 RECIPE = """
@@ -50,7 +50,12 @@ def publish_all(loaded: LoadedRecipe, repository: ArtifactRepository, folder: Pa
 
 
 def said(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> dict[str, str]:
-    return {node.name: f"{node.action}: {node.why}" for node in plan(loaded, repository)}
+    return {node.name: f"{node.action}: {node.why}" for node in _plan(loaded, repository)}
+
+
+def _plan(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
+    libraries = computing_libraries()
+    return plan(build_graph(loaded, libraries), libraries, loaded.recipe.seed, repository)
 
 
 def test_nothing_is_there_then_everything_is_reused(tmp_path: Path, repository: ArtifactRepository) -> None:
@@ -95,5 +100,5 @@ def test_a_checkpoint_says_where_a_killed_stage_goes_on(tmp_path: Path, reposito
     checkpoints.commit(
         Checkpoint(name=name, step=40, ranks=1, files=(), libraries={}, created_at=datetime(2026, 1, 2, tzinfo=UTC))
     )
-    assert said(loaded, repository)["sft"] == "compute: never computed; goes on after step 40"
+    assert said(loaded, repository)["sft"] == "compute: never computed; resumes from step 40"
     assert said(load(tmp_path, "sft.checkpoint.resume=false"), repository)["sft"] == "compute: never computed"

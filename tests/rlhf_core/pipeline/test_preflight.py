@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.loading import known_recipes
+from rlhf_core.pipeline.loading import known_recipes
 from tests.rlhf_core.pipeline.recipes import (
     OPTIMIZER,
     Problems,
@@ -48,7 +48,7 @@ def test_what_no_stage_uses_is_not_checked(problems: Problems) -> None:
 @pytest.mark.parametrize("name", known_recipes())
 def test_shipped_recipes_pass_without_torch(name: str) -> None:
     code = (
-        "import sys\nfrom rlhf_core.config.loading import load_recipe\n"
+        "import sys\nfrom rlhf_core.pipeline.loading import load_recipe\n"
         "from rlhf_core.pipeline.preflight import preflight\n"
         f"preflight(load_recipe({name!r}))\nassert 'torch' not in sys.modules"
     )

@@ -35,7 +35,7 @@ from tests.rlhf_core.pipeline.recipes import (
             "prompts.jsonl line 1: no column `ask`; it has answer",
         ),
         (put("data", "talks", "source", value=None), "data.talks: names neither `source` nor `mix`"),
-        (put("data", "talks", "exclude", value=["talks"]), "data.talks.exclude: a dataset cannot exclude itself"),
+        (put("data", "talks", "exclude", value=["talks"]), "data.talks: `exclude` goes in a circle: talks -> talks"),
         (
             put("data", "talks", "exclude", value=["unused"]),
             "data.unused: nowhere.jsonl: there is no such file",

@@ -99,7 +99,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
         "validation": validation,
     }
     held_out = dataset(tmp_path / "held_out", PROMPTS)
-    output, context = run(tmp_path, config, model=model, validation_dataset=held_out)
+    output, context = run(tmp_path, config, model=model, **{"validation.dataset": held_out})
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)

@@ -63,6 +63,16 @@ def wrong_kind(config: DatasetConfig, inputs: Mapping[str, Input], context: Stag
     return Output(Kind.REPORT, context.workdir)
 
 
+def test_an_input_that_no_setting_names_is_refused(local: ArtifactRepository, tmp_path: Path) -> None:
+    made = tmp_path / "made"
+    made.mkdir()
+    (made / "a").write_text("x")
+    parent = local.publish(manifest("parent"), made)
+    spec = specified(local, tmp_path, QUICK, inputs={"model": parent.ref})
+    with pytest.raises(StageError, match=r"dataset: the input model is a \w+, but the stage takes: no such input"):
+        run_job(local.store.url, spec.ref)
+
+
 def unknown_metric(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     (context.workdir / "a").write_text("x")
     return Output(Kind.DATASET, context.workdir, {"loss": float("nan"), "rows": True})
@@ -74,9 +84,7 @@ def list_metric(config: DatasetConfig, inputs: Mapping[str, Input], context: Sta
 
 
 def _run(repository: ArtifactRepository, root: Path, function: str) -> Manifest:
-    stage = Stage(
-        "own", 1, DatasetConfig, {}, frozenset({Kind.DATASET}), f"tests.rlhf_core.stages.test_runner:{function}"
-    )
+    stage = Stage("own", 1, DatasetConfig, frozenset({Kind.DATASET}), f"tests.rlhf_core.stages.test_runner:{function}")
     spec = specified(repository, root, QUICK, stage)
     return run_job(repository.store.url, spec.ref, {"own": stage})
 
@@ -110,9 +118,8 @@ def test_only_the_declared_files_of_an_input_are_fetched(local: ArtifactReposito
         (made / name).write_text(name)
     parent = local.publish(manifest("parent"), made)
     stage = Stage(
-        "own", 1, DatasetConfig, {"node.*": frozenset(Kind), "model": frozenset(Kind)}, frozenset({Kind.DATASET}),
-        "tests.rlhf_core.stages.test_runner:lists_inputs",
-        files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})},
+        "own", 1, DatasetConfig, frozenset({Kind.DATASET}), "tests.rlhf_core.stages.test_runner:lists_inputs",
+        reads_all=True, files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})},
     )  # fmt: skip
     part = specified(local, tmp_path, QUICK, stage, inputs={"node.sft": parent.ref})
     run_job(local.store.url, part.ref, {"own": stage})

@@ -9,7 +9,7 @@ import pytest
 from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
 from tensorboard.util.tensor_util import make_ndarray
 
-from rlhf_core.config.recipe import TrackingConfig
+from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.tracking.tracker import Tracker
 
 

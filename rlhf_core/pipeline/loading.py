@@ -9,14 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import StringIO
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
 from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
-from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.base import Config, KeyedConfig
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.recipe import Recipe
 
 RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
@@ -102,26 +103,40 @@ def _validate(data: dict[str, Any], where: str) -> Recipe:
     except TypeError as error:
         raise RecipeError(f"{where}: only text, numbers, true/false, lists and mappings: {error}") from error
     except ValidationError as error:
-        problems = [_sentence(problem) for problem in error.errors()]
+        problems = [_sentence(data, problem) for problem in (*error.errors(), *_problems_of_stages(data, error))]
         raise RecipeError(f"{where}: " + "; ".join(problems)) from error
 
 
-def _sentence(problem: Any) -> str:
+def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:
+    """Those that pydantic has not looked for, because a key that is no stage is wrong already."""
+    stages = [key for key in data if key not in Recipe.model_fields]
+    if any(problem["loc"][:1] and problem["loc"][0] in stages for problem in error.errors()):
+        return
+    for key in stages:
+        try:
+            Recipe.validated_block(key, data[key])
+        except ValidationError as found:
+            yield from found.errors()
+
+
+def _sentence(data: dict[str, Any], problem: Any) -> str:
     location = list(problem["loc"])
+    place = _dotted(data, location)
     if problem["type"] == "extra_forbidden":
         *parents, wrong = location
-        return f"unknown key `{_dotted(location)}`{_nearest(str(wrong), _known_keys(parents))}"
+        hint = "" if parents else "; a stage with a name of its own says which stage it is by `stage:`"
+        return f"unknown key `{place}`{_nearest(str(wrong), _known_keys(data, parents))}{hint}"
     if problem["type"] == "missing":
-        return f"`{_dotted(location)}` is missing"
+        return f"`{place}` is missing"
     message = problem["msg"].removeprefix("Value error, ")
     if problem["type"] == "value_error":
-        return f"`{_dotted(location)}`: {message}"
-    return f"`{_dotted(location)}` is {problem['input']!r}: {message[0].lower()}{message[1:]}"
+        return f"`{place}`: {message}"
+    return f"`{place}` is {problem['input']!r}: {message[0].lower()}{message[1:]}"
 
 
-def _dotted(location: Sequence[Any]) -> str:
+def _dotted(data: Any, location: Sequence[Any]) -> str:
     """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
-    return ".".join(str(part) for part, tag, _ in _walk(location) if not tag) or "the recipe"
+    return ".".join(str(part) for part, tag, _ in _walk(data, location) if not tag) or "the recipe"
 
 
 def _nearest(wrong: str, known: Sequence[str]) -> str:
@@ -133,45 +148,69 @@ def _kind(value: Any) -> str:
     return {dict: "a mapping", list: "a list", str: "text", type(None): "empty"}.get(type(value), f"{value!r}")
 
 
-_SCHEMA = Recipe.model_json_schema()
-
-
-def _resolve(schema: dict[str, Any]) -> list[dict[str, Any]]:
-    """The object schemas that `schema` may stand for, with references followed."""
-    if "$ref" in schema:
-        return _resolve(_SCHEMA["$defs"][schema["$ref"].rpartition("/")[2]])
-    options = schema.get("anyOf", []) + schema.get("oneOf", [])
-    if options:
-        return [found for option in options for found in _resolve(option)]
-    return [schema]
-
-
-def _known_keys(parents: Sequence[Any]) -> list[str]:
+def _known_keys(data: Any, parents: Sequence[Any]) -> list[str]:
     """The keys that the recipe language allows below `parents`."""
-    here = [_SCHEMA]
-    for _, _, below in _walk(parents):
-        here = below
-    return sorted({key for schema in here for key in schema.get("properties", {})})
+    *_, (_, _, below) = _walk(data, parents) if parents else [(None, False, [Recipe])]
+    return sorted({key for config in _configs_of(below) for key in keys_of(config)})
 
 
-def _walk(location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[dict[str, Any]]]]:
-    """Each part of a location, whether it is the tag of a union, and the schemas of what is below it.
+def keys_of(config: type[Config]) -> list[str]:
+    """The keys that a mapping of this class may have, as far as they are known beforehand."""
+    return [*config.model_fields, *(config.block_names() if issubclass(config, KeyedConfig) else ())]
 
-    Only the place tells a tag from a key: `reward_model` is a section, and a tag below `rl.ppo.rewards.*`.
+
+def _walk(data: Any, location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[Any]]]:
+    """Each part of a location in `data`, whether it is the tag of a union, and the types of what is below it.
+
+    Only the place tells a tag from a key: `reward_model` is a stage, and a tag below `rl.ppo.rewards.*`.
     """
-    here = [_SCHEMA]
+    here: list[Any] = [Recipe]
     for part in location:
-        tagged = [s for s in here if s.get("properties", {}).get("type", {}).get("const") == part]
-        here = tagged or _below(here, part)
+        tagged = [config for config in _configs_of(here) if part in get_args(_tag(config))]
+        if tagged:
+            here = tagged
+        else:
+            data = _item(data, part)
+            here = [below for annotation in here for below in _below(annotation, part, data)]
         yield part, bool(tagged), here
 
 
-def _below(here: Sequence[dict[str, Any]], part: Any) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = []
-    for schema in here:
-        if isinstance(part, int):
-            options = [schema.get("items"), *schema.get("prefixItems", [])]
-        else:
-            options = [schema.get("properties", {}).get(part), schema.get("additionalProperties")]
-        found += [one for option in options if isinstance(option, dict) for one in _resolve(option)]
-    return found
+def _tag(config: type[Config]) -> Any:
+    return config.model_fields["type"].annotation if "type" in config.model_fields else None
+
+
+def _item(data: Any, part: Any) -> Any:
+    if isinstance(data, dict):
+        return data.get(part)
+    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
+
+
+def _below(annotation: Any, part: Any, raw: Any) -> Iterator[Any]:
+    """The types that the item `part`, written as `raw`, may have in a value of the type `annotation`."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        if part in annotation.model_fields:
+            yield annotation.model_fields[part].annotation
+        elif issubclass(annotation, KeyedConfig):
+            yield _block_class(annotation, part, raw)
+    elif get_origin(annotation) is dict:
+        yield get_args(annotation)[1]
+    elif get_origin(annotation) in (tuple, list):
+        yield from (item for item in get_args(annotation) if item is not Ellipsis)
+    else:
+        yield from (below for option in get_args(annotation) for below in _below(option, part, raw))
+
+
+def _block_class(config: type[KeyedConfig], key: str, raw: Any) -> type[Config] | None:
+    try:
+        return config.block_class(key, raw)
+    except ValueError:
+        return None
+
+
+def _configs_of(annotations: Sequence[Any]) -> Iterator[type[Config]]:
+    """The config classes that values of these types may be, not those inside of them."""
+    for annotation in annotations:
+        if isinstance(annotation, type) and issubclass(annotation, Config):
+            yield annotation
+        elif get_origin(annotation) not in (dict, tuple, list):
+            yield from _configs_of(get_args(annotation))

@@ -1,4 +1,4 @@
-"""The recipe language as markdown tables, from the models themselves: `python -m rlhf_core.config.reference [FILE]`.
+"""The recipe language as markdown tables, from the models themselves: `python -m rlhf_core.pipeline.reference [FILE]`.
 
 With a FILE, such as docs/recipes.md, the part of it between the two marks is written anew.
 """
@@ -8,14 +8,14 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, get_args, get_origin
 
 from pydantic.fields import FieldInfo
 
-from rlhf_core.config.base import Config
-from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.base import Config, KeyedConfig, is_operational
+from rlhf_core.pipeline.recipe import Recipe
 
-BEGIN = "<!-- from here on written by `python -m rlhf_core.config.reference docs/recipes.md` -->"
+BEGIN = "<!-- from here on written by `python -m rlhf_core.pipeline.reference docs/recipes.md` -->"
 END = "<!-- until here -->"
 
 
@@ -49,18 +49,27 @@ def _places() -> dict[type[Config], dict[str, bool]]:
     pending: list[tuple[type[Config], str, bool]] = [(Recipe, "", True)]
     while pending:
         config, at, counts = pending.pop(0)
-        for name, field in config.model_fields.items():
-            place = f"{at}.{name}".removeprefix(".") + (".*" if _is_mapping(field) else "")
-            for below in _configs(field.annotation):
+        for name, annotation, in_key in _settings(config):
+            place = f"{at}.{name}".removeprefix(".") + (".*" if get_origin(annotation) is dict else "")
+            for below in _configs(annotation):
                 if place not in places.setdefault(below, {}):
-                    places[below][place] = counts and not _is_operational(field)
+                    places[below][place] = counts and in_key
                     pending.append((below, place, places[below][place]))
     return places
 
 
-def _is_operational(field: FieldInfo) -> bool:
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("operational"))
+def _settings(config: type[Config]) -> Iterator[tuple[str, Any, bool]]:
+    """Name, type, and whether it is part of a key, of each field and block."""
+    for name, field in config.model_fields.items():
+        yield name, field.annotation, not is_operational(config, name)
+    for name, block in _blocks(config).items():
+        yield name, block, True
+
+
+def _blocks(config: type[Config]) -> dict[str, type[Config] | None]:
+    if not issubclass(config, KeyedConfig):
+        return {}
+    return {name: config.block_class(name, None) for name in config.block_names()}
 
 
 def _configs(annotation: Any) -> Iterator[type[Config]]:
@@ -69,10 +78,6 @@ def _configs(annotation: Any) -> Iterator[type[Config]]:
         return
     for argument in get_args(annotation):
         yield from _configs(argument)
-
-
-def _is_mapping(field: FieldInfo) -> bool:
-    return getattr(field.annotation, "__origin__", None) is dict
 
 
 def _table(config: type[Config], places: list[str], counts: bool) -> str:
@@ -93,9 +98,13 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         shown = _value(schema["properties"][name], schema.get("$defs", {}))
         # Of the recipe itself, a stage key has the seed and the stage's own section.
         own = config is not Recipe or name == "seed" or any(_configs(field.annotation))
-        in_key = "yes" if counts and own and not _is_operational(field) else "no"
+        in_key = "yes" if counts and own and not is_operational(config, name) else "no"
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
+    for name, block in _blocks(config).items():
+        assert block is not None
+        link = f"[{block.__name__}](#{block.__name__.lower()})"
+        lines.append(f"| `{name}` | {link} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")
     return "\n".join(lines)
 
 

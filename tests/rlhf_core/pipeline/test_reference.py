@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe
-from rlhf_core.config.reference import BEGIN, END, reference, rewrite, undescribed
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.reference import BEGIN, END, reference, rewrite, undescribed
 
 RECIPES = Path(__file__).parents[3] / "docs" / "recipes.md"
 
@@ -18,7 +18,7 @@ def row(section: str, key: str) -> str:
 
 def test_the_documentation_has_every_setting_as_it_is() -> None:
     text = RECIPES.read_text(encoding="utf-8")
-    assert rewrite(text) == text, f"run: python -m rlhf_core.config.reference {RECIPES.name}"
+    assert rewrite(text) == text, f"run: python -m rlhf_core.pipeline.reference {RECIPES.name}"
 
 
 def test_every_setting_says_what_it_means() -> None:

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.config.loading import known_recipes, load_recipe
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.loading import known_recipes, load_recipe
 from tests.rlhf_core.recipe_text import RECIPE
 
 
@@ -131,7 +131,7 @@ def test_shipped_recipes_parse(name: str) -> None:
 def test_parsing_loads_no_torch_and_is_quick() -> None:
     code = (
         "import sys, time; began = time.perf_counter()\n"
-        "from rlhf_core.config.loading import load_recipe; load_recipe('tiny')\n"
+        "from rlhf_core.pipeline.loading import load_recipe; load_recipe('tiny')\n"
         "import rlhf_core.artifacts.manifest, rlhf_core.pipeline.graph, rlhf_core.stages.table\n"
         "heavy = {'torch', 'ray', 'prefect', 'vllm', 'transformers', 'numpy'}\n"
         "print(sorted(heavy & sys.modules.keys()), time.process_time() < 2.0)"

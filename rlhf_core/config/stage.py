@@ -1,0 +1,91 @@
+"""What the settings of a stage answer about the stage, so that nothing else guesses it from their names."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+from rlhf_core.config.base import Config, Role, operational
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.rewards import RewardConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a stage's actors reserve of the cluster together."""
+
+    cpus: float = 0.0
+    gpus: float = 0.0
+
+    @property
+    def devices(self) -> float:
+        """GPUs; CPUs where it reserves none. Device seconds count these."""
+        return self.gpus or self.cpus
+
+    def __add__(self, other: Reservation) -> Reservation:
+        return Reservation(self.cpus + other.cpus, self.gpus + other.gpus)
+
+
+@dataclass(frozen=True, slots=True)
+class RowLimit:
+    """How long a row of a dataset may be for the stage that reads it."""
+
+    setting: str  # that bounds a sequence, in tokens
+    tokens: int
+    completion_setting: str = ""  # that keeps a part of it for the completion, where the rows are prompts
+    completion_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class JudgedBy:
+    """A reward or scorer: the setting that has it, and the input whose rows it judges."""
+
+    setting: str
+    reward: RewardConfig
+    dataset: str
+
+
+class StageConfig(Config):
+    """Settings of one stage."""
+
+    stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
+
+    @property
+    def makes(self) -> Role | None:
+        """The role in which other stages can read its result; None: in none."""
+        return None
+
+    @property
+    def trains_adapter(self) -> bool:
+        """Whether its result is an adapter, to be merged before it can serve as a model."""
+        return False
+
+    @property
+    def checkpoints(self) -> CheckpointConfig | None:
+        """How it keeps checkpoints; None: it keeps none."""
+        return None
+
+    @property
+    def input_copies(self) -> float:
+        """Host memory that its job's own process needs, in sizes of its inputs."""
+        return 0.0
+
+    def reserves(self) -> Reservation:
+        """What its actors reserve; nothing where it computes in its job's own process."""
+        return Reservation()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        """Longest sequences in tokens, by setting: none may exceed the model's context."""
+        return {}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        """Of the rows of the input `dataset`; None: rows of any length can be used."""
+        return None
+
+    def rewards(self) -> Iterator[JudgedBy]:
+        """Every reward and scorer that it uses."""
+        return iter(())
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        """Weights of load-balancing losses, by setting: only a mixture of experts can have one."""
+        return {}

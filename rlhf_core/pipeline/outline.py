@@ -1,0 +1,240 @@
+"""A recipe's graph by names alone: which stages run, and which of them each reads. Keys come later, in graph.py."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.config.base import Role
+from rlhf_core.config.inputs import Reference, readable_roles, references
+from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stages import ArtifactConfig, MergeConfig
+from rlhf_core.contract import KINDS_OF_ROLE, Stage
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.recipe import Recipe, stage_of
+from rlhf_core.stages.table import STAGES
+
+Find = Callable[[str], Manifest]  # an artifact in the store, by reference or alias
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One stage of a run, without its key."""
+
+    name: str  # "data.text", "sft", "merge.rl", "evaluation.base", ...
+    section: str  # where the recipe has its settings: "data.text", "sft", "evaluation"
+    stage: Stage
+    config: StageConfig
+    inputs: Mapping[str, str]  # input name -> the node that makes it
+    existing: Manifest | None = None  # of an artifact that is used as it is
+    references: tuple[Reference, ...] = ()  # the settings that `inputs` come from
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    nodes: Mapping[str, Draft]  # each after those that it reads
+    left_out: Mapping[str, str] = field(default_factory=dict)  # stages that the recipe has and no run needs: why
+
+
+def outline(recipe: Recipe, find: Find | None = None) -> Outline:
+    """The nodes of a recipe.
+
+    find: looks artifacts up; None: there is no store, and a stage `artifact` is an error.
+    Raises RecipeError where a setting names what is not there, or cannot be read in that place.
+    """
+    unread = _unread(recipe)
+    drafter = _Drafter(recipe, find)
+    for name, config in recipe.stages.items():
+        if name not in unread:
+            drafter.add_stage(name, config)
+    drafter.add_report()
+    return Outline(drafter.nodes, unread)
+
+
+def _unread(recipe: Recipe) -> dict[str, str]:
+    """Stages that only serve others, in a recipe whose later stages could read them and do not."""
+    serving = [name for name, config in recipe.stages.items() if stage_of(name, config).serves]
+    names = list(recipe.stages)
+    unread = {}
+    for name in serving:
+        role = recipe.stages[name].makes
+        later = names[names.index(name) + 1 :]
+        if any(name in _read_by(recipe, other, serving) for other in later):
+            continue
+        able = [other for other in later if role in readable_roles(type(recipe.stages[other]))]
+        if able:
+            unread[name] = f"{', '.join(able)} could use it, but {'do' if len(able) > 1 else 'does'} not"
+    return unread
+
+
+def _read_by(recipe: Recipe, name: str, serving: list[str]) -> Iterator[str]:
+    """Which of the stages `serving` the stage `name` reads, by name or by default."""
+    names = list(recipe.stages)
+    above = [other for other in names[: names.index(name)] if other in serving]
+    for reference in references(recipe.stages[name]):
+        yield from reference.names
+        if not reference.names and not reference.reads.optional:
+            yield from [other for other in above if recipe.stages[other].makes in reference.reads.roles][-1:]
+
+
+class _Drafter:
+    def __init__(self, recipe: Recipe, find: Find | None):
+        self.recipe = recipe
+        self.find = find
+        self.nodes: dict[str, Draft] = {}
+        self.models: dict[str, str] = {}  # name in the recipe -> the node with its full weights
+        self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
+        self.of_all: dict[Role, str] = {}  # settings that were left out and so mean all results above
+
+    def add_stage(self, name: str, config: StageConfig) -> None:
+        stage = stage_of(name, config)
+        if isinstance(config, ArtifactConfig):
+            self._add_artifact(name, stage, config)
+            return
+        settings = tuple(references(config))
+        each = next((reference for reference in settings if reference.reads.each), None)
+        if each is None:
+            self._add(Draft(name, name, stage, config, self._inputs(name, settings), None, settings))
+            self._made(name, config.makes, config.trains_adapter)
+            return
+        if not each.names:
+            self.of_all[each.reads.role] = f"{name}.{each.path}"
+        inputs = self._inputs(name, tuple(reference for reference in settings if reference is not each))
+        for made in each.names or self.by_role.get(each.reads.role, []):
+            node = self._node(f"{name}.{each.path}", made, each)
+            one = {each.input_name(): node, **inputs}
+            self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
+
+    def add_report(self) -> None:
+        report = self.recipe.report
+        if report is not None:
+            title = report.title or f"Alignment run {self.recipe.name}"
+            inputs = {f"node.{name}": name for name in self.nodes}
+            config = report.model_copy(update={"title": title})
+            self._add(Draft("report", "report", STAGES["report"], config, inputs))
+
+    def _add(self, draft: Draft) -> None:
+        self.nodes[draft.name] = draft
+
+    def _made(self, name: str, role: Role | None, adapter: bool) -> None:
+        if role is None:
+            return
+        if role in self.of_all:
+            raise RecipeError(
+                f"{self.of_all[role]} is left out, and `{name}` below it makes a {role} too: name those that it means, "
+                f"or move `{name}` above it"
+            )
+        self.by_role.setdefault(role, []).append(name)
+        if adapter:
+            self.by_role.setdefault("adapter", []).append(name)
+            if self.recipe.merge:
+                self._merged(name)
+
+    def _inputs(self, section: str, settings: tuple[Reference, ...]) -> dict[str, str]:
+        inputs: dict[str, str] = {}
+        for reference in settings:
+            place = f"{section}.{reference.path}"
+            for made in reference.names:
+                inputs[reference.input_name(made)] = self._node(place, made, reference)
+            if not reference.names and not reference.many and not reference.reads.optional:
+                inputs[reference.path] = self._default(section, reference, inputs)
+        return inputs
+
+    def _default(self, section: str, reference: Reference, inputs: Mapping[str, str]) -> str:
+        reads = reference.reads
+        if reads.of:
+            trained = self.nodes[inputs[reads.of]]
+            return trained.inputs["model"]
+        made = [name for role in reads.roles for name in self.by_role.get(role, [])]
+        if not made:
+            what = " or ".join(role.replace("_", " ") for role in reads.roles)
+            raise RecipeError(
+                f"{section}.{reference.path}: no stage above `{section}` makes a {what}: add one, such as "
+                f"`{_maker(reads.roles)}`, or name one that exists by a stage `artifact`"
+            )
+        self._require_order(section, reference, made)
+        return self._node(f"{section}.{reference.path}", made[-1], reference)
+
+    def _require_order(self, section: str, reference: Reference, made: list[str]) -> None:
+        """What is left out means the last result above: refused where tools may have sorted the recipe's keys."""
+        order = list(STAGES)
+        place = order.index(stage_of(section, self.recipe.stages[section]).name)
+        for name in made:
+            if order.index(stage_of(name, self.recipe.stages[name]).name) > place:
+                raise RecipeError(
+                    f"{section}.{reference.path} is left out, and `{name}`, which usually comes after such a stage, "
+                    f"stands above it: name the stage that `{section}` reads, or move `{name}` below"
+                )
+
+    def _node(self, place: str, name: str, reference: Reference) -> str:
+        """The node that the setting `place` means by `name`. Raises RecipeError if there is none in its role."""
+        roles = reference.reads.roles
+        if "dataset" in roles and name in self.recipe.data:
+            return self._dataset(name, ())
+        made = [other for role in roles for other in self.by_role.get(role, [])]
+        if name not in made:
+            raise RecipeError(f"{place}: {self._why_not(name, roles, made)}")
+        wants_adapter = "adapter" in roles
+        return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
+
+    def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
+        known = [*self.recipe.data, *made] if "dataset" in roles else made
+        if "dataset" in roles:
+            near = _nearest(name, known)
+            return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
+        what = " or ".join(role.replace("_", " ") for role in roles)
+        if name in self.recipe.stages and name not in made:
+            below = name not in {draft.section for draft in self.nodes.values()}
+            reason = "comes later in the recipe" if below else f"makes no {what}"
+            return f"`{name}` {reason}; above are {', '.join(made) or 'none'}"
+        return f"no stage `{name}` makes a {what}{_nearest(name, known)}; there are {', '.join(made) or 'none'}"
+
+    def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
+        if name in asked_by:
+            raise RecipeError(f"data.{name}: `exclude` goes in a circle: {' -> '.join((*asked_by, name))}")
+        node = f"data.{name}"
+        if node not in self.nodes:
+            config = self.recipe.data[name]
+            settings = tuple(references(config))
+            for other in config.exclude:
+                if other not in self.recipe.data:
+                    raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
+            inputs = {f"exclude.{other}": self._dataset(other, (*asked_by, name)) for other in config.exclude}
+            self._add(Draft(node, node, STAGES["dataset"], config, inputs, None, settings))
+        return node
+
+    def _merged(self, name: str) -> str:
+        """The node that merges the adapter of `name` into the model it was trained on."""
+        node = f"merge.{name}"
+        if node not in self.nodes:
+            inputs = {"adapter": name, "model": self.nodes[name].inputs["model"]}
+            self._add(Draft(node, node, STAGES["merge"], MergeConfig(adapter=name), inputs))
+        return node
+
+    def _add_artifact(self, name: str, stage: Stage, config: ArtifactConfig) -> None:
+        if self.find is None:
+            raise RecipeError(f"{name}.ref: {config.ref} cannot be looked up, since no store is set")
+        manifest = self.find(config.ref)
+        roles: list[Role] = [role for role, kinds in KINDS_OF_ROLE.items() if manifest.kind in kinds]
+        if not roles:
+            raise RecipeError(f"{name}.ref: {manifest.ref} is a {manifest.kind}, which no stage reads")
+        inputs = {}
+        if manifest.kind == Kind.ADAPTER:  # it can serve as a model, once it is merged into the one it was trained on
+            base = f"{name}.base"
+            parent = ArtifactConfig(ref=manifest.parents["model"].path.removeprefix("stages/"))
+            self._add(Draft(base, name, stage, parent, {}, self.find(parent.ref)))
+            inputs, roles = {"model": base}, ["model"]
+        self._add(Draft(name, name, stage, config, inputs, manifest))
+        self._made(name, roles[0], manifest.kind == Kind.ADAPTER)
+
+
+def _nearest(name: str, known: list[str]) -> str:
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f", did you mean `{close[0]}`?" if close else ""
+
+
+def _maker(roles: tuple[Role, ...]) -> str:
+    """A stage that makes a result of such a role."""
+    return roles[-1] if roles[-1] in STAGES else "base"

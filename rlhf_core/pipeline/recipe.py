@@ -1,0 +1,64 @@
+"""The recipe: one YAML file that describes one run as named stages. docs/recipes.md describes the language."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, KeyedConfig, NonNegativeInt, operational
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stages import ReportConfig
+from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.contract import Stage
+from rlhf_core.stages.table import STAGES
+
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+
+
+class Recipe(KeyedConfig):
+    """Every further key is a stage: its name, which says which stage it is unless it has a key `stage`."""
+
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="lower-case letters, digits, `_`, `.`, `-`")
+    description: str = Field(default="", description="one line for people")
+    seed: NonNegativeInt = Field(default=0, description="of everything random")
+    data: dict[str, DatasetConfig] = Field(min_length=1, description="datasets by name")
+    merge: bool | None = Field(
+        default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
+    )
+    report: ReportConfig | None = Field(default=ReportConfig(), description="one HTML page about the run")
+    tracking: TrackingConfig = operational(TrackingConfig, description="where metrics go besides metrics.jsonl")
+
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        """Raises ValueError for a stage that there is not, or that is written elsewhere."""
+        given = raw.get("stage") if isinstance(raw, Mapping) else None
+        if given is None:
+            return STAGES[key].config if key in cls.block_names() else None
+        if given not in cls.block_names():
+            near = difflib.get_close_matches(str(given), cls.block_names(), n=1, cutoff=0.5)
+            raise ValueError(
+                f"there is no stage `{given}` to write here{f', did you mean `{near[0]}`?' if near else ''}; "
+                f"there are {', '.join(cls.block_names())}"
+            )
+        if not _NAME.fullmatch(key):
+            raise ValueError("the name of a stage has lower-case letters, digits, `_` and `-`")
+        return STAGES[given].config
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        """The stages that a recipe names by a key of their own; datasets are in `data`, the report is one."""
+        return [name for name in STAGES if name not in ("dataset", "report")]
+
+    @property
+    def stages(self) -> Mapping[str, StageConfig]:
+        """The stages by name, in the order in which they are made."""
+        return self.blocks
+
+
+def stage_of(name: str, config: StageConfig) -> Stage:
+    return STAGES[config.stage or name]
