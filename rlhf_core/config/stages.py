@@ -30,8 +30,8 @@ class SFTConfig(SupervisedConfig):
 class RewardModelConfig(SupervisedConfig):
     """Preference pairs, Bradley-Terry. `batch_size` counts pairs."""
 
-    loss: Literal["sigmoid", "logexp"] = Field(
-        default="sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
+    loss: Literal["sigmoid", "logexp"] = operational(
+        "sigmoid", description="two names of one function: -log sigmoid(x) is log(1 + exp(-x))"
     )
     language_model_coefficient: NonNegativeFloat = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
