@@ -70,16 +70,20 @@ class Round:
 
 
 def train(
-    steps: int, every: int | None, workers: InlineGroup, context: StoreContext, examples: Sequence[Example]
+    steps: int,
+    every: int | None,
+    workers: InlineGroup[LanguageModelWorker],
+    context: StoreContext,
+    examples: Sequence[Example],
 ) -> Round:
     """Time per round until the last step is done; what is still written then is waited for, and not counted."""
     measured = Round()
     config = CheckpointConfig(every_steps=every, every_minutes=None)
     checkpoints = TimedCheckpointing(config, context, workers, {})
-    (share,) = divide(examples, pack_sequences, ranks=1, tokens_per_micro_batch=1 << 20)
+    (shard,) = divide(pack_sequences(examples), ranks=1, tokens_per_micro_batch=1 << 20)
     began = time.perf_counter()
     for step in range(1, steps + 1):
-        workers.scatter("train", [[share]])
+        workers.scatter(LanguageModelWorker.train, [[shard]])
         before = time.perf_counter()
         checkpoints.after(step)
         stall = time.perf_counter() - before

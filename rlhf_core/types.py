@@ -1,6 +1,6 @@
 """The nouns of training, with their shapes.
 
-T: tokens of one trajectory. N: packed tokens of one batch. S: sequences of one batch.
+T: tokens of one trajectory. N: packed tokens of one batch. S: sequences of one batch. E: examples of one batch.
 Wherever a value belongs to a token, index t belongs to the token at t: `logprobs[t]` is log p(token t | tokens < t),
 `values[t]` is the value of the state in which token t was chosen. The first token of a sequence has none: 0 there.
 """
@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 import torch
 from torch import Tensor
 
 FinishReason = Literal["stop", "length"]
+
+# What the first dimension of a batch's field counts, where it is not tokens. Declared, not guessed from shapes: with
+# sequences of one token, N equals S.
+_PER_SEQUENCE = {"per": "sequence"}
+_PER_EXAMPLE = {"per": "example"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +60,16 @@ class Trajectory:
 
 @dataclass(frozen=True)
 class PackedBatch:
-    """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence."""
+    """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence.
+
+    An example is what a batch size counts: one sequence, or several in a row that must stay together.
+    """
+
+    sequences_per_example: ClassVar[int] = 1
 
     input_ids: Tensor  # (N,) int64
     position_ids: Tensor  # (N,) int64
-    sequence_lengths: Tensor  # (S,) int64, sums to N
+    sequence_lengths: Tensor = field(metadata=_PER_SEQUENCE)  # (S,) int64, sums to N
     loss_mask: Tensor  # (N,) bool, true where the token is trained
 
     @property
@@ -69,6 +79,17 @@ class PackedBatch:
     @property
     def num_sequences(self) -> int:
         return int(self.sequence_lengths.numel())
+
+    @property
+    def num_examples(self) -> int:
+        return int(self.example_lengths.numel())
+
+    @property
+    def example_lengths(self) -> Tensor:
+        """(E,) int64: tokens of each example. Raises ValueError if the last example is not whole."""
+        if self.num_sequences % self.sequences_per_example:
+            raise ValueError(f"{self.num_sequences} sequences in examples of {self.sequences_per_example}")
+        return self.sequence_lengths.view(-1, self.sequences_per_example).sum(1)
 
     @property
     def num_trained_tokens(self) -> int:
@@ -95,7 +116,8 @@ class PackedBatch:
 class Experience(PackedBatch):
     """Packed trajectories with all that an update needs. Every (N,) float is 0 where `loss_mask` is false."""
 
-    sequence_indices: Tensor | None = None  # (S,) int64: index of each sequence in the step's list of trajectories
+    # (S,) int64: index of each sequence in the step's list of trajectories
+    sequence_indices: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
     rollout_logprobs: Tensor | None = None  # (N,) float32, by the engine
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
     ref_logprobs: Tensor | None = None  # (N,) float32
@@ -112,4 +134,6 @@ class Experience(PackedBatch):
 class PreferenceBatch(PackedBatch):
     """Pairs: sequence 2i is the chosen completion with its prompt, 2i + 1 the rejected one."""
 
-    margins: Tensor | None = None  # (S / 2,) float32
+    sequences_per_example: ClassVar[int] = 2
+
+    margins: Tensor | None = field(default=None, metadata=_PER_EXAMPLE)  # (E,) float32

@@ -17,7 +17,8 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 
 # The packages and files of rlhf_core: each may import itself and what stands before it.
 ORDER = (
-    "errors", "types", "losses", "config", "packing", "models", "algorithms", "tracking", "artifacts", "contract",
+    "errors", "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "tracking",
+    "artifacts", "contract",
     "data", "rollout", "rewards", "training", "evaluation", "report", "supervised", "rl", "actors", "stages",
     "pipeline",
 )  # fmt: skip

@@ -14,7 +14,8 @@ from rlhf_core.losses import advantages as adv
 from rlhf_core.losses import kl
 from rlhf_core.losses.masking import sequence_ids, weighted_sum
 from rlhf_core.losses.mismatch import corrected
-from rlhf_core.losses.policy import Loss, clipped_policy_loss
+from rlhf_core.losses.policy import clipped_policy_loss
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.types import Experience
 
 
@@ -61,7 +62,7 @@ class Algorithm(ABC):
         self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
     ) -> Experience: ...
 
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> Loss:
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
         """The loss whose gradient is the policy gradient near the old policy: PPO's, unless the algorithm has its own.
 
         logprobs: (n,) float32, differentiable; old_logprobs: (n,) float32; of `experience` the mask, the advantages
@@ -76,7 +77,7 @@ class Algorithm(ABC):
 
     def policy_loss(
         self, logprobs: Tensor, entropy: Tensor | None, experience: Experience, kl_coefficient: float
-    ) -> Loss:
+    ) -> LossAndMetrics:
         """Loss () of one micro-batch as its share of the optimizer step's: surrogate, KL where it is a part of the
         loss, and entropy bonus; and sums over its trained tokens.
 

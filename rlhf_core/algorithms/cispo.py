@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.losses.policy import Loss, cispo_policy_loss
+from rlhf_core.losses.policy import cispo_policy_loss
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.types import Experience
 
 
@@ -20,7 +21,7 @@ class CISPO(GRPO):
     within the range that arXiv:2510.13786 found to make no difference.
     """
 
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> Loss:
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
         assert experience.advantages is not None
         assert experience.loss_weights is not None
         return cispo_policy_loss(

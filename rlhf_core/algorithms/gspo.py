@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.losses.policy import Loss, sequence_policy_loss
+from rlhf_core.losses.policy import sequence_policy_loss
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.types import Experience
 
 
@@ -18,7 +19,7 @@ class GSPO(GRPO):
     OpenRLHF's form is the paper's, with an exponent that is not bounded.
     """
 
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> Loss:
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
         assert experience.advantages is not None
         assert experience.loss_weights is not None
         return sequence_policy_loss(

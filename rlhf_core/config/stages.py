@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 from pydantic import Field
 
@@ -60,12 +60,12 @@ class SFTConfig(SupervisedConfig):
 
 
 class RewardModelConfig(SupervisedConfig):
-    """Preference pairs, Bradley-Terry. `batch_size` counts pairs."""
+    """Preference pairs, Bradley-Terry: -log sigmoid of the difference of rewards, which is also known as logexp.
+
+    `batch_size` counts pairs.
+    """
 
     dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
-    loss: Literal["sigmoid", "logexp"] = Field(
-        default="sigmoid", description="-log sigmoid of the difference, or log(1 + exp) of it"
-    )
     language_model_coefficient: NonNegativeFloat = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )

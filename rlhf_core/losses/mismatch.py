@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.losses.masking import sequence_ids
+from rlhf_core.metrics import Max, Metric, TokenMean
 
 Correction = Literal["truncate", "token_filter", "sequence_filter"]
 
@@ -16,19 +17,19 @@ _LARGEST_EXPONENT = 20.0
 
 
 @torch.no_grad()
-def measure(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, Tensor]:
+def measure(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> dict[str, Metric]:
     """How far the trainer's log-probs are from the engine's, at the tokens that the engine sampled.
 
     old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    Returns scalars (): rollout_mismatch_sum and rollout_mismatch_max, of |difference| in nats; rollout_kl_sum, of
+    Returns rollout_mismatch and rollout_mismatch_max, mean and largest |difference| in nats; rollout_kl, the mean of
     KL(engine || trainer) by the estimator w - 1 - log w, w = trainer's / engine's probability (k3 of losses/kl.py).
     """
     difference = old_logprobs[mask] - rollout_logprobs[mask]
     bounded = difference.clamp(-_LARGEST_EXPONENT, _LARGEST_EXPONENT)
     return {
-        "rollout_mismatch_sum": difference.abs().sum(),
-        "rollout_mismatch_max": difference.abs().max() if difference.numel() else difference.sum(),
-        "rollout_kl_sum": (bounded.expm1() - bounded).sum(),
+        "rollout_mismatch": TokenMean(difference.abs().sum()),
+        "rollout_mismatch_max": Max(difference.abs().max() if difference.numel() else difference.sum()),
+        "rollout_kl": TokenMean((bounded.expm1() - bounded).sum()),
     }
 
 

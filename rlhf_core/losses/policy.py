@@ -1,10 +1,10 @@
-"""Losses of the policy: tensors and numbers in, a loss and figures for the metrics out.
+"""Losses of the policy: tensors and numbers in, a loss and its metrics out.
 
 In each, `loss_weights` (N,) float32 says how much a token counts in the loss of the whole optimizer step
 (losses/aggregation.py), so that the gradient does not depend on packing, micro-batching or sharding. All return the
-loss () and sums over the trained tokens, to be divided by their number:
-clipped_tokens: those that the clip stopped or held;
-approx_kl_sum: KL(old || now) by the estimator r - 1 - log r, r = now / old, of tokens that old sampled.
+loss () and two metrics, means over the trained tokens:
+clip_fraction: of tokens that the clip stopped or bounded;
+approx_kl: KL(old || now) by the estimator r - 1 - log r, r = now / old, of tokens that old sampled.
 """
 
 from __future__ import annotations
@@ -13,11 +13,10 @@ import torch
 from torch import Tensor
 
 from rlhf_core.losses.masking import sequence_ids
+from rlhf_core.metrics import LossAndMetrics, TokenMean
 
 # exp(20) is far beyond any clip range and far below overflow in float32.
 _LARGEST_LOG_RATIO = 20.0
-
-Loss = tuple[Tensor, dict[str, Tensor]]
 
 
 def clipped_policy_loss(
@@ -30,16 +29,16 @@ def clipped_policy_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> Loss:
+) -> LossAndMetrics:
     """PPO's clipped surrogate, eq. 7 of arXiv:1707.06347; its two sides apart as in eq. 10 of arXiv:2503.14476.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
     The ratio is held inside [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
-    clipped_tokens: those that have no gradient.
+    clip_fraction: of tokens that have no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
     terms, stopped = _clipped_terms(log_ratio, advantages[mask], clip_low, clip_high, dual_clip)
-    return (terms * loss_weights[mask]).sum(), _figures(log_ratio, stopped)
+    return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, stopped)
 
 
 def sequence_policy_loss(
@@ -53,14 +52,14 @@ def sequence_policy_loss(
     clip_low: float,
     clip_high: float,
     dual_clip: float | None = None,
-) -> Loss:
+) -> LossAndMetrics:
     """GSPO: the clipped surrogate of one ratio a sequence, eq. 5-7 of arXiv:2507.18071.
 
     The ratio s = exp(mean_t(logprob_t - old_logprob_t)), the mean over the trained tokens of the sequence, is what
     every token of it gets; its gradient is s times the mean of their log-probs' gradients, whatever the aggregation.
     With loss weights by sequence this is the paper's mean over sequences.
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool; sequence_lengths: (S,) int64. Sequences must be
-    whole. clipped_tokens: those of sequences that have no gradient.
+    whole. clip_fraction: of tokens whose sequence has no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
     ids = sequence_ids(sequence_lengths)[mask]
@@ -68,7 +67,7 @@ def sequence_policy_loss(
     counts = zeros.index_add(0, ids, torch.ones_like(log_ratio))
     means = zeros.index_add(0, ids, log_ratio) / counts.clamp(min=1)
     terms, stopped = _clipped_terms(means[ids], advantages[mask], clip_low, clip_high, dual_clip)
-    return (terms * loss_weights[mask]).sum(), _figures(log_ratio, stopped)
+    return (terms * loss_weights[mask]).sum(), _metrics(log_ratio, stopped)
 
 
 def cispo_policy_loss(
@@ -80,18 +79,18 @@ def cispo_policy_loss(
     *,
     clip_low: float,
     clip_high: float,
-) -> Loss:
+) -> LossAndMetrics:
     """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio, the ratio held inside
     [1 - clip_low, 1 + clip_high] and without gradient, so that every token keeps its own.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    clipped_tokens: those whose ratio was held.
+    clip_fraction: of tokens whose ratio was bounded.
     """
     logprobs, log_ratio = logprobs[mask], logprobs[mask] - old_logprobs[mask]
     ratio = _bounded(log_ratio.detach()).exp()
     held = ratio.clamp(1 - clip_low, 1 + clip_high)
     loss = -(held * advantages[mask] * logprobs * loss_weights[mask]).sum()
-    return loss, _figures(log_ratio, held != ratio)
+    return loss, _metrics(log_ratio, held != ratio)
 
 
 def _clipped_terms(
@@ -118,6 +117,9 @@ def _bounded(log_ratio: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def _figures(log_ratio: Tensor, stopped: Tensor) -> dict[str, Tensor]:
+def _metrics(log_ratio: Tensor, stopped: Tensor) -> dict[str, TokenMean]:
     bounded = _bounded(log_ratio)
-    return {"clipped_tokens": stopped.sum().float(), "approx_kl_sum": (bounded.expm1() - bounded).sum()}
+    return {
+        "clip_fraction": TokenMean(stopped.sum()),
+        "approx_kl": TokenMean((bounded.expm1() - bounded).sum()),
+    }

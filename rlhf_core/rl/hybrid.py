@@ -11,19 +11,31 @@ out of memory:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from enum import StrEnum
-from typing import Any, Protocol
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer
 from rlhf_core.rollout.publication import Publication
-from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.group import WorkerGroup, is_host_memory_only
 from rlhf_core.types import Completion
 
-# What ranks do in main memory alone, whosever turn it is.
-_IN_MAIN_MEMORY = frozenset({"read_weights", "remove_weights", "copy_state", "write_state", "fetch_state"})
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S")
+
+
+class LendsDevice(Protocol):
+    """A worker that can give up its device."""
+
+    def offload(self) -> None: ...
+
+    def reload(self) -> None: ...
+
+
+W = TypeVar("W", bound=LendsDevice)
 
 
 class Turn(StrEnum):
@@ -71,7 +83,7 @@ class SleepingEngines(Engines, Protocol):
     def wake(self) -> None: ...
 
 
-class HybridEngine:
+class HybridEngine(Generic[W]):
     """Implements Turns. It begins with `sampling`: the engines are awake with version 0, the ranks have offloaded.
 
     An engine that sleeps gives its weights up (vLLM's level 2), since the publish that ends the ranks' turn brings them
@@ -80,15 +92,15 @@ class HybridEngine:
     weights are to sample once more.
     """
 
-    def __init__(self, workers: WorkerGroup, engines: SleepingEngines, *, adapters: bool) -> None:
-        """workers: with methods `offload` and `reload`. adapters: a publish has LoRA factors only."""
+    def __init__(self, workers: WorkerGroup[W], engines: SleepingEngines, *, adapters: bool) -> None:
+        """adapters: a publish has LoRA factors only."""
         self._all_workers, self._all_engines = workers, engines
         self._adapters = adapters
         self._has_weights = True  # that may be sampled with, or may be again after a wake
         self.turn = Turn.SAMPLING
-        self.workers: WorkerGroup = _Ranks(workers, self)
+        self.workers: WorkerGroup[W] = _Ranks(workers, self)
         self.engines: Engines = _Engines(engines, self)
-        workers.call("offload")
+        workers.call(LendsDevice.offload)
 
     def train(self, *, keep_weights: bool = False) -> None:
         if self.turn is Turn.TRAINING:
@@ -96,7 +108,7 @@ class HybridEngine:
         self.require(Turn.SAMPLING, doing="train")
         self._has_weights = keep_weights or self._adapters
         self._all_engines.sleep(keep_weights=self._has_weights)
-        self._all_workers.call("reload")
+        self._all_workers.call(LendsDevice.reload)
         self.turn = Turn.TRAINING
 
     def publish(self) -> None:
@@ -117,7 +129,7 @@ class HybridEngine:
         self.turn = Turn.SAMPLING
 
     def _hand_over(self) -> None:
-        self._all_workers.call("offload")
+        self._all_workers.call(LendsDevice.offload)
         self._all_engines.wake()
 
     def require(self, *turns: Turn, doing: str) -> None:
@@ -126,7 +138,9 @@ class HybridEngine:
             raise RuntimeError(f"cannot {doing} in the state {self.turn}; this needs {' or '.join(turns)}")
 
 
-def take_turns(config: RLConfig, workers: WorkerGroup, engines: SleepingEngines) -> tuple[WorkerGroup, Engines, Turns]:
+def take_turns(
+    config: RLConfig, workers: WorkerGroup[W], engines: SleepingEngines
+) -> tuple[WorkerGroup[W], Engines, Turns]:
     """Ranks and engines as they are called from now on, and who says whose turn it is."""
     if not config.hybrid:
         return workers, engines, OwnDevices()
@@ -134,10 +148,10 @@ def take_turns(config: RLConfig, workers: WorkerGroup, engines: SleepingEngines)
     return hybrid.workers, hybrid.engines, hybrid
 
 
-class _Ranks:
+class _Ranks(Generic[W]):
     """The ranks, in their turn."""
 
-    def __init__(self, workers: WorkerGroup, hybrid: HybridEngine) -> None:
+    def __init__(self, workers: WorkerGroup[W], hybrid: HybridEngine[W]) -> None:
         self._workers = workers
         self._hybrid = hybrid
 
@@ -145,25 +159,25 @@ class _Ranks:
     def size(self) -> int:
         return self._workers.size
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         self._require(method)
-        return self._workers.call(method, *args)
+        return self._workers.call(method, *args, **kwargs)
 
-    def scatter(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+    def scatter(
+        self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         self._require(method)
-        return self._workers.scatter(method, shards, *args)
+        return self._workers.scatter(method, shards, *args, **kwargs)
 
-    def stream(self, method: str, *args: Any) -> Iterator[Any]:
+    def aside(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
         self._require(method)
-        return self._workers.stream(method, *args)
+        return self._workers.aside(method, *args, **kwargs)
 
-    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
-        self._require(method)
-        return self._workers.aside(method, *args)
-
-    def _require(self, method: str) -> None:
-        if method not in _IN_MAIN_MEMORY:
-            self._hybrid.require(Turn.TRAINING, doing=method)
+    def _require(self, method: Callable[..., Any]) -> None:
+        if not is_host_memory_only(method):
+            self._hybrid.require(Turn.TRAINING, doing=method.__name__)
 
     def shutdown(self) -> None:
         self._workers.shutdown()
@@ -172,7 +186,7 @@ class _Ranks:
 class _Engines:
     """The engines, in their turn."""
 
-    def __init__(self, engines: Engines, hybrid: HybridEngine) -> None:
+    def __init__(self, engines: Engines, hybrid: HybridEngine[Any]) -> None:
         self._engines = engines
         self._hybrid = hybrid
 

@@ -13,6 +13,7 @@ import torch
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.metrics import merged
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.hybrid import Turns
@@ -75,7 +76,7 @@ class Loop:
             proof = self.publisher.publish()
 
         validated = self.validation.after(step + 1, phase) if self.validation is not None else {}
-        return {**describe(trajectories, experience), **collected, **updated, **proof, **validated, **phase.take()}
+        return merged(describe(trajectories, experience), collected, updated, proof, validated, phase.take())
 
 
 def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:

@@ -33,6 +33,7 @@ class PromptSampler:
     def _next(self) -> Prompt:
         epoch, position = divmod(self._drawn, len(self._prompts))
         if epoch != self._epoch:
+            # Not a `derived_seed`: every run so far has drawn its prompts in this order.
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
             self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
             self._epoch = epoch

@@ -12,7 +12,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rl.weights import Source
+from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rollout.proof import Expected, Proof, ProvenEngines, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Prompt, Trajectory
@@ -41,7 +41,7 @@ class Publisher:
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
         self._proven: Expected | None = None  # what the engines serve
-        self._source: Source = "live"
+        self._source: WeightSource = "live"
 
     def start(self, version: int) -> None:
         """Both sides were started with the same weights: version 0. A trainer that was restored has later ones, which
@@ -57,7 +57,7 @@ class Publisher:
         self._prove(expected)
         self._turns.sample()
 
-    def publish(self, source: Source = "live") -> dict[str, float]:
+    def publish(self, source: WeightSource = "live") -> dict[str, float]:
         """Metrics: mean and largest difference on the probe, and how many tensors only the probe can tell of, if any.
 
         Raises WeightSyncError, naming the tensors, if an engine does not serve them.
@@ -78,7 +78,7 @@ class Publisher:
         }
         return {**differences, **blind}
 
-    def _logprobs(self, source: Source) -> list[list[float]]:
+    def _logprobs(self, source: WeightSource) -> list[list[float]]:
         logprobs = torch.tensor(self._trainer.probe(self._batch, source))
         return [part.tolist() for part in logprobs.split(self._batch.sequence_lengths.tolist())]
 

@@ -1,31 +1,36 @@
-"""The driver's side of the training ranks: spreads an experience over them, and puts the answers together again."""
+"""The driver's side of the training ranks: divides an experience over them, and joins their results."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.division import Division
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.losses.mismatch import measure
+from rlhf_core.metrics import merged
 from rlhf_core.packing import select
-from rlhf_core.rl.experience import Layout
 from rlhf_core.rl.kl_controller import KLController, completion_kl
-from rlhf_core.rl.weights import Source
-from rlhf_core.rollout.publication import Publication
+from rlhf_core.rl.weights import WeightSource
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.publication import Files, Publication
 from rlhf_core.training.group import WorkerGroup
-from rlhf_core.training.metrics import mean_over_steps
+from rlhf_core.training.metrics import StepMetrics, of_batch, over_steps
+from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Experience, PackedBatch
+
+B = TypeVar("B", bound=PackedBatch)
 
 
 class PolicyTrainer:
-    def __init__(self, config: RLConfig, algorithm: Algorithm, workers: WorkerGroup, seed: int) -> None:
+    def __init__(self, config: RLConfig, algorithm: Algorithm, workers: WorkerGroup[RLWorker], seed: int) -> None:
         self._config = config
         self._algorithm = algorithm
         self._workers = workers
@@ -34,38 +39,36 @@ class PolicyTrainer:
 
     @property
     def kl_coefficient(self) -> float:
-        """Of the step that comes, or is at work."""
+        """Of the current step, or of the next one between steps."""
         return self._kl.coefficient
 
     def score(self, experience: Experience) -> Experience:
-        """`experience` with what the models say of it.
+        """`experience` with the log-probs and values of the models.
 
         Log-probs that are known without a forward are left out: with a single update of a strictly on-policy batch,
         the old log-probs are those of the update itself.
         """
-        wanted = self._wanted()
-        if not wanted:
-            return experience
-        return replace(experience, **self._scored(experience, wanted))
+        fields = self._fields_to_score()
+        return replace(experience, **self._scored(experience, fields)) if fields else experience
 
     def reward_scores(self, batch: PackedBatch) -> Tensor:
         """(N,) float32: the reward model's raw score at each token of `batch`."""
         return self._scored(batch, ["reward"])["reward"]
 
-    def _scored(self, batch: PackedBatch, wanted: list[str]) -> dict[str, Tensor]:
-        layout = self._layout(batch)
-        results = self._workers.scatter("score", layout.split(batch), wanted)
-        return {name: layout.join(batch, [[part[name] for part in rank] for rank in results]) for name in wanted}
+    def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
+        division = self._divided(batch)
+        results = self._workers.scatter(RLWorker.score, division.split(), names)
+        return {name: division.join([[part[name] for part in rank] for rank in results]) for name in names}
 
-    def _wanted(self) -> list[str]:
+    def _fields_to_score(self) -> list[str]:
         settings = self._config.settings
         several_updates = settings.epochs * settings.minibatches > 1
-        wanted = {
+        needed = {
             "old_logprobs": several_updates or self._algorithm.kl_in_reward,
             "ref_logprobs": self._algorithm.uses_reference,
             "values": self._algorithm.uses_critic,
         }
-        return [name for name, needed in wanted.items() if needed]
+        return [name for name, is_needed in needed.items() if is_needed]
 
     def update(self, experience: Experience, step: int) -> dict[str, float]:
         """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps.
@@ -75,21 +78,23 @@ class PolicyTrainer:
         settings = self._config.settings
         frozen = step < getattr(settings, "critic_warmup_steps", 0)
         if frozen and experience.old_logprobs is None:
-            # No update of the policy will tell how far it is from the engine's.
+            # No update of the policy will measure how far its log-probs are from the engine's.
             experience = replace(experience, **self._scored(experience, ["old_logprobs"]))
-        policy, critic = [], []
+        policy: list[StepMetrics] = []
+        critic: list[StepMetrics] = []
         for epoch in range(settings.epochs):
             for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
-                shards, tokens = self._layout(minibatch).split(minibatch), minibatch.num_trained_tokens
+                shards = self._divided(minibatch).split()
                 if not frozen:
-                    updated = self._workers.scatter("update_policy", shards, self.kl_coefficient)[0]
-                    policy.append(_per_token(updated, tokens))
+                    policy.append(self._workers.scatter(RLWorker.update_policy, shards, self.kl_coefficient)[0])
                 if self._algorithm.uses_critic:
-                    critic.append(_per_token(self._workers.scatter("update_critic", shards)[0], tokens))
-        metrics = mean_over_steps(policy) if policy else {}
-        for name, value in (mean_over_steps(critic) if critic else {}).items():
-            metrics[name if name.startswith("value") else f"critic_{name}"] = value
-        return {**metrics, **_mismatch(experience), **self._controlled_kl(experience, adapt=not frozen)}
+                    critic.append(self._workers.scatter(RLWorker.update_critic, shards)[0])
+        return merged(
+            over_steps(policy) if policy else {},
+            over_steps(critic, prefix="critic_") if critic else {},
+            _mismatch(experience),
+            self._controlled_kl(experience, adapt=not frozen),
+        )
 
     def _controlled_kl(self, experience: Experience, *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
@@ -100,7 +105,7 @@ class PolicyTrainer:
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """What the driver knows and the workers do not."""
+        """State that the driver has and the workers do not."""
         return {"kl": self._kl.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -110,7 +115,7 @@ class PolicyTrainer:
         count = self._config.settings.minibatches
         if count == 1:
             return [self._weighted(experience)]
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + order)
+        generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
         shuffled = torch.randperm(experience.num_sequences, generator=generator)
         parts = shuffled.tensor_split(min(count, experience.num_sequences))
         return [self._weighted(select(experience, part.tolist())) for part in parts]
@@ -124,48 +129,40 @@ class PolicyTrainer:
         )  # fmt: skip
         return replace(minibatch, loss_weights=weights)
 
-    def _layout(self, batch: PackedBatch) -> Layout:
-        return Layout.balanced(
-            batch, ranks=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
+    def _divided(self, batch: B) -> Division[B]:
+        return Division.of(
+            batch, replicas=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
         )
 
     @contextmanager
-    def publication(self, source: Source = "live") -> Iterator[Publication]:
+    def publication(self, source: WeightSource = "live") -> Iterator[Publication]:
         """The policy's weights (with LoRA: the adapter's) for the engines, as they are now, or their moving average."""
-        folder, digests = self._workers.call("write_weights", source)[0]
+        written = self._workers.call(RLWorker.write_weights, source)[0]
+        assert written is not None  # rank 0 writes
         try:
-            yield Publication(folder, digests, lambda: self._workers.call("read_weights")[0])
+            yield Publication(*written, self._read_weights)
         finally:
-            self._workers.call("remove_weights")
+            self._workers.call(RLWorker.remove_weights)
 
-    def probe(self, batch: PackedBatch, source: Source = "live") -> Sequence[float]:
+    def _read_weights(self) -> Files:
+        files = self._workers.call(RLWorker.read_weights)[0]
+        assert files is not None
+        return files
+
+    def probe(self, batch: PackedBatch, source: WeightSource = "live") -> Sequence[float]:
         """(N,) the trainer's own log-probs of the probe, at temperature 1."""
-        logprobs: Tensor = self._workers.call("probe", batch, source)[0]
-        return logprobs.tolist()
+        logprobs: list[float] = self._workers.call(RLWorker.probe, batch, source)[0].tolist()
+        return logprobs
 
-    def keep_weights(self, source: Source) -> None:
-        """The ranks keep a copy of the policy as it is now: the stage's result, unless another is kept later."""
-        self._workers.call("keep_weights", source)
+    def keep_weights(self, source: WeightSource) -> None:
+        """The ranks keep a copy of the current policy: the stage's result, unless another copy is kept later."""
+        self._workers.call(RLWorker.keep_weights, source)
 
 
 def _mismatch(experience: Experience) -> dict[str, float]:
-    """How far trainer and engine are apart where old log-probs are known; where not, the one update says it."""
+    """How far trainer and engine are apart where old log-probs are known; otherwise the single update measures it."""
     if experience.old_logprobs is None:
         return {}
     assert experience.rollout_logprobs is not None
-    figures = measure(experience.old_logprobs, experience.rollout_logprobs, experience.loss_mask)
-    return _per_token({name: float(value) for name, value in figures.items()}, experience.num_trained_tokens)
-
-
-def _per_token(metrics: dict[str, float], tokens: int) -> dict[str, float]:
-    """Counts and sums over the trained tokens become shares and means; the rest stays as it is."""
-    shares = {"clipped_tokens": "clip_fraction", "clipped_values": "value_clip_fraction"}
-    per_token = {}
-    for name, value in metrics.items():
-        if name in shares:
-            per_token[shares[name]] = value / tokens
-        elif name.endswith("_sum"):
-            per_token[name.removesuffix("_sum")] = value / tokens
-        else:
-            per_token[name] = value
-    return per_token
+    metrics = measure(experience.old_logprobs, experience.rollout_logprobs, experience.loss_mask)
+    return of_batch(metrics, experience.num_trained_tokens)

@@ -12,7 +12,7 @@ from torch import Tensor
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.state import RankState, copy_into
 
-Source = Literal["live", "average"]
+WeightSource = Literal["live", "average"]
 State = dict[str, Tensor]  # as DeepSpeedEngine.full_state_dict gives it; on rank 0 only
 
 

@@ -18,14 +18,17 @@ from rlhf_core.contract import StageContext
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
+from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.rl.weights import KeptWeights, Source, WeightAverage
+from rlhf_core.rl.weights import KeptWeights, WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
-from rlhf_core.training.balancing import step_routing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.group import host_memory_only
+from rlhf_core.training.metrics import StepMetrics
+from rlhf_core.training.randomness import seed_everything, seed_rank
+from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import Experience, PackedBatch
@@ -58,6 +61,7 @@ class RLWorker(SnapshotWorker):
         self._reference = self._load_reference() if self._algorithm.uses_reference else None
         self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
         self._reward_model = self._load_reward_model() if settings.model_rewards else None
+        seed_rank(context.seed)
 
     def _load_causal(self, *, lora: bool) -> nn.Module:
         engine = self._config.engine
@@ -109,30 +113,36 @@ class RLWorker(SnapshotWorker):
             parts["kept"] = self._kept
         return parts
 
-    def score(self, batches: Sequence[Experience], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
+    def score(self, batches: Sequence[PackedBatch], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.
 
         `reward` is the reward model's raw score at each token; the others are 0 where `loss_mask` is false.
         """
+        scorers = {
+            "old_logprobs": self._old_logprobs,
+            "ref_logprobs": self._ref_logprobs,
+            "values": self._values,
+            "reward": self._reward,
+        }
         scored: list[dict[str, Tensor]] = [{} for _ in batches]
         for name in wanted:
-            for result, values in zip(scored, getattr(self, f"_{name}")(batches), strict=True):
+            for result, values in zip(scored, scorers[name](batches), strict=True):
                 result[name] = values.cpu()
         return scored
 
-    def _old_logprobs(self, batches: Sequence[Experience]) -> list[Tensor]:
+    def _old_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         return self._policy.forward(batches, self._logprobs)
 
-    def _ref_logprobs(self, batches: Sequence[Experience]) -> list[Tensor]:
+    def _ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         assert self._reference is not None
         with self._adapter_off():
             return self._reference.forward(batches, self._logprobs)
 
-    def _values(self, batches: Sequence[Experience]) -> list[Tensor]:
+    def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         assert self._critic is not None
         return self._critic.forward(batches, state_values)
 
-    def _reward(self, batches: Sequence[Experience]) -> list[Tensor]:
+    def _reward(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
         assert self._reward_model is not None
         return self._reward_model.forward(batches, lambda model, batch: model(batch))
 
@@ -149,39 +159,39 @@ class RLWorker(SnapshotWorker):
         with self._causal.disable_adapter():
             yield
 
-    def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> dict[str, float]:
+    def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
         settings = self._config.settings
         balance = step_routing(self._policy, batches) if settings.moe_coefficient > 0 else None
 
-        def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
             logprobs, entropy, routing = model(
                 batch, temperature=self._config.sampling.temperature, only=batch.loss_mask,
                 with_entropy=settings.entropy_coefficient > 0, with_routing=balance is not None,
             )  # fmt: skip
             value, metrics = self._algorithm.policy_loss(logprobs, entropy, batch, kl_coefficient)
-            metrics = {**metrics, "policy_loss": value.detach()}
+            metrics = merged(metrics, {"policy_loss": Sum(value.detach())})
             if balance is not None:
                 experts = load_balancing_loss(routing, balance)
                 value = value + settings.moe_coefficient * experts
-                metrics["load_balancing_loss"] = experts.detach()
+                metrics = merged(metrics, {"load_balancing_loss": Sum(experts.detach())})
             if batch.old_logprobs is None:  # they are the log-probs now
                 assert batch.rollout_logprobs is not None
-                metrics |= measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask)
+                metrics = merged(metrics, measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask))
             return value, metrics
 
         metrics = self._policy.step(batches, loss)
-        if self._average is not None and not metrics["skipped_updates"]:
+        if self._average is not None and not metrics.skipped:
             self._average.update()
         return metrics
 
-    def update_critic(self, batches: Sequence[Experience]) -> dict[str, float]:
+    def update_critic(self, batches: Sequence[Experience]) -> StepMetrics:
         """One optimizer step of the critic."""
         assert self._critic is not None
         settings = self._config.settings
         assert isinstance(settings, PPOConfig)
 
-        def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
             assert batch.values is not None
             assert batch.returns is not None
             assert batch.loss_weights is not None
@@ -189,11 +199,11 @@ class RLWorker(SnapshotWorker):
                 state_values(model, batch), batch.values, batch.returns, batch.loss_mask, batch.loss_weights,
                 clip=settings.value_clip,
             )  # fmt: skip
-            return value, {**metrics, "value_loss": value.detach()}
+            return value, merged(metrics, {"value_loss": Sum(value.detach())})
 
         return self._critic.step(batches, loss)
 
-    def write_weights(self, source: Source) -> tuple[Path, Mapping[str, str]] | None:
+    def write_weights(self, source: WeightSource) -> tuple[Path, Mapping[str, str]] | None:
         """The policy's weights (with LoRA: the adapter's) as a folder of this node, and their digests; on rank 0 only.
 
         The folder stays until `remove_weights`. Every rank must call it.
@@ -206,20 +216,22 @@ class RLWorker(SnapshotWorker):
         self._written = self._publishing.enter_context(publication(state, lora=self._config.lora))
         return self._written.folder, self._written.digests
 
+    @host_memory_only
     def read_weights(self) -> Files | None:
         """What `write_weights` has written; on rank 0 only."""
         return self._written.files() if self._written is not None else None
 
+    @host_memory_only
     def remove_weights(self) -> None:
         self._written = None
         self._publishing.close()
 
-    def keep_weights(self, source: Source) -> None:
+    def keep_weights(self, source: WeightSource) -> None:
         """Copy the policy as it is: unless others are kept later, it is what `save` writes. Every rank must call it."""
         with self._with(source):
             self._kept.keep(self._policy.full_state_dict())
 
-    def _with(self, source: Source) -> AbstractContextManager[None]:
+    def _with(self, source: WeightSource) -> AbstractContextManager[None]:
         if source == "live":
             return nullcontext()
         assert self._average is not None
@@ -240,7 +252,7 @@ class RLWorker(SnapshotWorker):
         engines = (self._policy, self._reference, self._critic, self._reward_model)
         return list({id(engine): engine for engine in engines if engine is not None}.values())
 
-    def probe(self, batch: PackedBatch, source: Source) -> Tensor:
+    def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
         with self._with(source):
             logprobs: Tensor = self._policy.forward([batch], lambda model, b: model(b)[0])[0]

@@ -24,13 +24,13 @@ class Cluster(Protocol):
 
     def __call__(
         self, config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[WorkerGroup, SleepingEngines]]: ...
+    ) -> AbstractContextManager[tuple[WorkerGroup[RLWorker], SleepingEngines]]: ...
 
 
 @contextmanager
 def ray_cluster(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
+) -> Iterator[tuple[RayWorkerGroup[RLWorker], EngineGroup]]:
     """Ray actors for both, reserved together so that two stages never wait for each other's half."""
     connect()
     with _hybrid_cluster(config, inputs, context) if config.hybrid else _own_devices(config, inputs, context) as both:
@@ -40,7 +40,7 @@ def ray_cluster(
 @contextmanager
 def _own_devices(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext
-) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
+) -> Iterator[tuple[RayWorkerGroup[RLWorker], EngineGroup]]:
     training, engine = worker_bundles(config.placement), engine_bundles(config.rollout)
     with ExitStack() as stack:
         group = stack.enter_context(reserve([*training, *engine]))
@@ -55,14 +55,14 @@ def _own_devices(
 @contextmanager
 def _hybrid_cluster(
     config: RLConfig, inputs: Mapping[str, Input], context: StageContext
-) -> Iterator[tuple[RayWorkerGroup, EngineGroup]]:
+) -> Iterator[tuple[RayWorkerGroup[RLWorker], EngineGroup]]:
     """Worker i and engine i on one device. An engine takes its memory when it starts: the workers lend theirs first."""
     placement, rollout = halves(config.placement, config.rollout)
     with ExitStack() as stack:
         group = stack.enter_context(reserve(shared_bundles(config.placement, config.rollout)))
         workers = _workers(config, placement, inputs, context, group)
         stack.callback(workers.shutdown)
-        workers.call("offload")
+        workers.call(RLWorker.offload)
         engines = _engines(config, rollout, inputs, context, group, first_bundle=0)
         stack.callback(engines.shutdown)
         engines.wait_ready()
@@ -71,7 +71,7 @@ def _hybrid_cluster(
 
 def _workers(
     config: RLConfig, placement: Placement, inputs: Mapping[str, Input], context: StageContext, group: Any
-) -> RayWorkerGroup:
+) -> RayWorkerGroup[RLWorker]:
     model = reward_model_of(inputs)
     reward_model = None if model is None else model.manifest.ref
     return RayWorkerGroup(

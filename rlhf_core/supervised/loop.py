@@ -1,12 +1,11 @@
 """Epochs over a dataset, on any number of ranks: the loop and the worker of SFT, pre-training and reward models.
 
 The driver owns the data. It decides, as a pure function of (seed, epoch), which examples make a step; divides them
-over the ranks; and hands the ranks `log_every` steps at a time. The workers own the model and know nothing of the data.
+over the ranks; and sends the ranks `log_every` steps at a time. The workers own the model and know nothing of the data.
 """
 
 from __future__ import annotations
 
-import hashlib
 import time
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -17,20 +16,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.division import Division
 from rlhf_core.errors import StageError
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.loading import save_model
-from rlhf_core.packing import plan_micro_batches
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
-from rlhf_core.training.metrics import mean_over_steps
-from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.metrics import StepMetrics, over_steps
+from rlhf_core.training.randomness import derived_seed, seed_everything, seed_rank
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import PackedBatch
@@ -58,7 +58,7 @@ Packer = Callable[[Sequence[Example]], PackedBatch]
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class Shard:
     """One rank's part of one optimizer step, with the totals over all ranks that its sums are divided by."""
 
     micro_batches: list[PackedBatch]
@@ -67,9 +67,8 @@ class Share:
 
 
 def require_fit(examples: Sequence[Example], folder: Path, max_length: int) -> None:
-    """Raises StageError if there is nothing to train, a sequence is longer than `max_length`, or that than the context.
-
-    folder: of the model whose context bounds `max_length`.
+    """Raises StageError if there is nothing to train, if a sequence exceeds max_length, or if max_length exceeds the
+    context of the model in `folder`.
     """
     context_length = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
@@ -88,43 +87,30 @@ def require_fit(examples: Sequence[Example], folder: Path, max_length: int) -> N
 
 
 def count_steps(num_examples: int, config: SupervisedConfig) -> int:
-    """Optimizer steps of the run: its epochs, or `max_steps` if those are more."""
+    """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
     steps = config.epochs * -(-num_examples // config.batch_size)
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
 
 def shuffled(count: int, *, seed: int, name: str) -> list[int]:
     """0 .. count - 1 in an order that depends on the arguments alone."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]) >> 1)
+    generator = torch.Generator().manual_seed(derived_seed(seed, name))
     order: list[int] = torch.randperm(count, generator=generator).tolist()
     return order
 
 
 def step_indices(num_examples: int, config: SupervisedConfig, seed: int) -> Iterator[list[int]]:
-    """The examples of each optimizer step. An epoch's last step takes what is left of it."""
+    """The examples of each optimizer step. An epoch's last step takes the remaining examples."""
     for epoch in range(config.epochs):
         order = shuffled(num_examples, seed=seed, name=f"epoch {epoch}")
         for start in range(0, num_examples, config.batch_size):
             yield order[start : start + config.batch_size]
 
 
-def divide(examples: Sequence[Example], pack: Packer, *, ranks: int, tokens_per_micro_batch: int) -> list[Share]:
-    """The examples of one optimizer step as one share a rank; every rank runs as many forwards."""
-    lengths = [example.num_tokens for example in examples]
-    plan = plan_micro_batches(lengths, ranks=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
-    num_tokens = sum(example.num_trained_tokens for example in examples)
-    blank = [_blank(min(examples, key=lambda example: example.num_tokens))]
-    return [
-        Share([pack([examples[i] for i in part] or blank) for part in rank_plan], num_tokens, len(examples))
-        for rank_plan in plan
-    ]
-
-
-def _blank(example: Example) -> Example:
-    """Something to run a forward on that trains nothing."""
-    masks = tuple([False] * len(mask) for mask in example.masks)
-    return Example(example.row_id, example.sequences, masks, example.margin)
+def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int) -> list[Shard]:
+    """The batch of one optimizer step as one shard per rank; every rank runs the same number of forwards."""
+    division = Division.of(batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
+    return [Shard(part, batch.num_trained_tokens, batch.num_examples) for part in division.split()]
 
 
 class SupervisedWorker(SnapshotWorker):
@@ -139,21 +125,22 @@ class SupervisedWorker(SnapshotWorker):
         self.engine = DeepSpeedEngine(
             self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps
         )
+        seed_rank(context.seed)
 
     @abstractmethod
     def build_model(self) -> nn.Module:
         """The module to train, from `self.folder`; its attribute `model` is the transformers or peft model in it."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
-        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `share`."""
+    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
+        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `shard`."""
 
     def parts(self) -> Mapping[str, Stateful]:
         return {"model": EngineState(self.engine)}
 
-    def train(self, steps: Sequence[Share]) -> list[dict[str, float]]:
-        """One optimizer step for each share; the metrics of each step, over all ranks."""
-        return [self.engine.step(share.micro_batches, partial(self.loss, share=share)) for share in steps]
+    def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
+        """One optimizer step for each shard."""
+        return [self.engine.step(shard.micro_batches, partial(self.loss, shard=shard)) for shard in steps]
 
     def save(self, folder: Path) -> None:
         """Write the model's folder (with LoRA: the adapter's), on rank 0's node. Every rank must call it."""
@@ -166,23 +153,23 @@ class SupervisedWorker(SnapshotWorker):
 
 @dataclass
 class SinceLastLine:
-    """What was trained since the last line of metrics, and all tokens seen: what the driver must not forget."""
+    """Steps since the last line of metrics, and all tokens seen so far. Implements checkpointing.DriverState."""
 
-    steps: list[dict[str, float]] = field(default_factory=list)
+    steps: list[StepMetrics] = field(default_factory=list)
     seen: int = 0  # tokens, trained or not
     seconds: float = 0.0
     tokens: int = 0  # of the whole run
 
-    def add(self, steps: Sequence[dict[str, float]], tokens: int, seconds: float) -> None:
+    def add(self, steps: Sequence[StepMetrics], tokens: int, seconds: float) -> None:
         self.steps += steps
         self.seen += tokens
         self.seconds += seconds
         self.tokens += tokens
 
     def line(self) -> dict[str, float]:
-        """Means over the steps (`mean_over_steps`), but the last learning rate; the next line begins."""
-        metrics = mean_over_steps(self.steps) | {
-            "learning_rate": self.steps[-1]["learning_rate"],
+        """Metrics over the steps (`over_steps`), but the last learning rate. Starts the next line."""
+        metrics = over_steps(self.steps) | {
+            "learning_rate": self.steps[-1].learning_rate,
             "tokens": self.tokens,
             "tokens_per_second": self.seen / self.seconds,
         }
@@ -193,12 +180,16 @@ class SinceLastLine:
         return asdict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name, value in state.items():
-            setattr(self, name, value)
+        self.steps = [StepMetrics(**step) for step in state["steps"]]
+        self.seen, self.seconds, self.tokens = state["seen"], state["seconds"], state["tokens"]
 
 
 def train(
-    config: SupervisedConfig, examples: Sequence[Example], pack: Packer, workers: WorkerGroup, context: StageContext
+    config: SupervisedConfig,
+    examples: Sequence[Example],
+    pack: Packer,
+    workers: WorkerGroup[SupervisedWorker],
+    context: StageContext,
 ) -> dict[str, float]:
     """The whole run, or what is left of it after its newest checkpoint. Logs and reports progress every `log_every`
     steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not."""
@@ -214,11 +205,10 @@ def train(
     ):
         started = time.monotonic()
         steps = [
-            divide([examples[i] for i in indices], pack, ranks=workers.size,
-                   tokens_per_micro_batch=config.engine.tokens_per_micro_batch)
+            divide(pack([examples[i] for i in indices]), workers.size, config.engine.tokens_per_micro_batch)
             for indices in chunk
-        ]  # fmt: skip
-        by_step: list[dict[str, float]] = workers.scatter("train", [list(rank) for rank in zip(*steps, strict=True)])[0]
+        ]
+        by_step = workers.scatter(SupervisedWorker.train, [list(rank) for rank in zip(*steps, strict=True)])[0]
         done += len(chunk)
         tokens = sum(examples[i].num_tokens for indices in chunk for i in indices)
         trained.add(by_step, tokens, time.monotonic() - started)

@@ -17,11 +17,12 @@ from rlhf_core.data.chat import encode_completion, stop_token_ids
 from rlhf_core.errors import StageError
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
+from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import hidden_states
 from rlhf_core.packing import pack
-from rlhf_core.supervised.loop import Example, Share, SupervisedWorker, divide, shuffled
+from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker, divide, shuffled
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch, PreferenceBatch
 
@@ -47,18 +48,18 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
             "the pairs have fewer than two different prompts, so none can be held out to judge the model by"
         )
     groups = list(by_prompt.values())
-    wanted = max(1.0, min(_HELD_OUT_SHARE * len(rows), _MOST_HELD_OUT))
+    target = max(1.0, min(_HELD_OUT_SHARE * len(rows), _MOST_HELD_OUT))
     held_out: list[Row] = []
     trained: list[Row] = []
     order = shuffled(len(groups), seed=seed, name="held out")
     for index in order[:-1]:
-        (held_out if len(held_out) < wanted else trained).extend(groups[index])
+        (held_out if len(held_out) < target else trained).extend(groups[index])
     return trained + groups[order[-1]], held_out
 
 
 def pair_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
-    """One example for each pair. Trained, in the sense of the mask, is the chosen completion: it is what the language
-    modelling term reads; the rewards of both are read at their last tokens."""
+    """One example for each pair. loss_mask covers the chosen completion only, which the language modelling term reads;
+    the rewards of both are read at their last tokens."""
     return [_pair(tokenizer, row) for row in rows]
 
 
@@ -67,7 +68,7 @@ def _pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     for completion in (row["chosen"], row["rejected"]):
         ids, mask = encode_completion(tokenizer, row["prompt"], completion)
         # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
-        length = max((index + 1 for index, said in enumerate(mask) if said), default=len(ids))
+        length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
         sequences.append(ids[:length])
         masks.append(mask[:length])
     return Example(
@@ -90,7 +91,7 @@ def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
 
 
 class RewardModel(nn.Module):
-    """A scalar model that can also say the log-probs of tokens, where its embeddings are tied to a language head.
+    """A scalar model that can also compute log-probs of tokens, if its embeddings are tied to a language head.
 
     A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
     """
@@ -98,7 +99,7 @@ class RewardModel(nn.Module):
     def __init__(self, model: nn.Module, *, language: bool) -> None:
         """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one.
 
-        Raises StageError if `language` is wanted and the embeddings are not tied.
+        Raises StageError if `language` is set and the embeddings are not tied.
         """
         super().__init__()
         self.model = model
@@ -134,7 +135,7 @@ class RewardModel(nn.Module):
 
 
 class RewardModelWorker(SupervisedWorker):
-    """Trains the pairwise loss, and beside it, if the config asks for it, language modelling of chosen completions."""
+    """Trains the pairwise loss and, if configured, language modelling of chosen completions."""
 
     def build_model(self) -> nn.Module:
         config: RewardModelConfig = self.config
@@ -148,51 +149,46 @@ class RewardModelWorker(SupervisedWorker):
         )
         return RewardModel(model, language=config.language_model_coefficient > 0)
 
-    def loss(self, model: nn.Module, batch: PreferenceBatch, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: nn.Module, batch: PreferenceBatch, shard: Shard) -> LossAndMetrics:
         config: RewardModelConfig = self.config
         scores, logprobs = model(batch)
         chosen, rejected, real = _rewards(scores, batch)
         assert batch.margins is not None
-        loss, sums = pairwise_loss(
-            chosen[real], rejected[real], batch.margins[real], kind=config.loss, num_pairs=share.num_examples
-        )
-        metrics = {
-            "accuracy": sums["correct_pairs"] / share.num_examples,
-            "reward_gap": sums["reward_gap_sum"] / share.num_examples,
-        }
+        loss, metrics = pairwise_loss(chosen[real], rejected[real], batch.margins[real], num_pairs=shard.num_examples)
         if logprobs is not None:
-            language = next_token_loss(logprobs, batch.loss_mask, num_tokens=share.num_tokens)
+            language = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
             loss = loss + config.language_model_coefficient * language
-            metrics["language_model_loss"] = language.detach()
-        return loss, {"loss": loss.detach(), **metrics}
+            metrics = merged(metrics, {"language_model_loss": Sum(language.detach())})
+        return loss, merged(metrics, {"loss": Sum(loss.detach())})
 
-    def score(self, share: Share) -> Tensor:
+    def score(self, shard: Shard) -> Tensor:
         """(P, 2) float32 on CPU: the rewards of the chosen and the rejected completion of each pair of this rank."""
 
         def rewards(model: nn.Module, batch: PackedBatch) -> Tensor:
             chosen, rejected, real = _rewards(model(batch)[0], batch)
             return torch.stack([chosen[real], rejected[real]], dim=1)
 
-        return torch.cat([part.cpu() for part in self.engine.forward(share.micro_batches, rewards)])
+        return torch.cat([part.cpu() for part in self.engine.forward(shard.micro_batches, rewards)])
 
 
 def _rewards(scores: Tensor, batch: PackedBatch) -> tuple[Tensor, Tensor, Tensor]:
     """Rewards of the chosen and of the rejected completions, (P,) each, and which of the pairs are real (P,) bool.
 
-    A pair of which nothing is trained only fills a rank's share.
+    A pair of which nothing is trained is a filler.
     """
     last = batch.last_token_indices
     return scores[last][0::2], scores[last][1::2], batch.loss_mask[last][0::2]
 
 
-def judge(config: RewardModelConfig, held_out: Sequence[Example], workers: WorkerGroup) -> dict[str, float]:
+def judge(
+    config: RewardModelConfig, held_out: Sequence[Example], workers: WorkerGroup[RewardModelWorker]
+) -> dict[str, float]:
     """On held-out pairs: `held_out_accuracy`; mean and standard deviation of the rewards of all completions.
 
     Raises StageError if the rewards are not finite or all equal: such a model can judge nothing.
     """
-    tokens = config.engine.tokens_per_micro_batch
-    shares = divide(held_out, pack_pairs, ranks=workers.size, tokens_per_micro_batch=tokens)
-    rewards = torch.cat(workers.scatter("score", shares)).double()
+    shards = divide(pack_pairs(held_out), workers.size, config.engine.tokens_per_micro_batch)
+    rewards = torch.cat(workers.scatter(RewardModelWorker.score, shards)).double()
     std = rewards.std(correction=0).item()
     if not torch.isfinite(rewards).all() or std == 0:
         raise StageError(f"the reward model's rewards of held-out completions are not usable: {rewards.flatten()[:8]}")
@@ -205,10 +201,10 @@ def judge(config: RewardModelConfig, held_out: Sequence[Example], workers: Worke
 
 
 def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *, reward_mean: float, reward_std: float) -> None:
-    """What `AutoModelForSequenceClassification` and the RL stage need beside the weights, written into the folder.
+    """Write what `AutoModelForSequenceClassification` and the RL stage need beside the weights into the folder.
 
-    transformers reads the reward at the last token that is not padding, so the padding token may be none that can end
-    a completion. The tokenizer's own is taken if it is not (often it is EOS), else another special one.
+    transformers reads the reward at the last token that is not padding, so the padding token must not be one that can
+    end a completion. The tokenizer's own padding token is often EOS; then another special token is used.
     """
     pad = _padding_token(tokenizer)
     _update_json(

@@ -12,12 +12,14 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.supervised import next_token_loss
+from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
-from rlhf_core.supervised.loop import Example, Share, SupervisedWorker
-from rlhf_core.training.balancing import step_routing
+from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker
+from rlhf_core.training.metrics import StepMetrics
+from rlhf_core.training.routing import step_routing
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -38,8 +40,8 @@ def conversation_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row
 def document_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row], max_length: int) -> list[Example]:
     """Documents of BOS (if the tokenizer has one), text, EOS, each cut into pieces of at most `max_length` tokens.
 
-    A piece begins with the last token of the one before it, as context only: so every token is trained exactly once,
-    and no EOS is taught where a document goes on.
+    A piece starts with the last token of the one before it, as context only: so every token is trained exactly once,
+    and no EOS is taught where a document continues.
     """
     examples = []
     for row in rows:
@@ -51,7 +53,7 @@ def document_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row], m
 
 
 def _after_first(mask: Sequence[bool]) -> list[bool]:
-    """The mask without its first token, of which nothing predicts anything."""
+    """The mask without its first token, which nothing predicts."""
     return [False, *mask[1:]]
 
 
@@ -75,24 +77,24 @@ class LanguageModelWorker(SupervisedWorker):
             experts_per_token(model)
         return PolicyModel(model)
 
-    def train(self, steps: Sequence[Share]) -> list[dict[str, float]]:
+    def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
         if self.config.moe_coefficient == 0:
             return super().train(steps)
-        return [self._train_experts(share) for share in steps]
+        return [self._train_experts(shard) for shard in steps]
 
-    def _train_experts(self, share: Share) -> dict[str, float]:
-        """One optimizer step, after a forward that sees how the experts are loaded."""
-        routing = step_routing(self.engine, share.micro_batches)
-        return self.engine.step(share.micro_batches, partial(self.loss, share=share, step_routing=routing))
+    def _train_experts(self, shard: Shard) -> StepMetrics:
+        """One optimizer step, after a forward that counts how tokens are routed."""
+        routing = step_routing(self.engine, shard.micro_batches)
+        return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
     def loss(
-        self, model: nn.Module, batch: PackedBatch, share: Share, step_routing: Tensor | None = None
-    ) -> tuple[Tensor, dict[str, Tensor]]:
-        """With `step_routing`, the experts' load over the whole step, that of the micro-batch is balanced too."""
+        self, model: nn.Module, batch: PackedBatch, shard: Shard, step_routing: Tensor | None = None
+    ) -> LossAndMetrics:
+        """step_routing: of the experts over the whole step; with it, the load of the micro-batch is balanced too."""
         logprobs, _, routing = model(batch, only=batch.loss_mask, with_routing=step_routing is not None)
-        loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=share.num_tokens)
+        loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
         if step_routing is None:
-            return loss, {"loss": loss.detach()}
+            return loss, {"loss": Sum(loss.detach())}
         balance = load_balancing_loss(routing, step_routing)
-        metrics = {"loss": loss.detach(), "load_balancing_loss": balance.detach()}
+        metrics = {"loss": Sum(loss.detach()), "load_balancing_loss": Sum(balance.detach())}
         return loss + self.config.moe_coefficient * balance, metrics

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, seen from its driver: when one is due, one at a time, and where a killed run goes on."""
+"""Checkpoints of a run, seen from its driver: when one is due, one at a time, and where a killed run resumes."""
 
 from __future__ import annotations
 
@@ -14,13 +14,14 @@ from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.snapshots import SnapshotWorker
 
 DRIVER = "driver.json"
 METRICS = "metrics.jsonl"
 
 
 class DriverState(Protocol):
-    """A part of the driver that the next step depends on, as JSON values."""
+    """A part of the driver's state that the next step depends on, as JSON values."""
 
     def state_dict(self) -> dict[str, Any]: ...
 
@@ -28,13 +29,13 @@ class DriverState(Protocol):
 
 
 class Checkpointing:
-    """Steps are counted from 1 here: `step` steps are done. The workers are training.snapshots.SnapshotWorkers."""
+    """Steps are counted from 1 here: `step` steps are done."""
 
     def __init__(
         self,
         config: CheckpointConfig,
         context: StageContext,
-        workers: WorkerGroup,
+        workers: WorkerGroup[SnapshotWorker],
         driver: Mapping[str, DriverState],
     ) -> None:
         self._config = config
@@ -46,10 +47,10 @@ class Checkpointing:
         self._last_time = time.monotonic()
 
     def resume(self, total: int) -> int:
-        """Restore workers, driver and logged metrics from the newest whole checkpoint; its step, 0 if there is none.
-        total: steps of the whole run.
+        """Restore workers, driver and logged metrics from the newest intact checkpoint; returns its step, or 0 if there
+        is none. total: steps of the whole run.
 
-        One that is damaged is reported, and the one before it taken. Raises StageError if it does not fit this run.
+        A damaged checkpoint is reported, and an older one is tried. Raises StageError if it does not fit this run.
         """
         if not self._config.resume:
             self._context.checkpoints.clear()
@@ -58,44 +59,44 @@ class Checkpointing:
             damage = str(found) if isinstance(found, IntegrityError) else self._restore(found)
             if not damage:
                 assert isinstance(found, Checkpoint)
-                self._context.progress(found.step, total, f"goes on after step {found.step}")
+                self._context.progress(found.step, total, f"resumes after step {found.step}")
                 self._last_step, self._last_time = found.step, time.monotonic()
                 return found.step
-            print(f"a checkpoint cannot be used, an older one is looked for: {damage}", flush=True)
+            print(f"a checkpoint cannot be used, trying an older one: {damage}", flush=True)
         return 0
 
     def _restore(self, checkpoint: Checkpoint) -> str:
-        """Empty, or what is damaged: then nothing has changed."""
+        """Returns what is damaged, in which case nothing has changed, or an empty string."""
         if checkpoint.ranks != self._workers.size:
             raise StageError(
                 f"the newest checkpoint, of step {checkpoint.step}, is of {checkpoint.ranks} workers, each with a "
                 f"part of it, and this run has {self._workers.size}: set placement.workers to {checkpoint.ranks}, or "
-                "checkpoint.resume to false to start anew"
+                "checkpoint.resume to false to start from scratch"
             )
         try:
             driver = json.loads(self._context.checkpoints.read(checkpoint, DRIVER))
             metrics = self._context.checkpoints.read(checkpoint, METRICS)
         except IntegrityError as error:
             return str(error)
-        damage = [found for found in self._workers.call("fetch_state", checkpoint) if found]
+        damage = [found for found in self._workers.call(SnapshotWorker.fetch_state, checkpoint) if found]
         if damage:
             return "; ".join(damage)
-        self._workers.call("restore_state")
+        self._workers.call(SnapshotWorker.restore_state)
         for part, state in driver.items():
             self._driver[part].load_state_dict(state)
         self._context.restore_log(metrics)
         return ""
 
     def steps_left(self, step: int) -> int:
-        """How many steps may be done in one go."""
+        """How many steps may be taken before the next checkpoint can be due."""
         if self._config.every_steps is None:
             return 1 << 62
         return max(1, self._last_step + self._config.every_steps - step)
 
     def after(self, step: int) -> None:
-        """Keep the state after `step` if a checkpoint is due; while the last one is still being written, none is.
+        """Save the state after `step` if a checkpoint is due; none is while the last one is still being written.
 
-        Raises what the writing of the last one has raised.
+        Raises what writing the last one raised.
         """
         if self._writing is not None:
             if self._writing.running:
@@ -107,18 +108,18 @@ class Checkpointing:
             self._save(step)
 
     def finish(self) -> None:
-        """Wait for the one that is being written, if any. Raises what its writing raises."""
+        """Wait for the checkpoint that is being written, if any. Raises what writing it raises."""
         writing, self._writing = self._writing, None
         if writing is not None:
             writing.result()
 
     def _save(self, step: int) -> None:
         self._last_step, self._last_time = step, time.monotonic()
-        self._workers.call("copy_state")
+        self._workers.call(SnapshotWorker.copy_state)
         driver = {part: state.state_dict() for part, state in self._driver.items()}
         files = {DRIVER: json.dumps(driver).encode(), METRICS: self._context.logged()}
         name = Checkpoints.new_name(step)
-        written = self._workers.aside("write_state", name)
+        written = self._workers.aside(SnapshotWorker.write_state, name)
         self._writing = Background(lambda: self._commit(name, step, files, written), name=f"checkpoint {step}")
 
     def _commit(

@@ -15,20 +15,21 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import EngineConfig, OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.adapters import adapter_state
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
 from rlhf_core.training.deepspeed_weights import master_weights, replaced
-from rlhf_core.training.metrics import StepMetrics
+from rlhf_core.training.metrics import MetricTotals, StepMetrics
 from rlhf_core.training.muon import Muon
 from rlhf_core.training.optimizers import build_optimizer, learning_rate
 from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
 R = TypeVar("R")
-Loss = Callable[[nn.Module, B], tuple[Tensor, Mapping[str, Tensor]]]
+LossFunction = Callable[[nn.Module, B], LossAndMetrics]
 
 
 @dataclass(frozen=True)
@@ -95,15 +96,13 @@ class DeepSpeedEngine:
         """DeepSpeed's optimizer around `optimizer`, which holds the partitions; at ZeRO 0, `optimizer` itself."""
         return self._engine.optimizer
 
-    def step(self, micro_batches: Sequence[B], loss: Loss[B]) -> dict[str, float]:
-        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's share of the step's loss, a sum
-        over its tokens divided by a count over the whole step, and metrics that are sums (or counts) too; of a metric
-        whose name ends in `_max`, the largest is taken over micro-batches and ranks.
+    def step(self, micro_batches: Sequence[B], loss: LossFunction[B]) -> StepMetrics:
+        """One optimizer step. `loss(model, micro_batch)` returns this micro-batch's part of the step's loss, a sum
+        over its tokens divided by a count over the whole step, and its part of the metrics.
 
         Gradients are summed over micro-batches and ranks, so how the sequences are split does not change the update.
-        Returns each metric summed the same way, with gradient_norm (before clipping), learning_rate, and
-        skipped_updates: 1 if the gradient was not finite. Then, on all ranks, weights and optimizer state are as
-        before; the learning rate goes on along its schedule. Raises StageError if that makes `max_skipped_updates` in a
+        If the gradient is not finite, the update is skipped: on all ranks, weights and optimizer state stay as they
+        were, and the learning rate follows its schedule. Raises StageError if that makes `max_skipped_updates` in a
         row, or if the ranks have different numbers of micro-batches.
         """
         if self._optimizer_config is None:
@@ -113,23 +112,20 @@ class DeepSpeedEngine:
         rate = learning_rate(self._optimizer_config, self.counters.steps, self._total_steps)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
-        totals = StepMetrics()
-        for i, micro_batch in enumerate(micro_batches):
+        totals = MetricTotals()
+        for i, part in enumerate(micro_batches):
+            micro_batch = part.to(self.device)
             if self._manual:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
-            value, metrics = loss(self._engine, micro_batch.to(self.device))
+            value, metrics = loss(self._engine, micro_batch)
             # DeepSpeed takes the mean over ranks; we want the sum.
             self._engine.backward(value * self._size)
-            totals.add(metrics)
+            totals.add(metrics, micro_batch.loss_mask.sum())
         norm = self._apply()
         self.counters = self.counters.after(applied=math.isfinite(norm))
         self._require_progress()
-        return {
-            **totals.over_ranks(self.device),
-            "gradient_norm": norm,
-            "learning_rate": rate,
-            "skipped_updates": float(not math.isfinite(norm)),
-        }
+        means, maxima = totals.over_ranks(self.device)
+        return StepMetrics(norm, rate, skipped=not math.isfinite(norm), means=means, maxima=maxima)
 
     def _apply(self) -> float:
         """Clip and apply the gradients if they are finite; the global norm they had before clipping."""

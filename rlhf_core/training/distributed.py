@@ -13,22 +13,23 @@ from torch._C._distributed_c10d import HashStore
 TIMEOUT = timedelta(minutes=30)
 
 
-def join_group(*, rank: int, size: int, local_rank: int = 0, local_size: int = 1, address: str = "") -> None:
+def join_group(*, rank: int, size: int, address: str = "") -> None:
     """Join the group of `size` ranks that meets at `address` (host:port of rank 0; a group of one needs none).
 
-    gloo on CPUs, nccl on GPUs. Joining again as the same rank does nothing; as another one it raises RuntimeError.
+    gloo on CPUs, nccl on GPUs. Every rank is a process of its own that sees one GPU at most. Joining again as the same
+    rank is a no-op; as another one it raises RuntimeError.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, size):
             raise RuntimeError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already")
         return
-    _set_environment(rank=rank, size=size, local_rank=local_rank, local_size=local_size)
+    _set_environment(rank=rank, size=size)
     if address.startswith("127."):
         # Otherwise gloo binds to whatever the host's name resolves to.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
     backend = "gloo"
     if torch.cuda.is_available():
-        torch.cuda.set_device(local_rank)
+        torch.cuda.set_device(0)
         backend = "nccl"
     if size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
@@ -36,9 +37,9 @@ def join_group(*, rank: int, size: int, local_rank: int = 0, local_size: int = 1
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
 
 
-def _set_environment(*, rank: int, size: int, local_rank: int, local_size: int) -> None:
-    """DeepSpeed looks here before it looks for MPI; LOCAL_SIZE is its CPU device count."""
-    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": local_rank, "LOCAL_SIZE": local_size}
+def _set_environment(*, rank: int, size: int) -> None:
+    """DeepSpeed reads these before it looks for MPI; LOCAL_SIZE is its CPU device count."""
+    values = {"RANK": rank, "WORLD_SIZE": size, "LOCAL_RANK": 0, "LOCAL_SIZE": 1}
     os.environ.update({name: str(value) for name, value in values.items()})
     if not torch.cuda.is_available():
         os.environ["DS_ACCELERATOR"] = "cpu"

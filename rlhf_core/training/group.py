@@ -2,61 +2,83 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.training.background import Background
 from rlhf_core.training.distributed import join_group
 
+W = TypeVar("W")
+W_co = TypeVar("W_co", covariant=True)
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
+M = TypeVar("M", bound=Callable[..., Any])
 
-class WorkerGroup(Protocol):
-    """Ranks 0 ... size - 1, each with one worker object; a method runs on all ranks at the same time."""
+
+def host_memory_only(method: M) -> M:
+    """Marks a worker's method that touches host memory alone: it may run while the device is lent to others."""
+    method.host_memory_only = True  # type: ignore[attr-defined]  # functions have attributes
+    return method
+
+
+def is_host_memory_only(method: Callable[..., Any]) -> bool:
+    return getattr(method, "host_memory_only", False)
+
+
+class WorkerGroup(Protocol[W_co]):
+    """Ranks 0 ... size - 1, each with one worker object of class W; a method runs on all ranks at the same time.
+
+    Methods are passed unbound, such as `group.call(RLWorker.save, folder)`; a worker's own override is what runs.
+    """
 
     @property
     def size(self) -> int:
         """The number of ranks."""
 
-    def call(self, method: str, *args: Any) -> list[Any]:
+    def call(self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Raises StageError if a worker dies."""
 
-    def scatter(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+    def scatter(
+        self, method: Callable[Concatenate[W_co, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         """`worker.method(shards[rank], *args)` on every rank; the results by rank."""
 
-    def stream(self, method: str, *args: Any) -> Iterator[Any]:
-        """Run a generator method on every rank to its end; yields the items of rank 0 as they come."""
-
-    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
-        """Begin `worker.method(*args)` on every rank, in a thread beside its other calls, and return at once; one such
-        call at a time. What is returned waits for the results by rank, in any thread, and raises as `call` does."""
+    def aside(
+        self, method: Callable[Concatenate[W_co, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
+        """Start `worker.method(*args)` on every rank, in a thread beside its other calls, and return at once; one such
+        call at a time. The returned function waits for the results by rank, in any thread, and raises as `call`."""
 
     def shutdown(self) -> None:
-        """End the workers and give back what was reserved for them."""
+        """End the workers and release their resources."""
 
 
-class InlineGroup:
+class InlineGroup(Generic[W]):
     """One rank in this process: for tests, and for a run so small that a second process costs more than it gives."""
 
-    def __init__(self, factory: Callable[..., Any], *args: Any) -> None:
+    def __init__(self, factory: Callable[..., W], *args: Any) -> None:
         join_group(rank=0, size=1)
-        self._worker = factory(*args)
+        self._worker: Any = factory(*args)
 
     @property
     def size(self) -> int:
         return 1
 
-    def call(self, method: str, *args: Any) -> list[Any]:
-        return [getattr(self._worker, method)(*args)]
+    def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return [getattr(self._worker, method.__name__)(*args, **kwargs)]
 
-    def scatter(self, method: str, shards: Sequence[Any], *args: Any) -> list[Any]:
+    def scatter(
+        self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
+    ) -> list[R]:
         if len(shards) != 1:
-            raise ValueError(f"{method}: {len(shards)} shards for 1 rank")
-        return [getattr(self._worker, method)(shards[0], *args)]
+            raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 rank")
+        return [getattr(self._worker, method.__name__)(shards[0], *args, **kwargs)]
 
-    def stream(self, method: str, *args: Any) -> Iterator[Any]:
-        yield from getattr(self._worker, method)(*args)
-
-    def aside(self, method: str, *args: Any) -> Callable[[], list[Any]]:
-        return Background(lambda: self.call(method, *args), name=method).result
+    def aside(
+        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> Callable[[], list[R]]:
+        return Background(lambda: self.call(method, *args, **kwargs), name=method.__name__).result
 
     def shutdown(self) -> None:
         self._worker = None

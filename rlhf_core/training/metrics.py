@@ -1,54 +1,94 @@
-"""Metrics of one optimizer step, over its micro-batches and its ranks."""
+"""The reduction of metrics (rlhf_core.metrics): over the micro-batches and ranks of a step, and over steps."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from rlhf_core.metrics import Max, Metric, TokenMean, merged
 
+
+@dataclass(frozen=True)
 class StepMetrics:
-    """Adds up what each micro-batch reports; of a name that ends in `_max` the largest value is kept instead."""
+    """Metrics of one optimizer step, over its micro-batches and ranks; equal on all ranks."""
+
+    gradient_norm: float  # before clipping
+    learning_rate: float
+    skipped: bool  # the gradient was not finite, so there was no update
+    means: dict[str, float] = field(default_factory=dict)  # reported as Sum or TokenMean
+    maxima: dict[str, float] = field(default_factory=dict)  # reported as Max
+
+
+class MetricTotals:
+    """Adds up the metrics of the micro-batches of one optimizer step, in float64."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}
+        self._token_sums: dict[str, Tensor] = {}
         self._maxima: dict[str, Tensor] = {}
+        self._tokens = torch.zeros((), dtype=torch.float64)
 
-    def add(self, metrics: Mapping[str, Tensor]) -> None:
-        """One micro-batch's metrics, each of shape ()."""
+    def add(self, metrics: Mapping[str, Metric], num_tokens: Tensor | int) -> None:
+        """One micro-batch's metrics, and the number of its trained tokens."""
+        self._tokens = self._tokens + num_tokens
         for name, metric in metrics.items():
-            value = metric.detach().double()
-            if name.endswith("_max"):
+            value = metric.value.detach().double()
+            if isinstance(metric, Max):
                 self._maxima[name] = torch.maximum(self._maxima.get(name, value), value)
             else:
-                self._sums[name] = self._sums[name] + value if name in self._sums else value
+                sums = self._token_sums if isinstance(metric, TokenMean) else self._sums
+                sums[name] = sums[name] + value if name in sums else value
 
-    def over_ranks(self, device: torch.device) -> dict[str, float]:
-        """The totals over all ranks, each of which must have added the same names."""
-        return {**_reduced(self._sums, dist.ReduceOp.SUM, device), **_reduced(self._maxima, dist.ReduceOp.MAX, device)}
+    def over_ranks(self, device: torch.device) -> tuple[dict[str, float], dict[str, float]]:
+        """Means and maxima, as in StepMetrics, over all ranks. Every rank must have added the same names."""
+        names, counted = sorted(self._sums), sorted(self._token_sums)
+        totals = [*(self._sums[name] for name in names), *(self._token_sums[name] for name in counted), self._tokens]
+        *values, tokens = _all_reduce(totals, dist.ReduceOp.SUM, device)
+        sums = dict(zip(names, values[: len(names)], strict=True))
+        token_sums = zip(counted, values[len(names) :], strict=True)
+        largest = sorted(self._maxima)
+        maxima = _all_reduce([self._maxima[name] for name in largest], dist.ReduceOp.MAX, device)
+        means = merged(sums, {name: value / max(tokens, 1) for name, value in token_sums})
+        return means, dict(zip(largest, maxima, strict=True))
 
 
-def _reduced(
-    values: Mapping[str, Tensor], operation: dist.ReduceOp.RedOpType, device: torch.device
-) -> dict[str, float]:
+def _all_reduce(values: Sequence[Tensor], operation: dist.ReduceOp.RedOpType, device: torch.device) -> list[float]:
     if not values:
-        return {}
-    names = sorted(values)
-    stacked = torch.stack([values[name].to(device) for name in names])
-    if dist.get_world_size() > 1:
+        return []
+    stacked = torch.stack([value.to(device) for value in values])
+    if dist.is_initialized() and dist.get_world_size() > 1:
         dist.all_reduce(stacked, op=operation)
-    return dict(zip(names, stacked.tolist(), strict=True))
+    reduced: list[float] = stacked.tolist()
+    return reduced
 
 
-def mean_over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def of_batch(metrics: Mapping[str, Metric], num_tokens: int) -> dict[str, float]:
+    """The metrics of one whole batch in one process; num_tokens: its trained tokens."""
+    totals = MetricTotals()
+    totals.add(metrics, num_tokens)
+    return merged(*totals.over_ranks(torch.device("cpu")))
+
+
+def over_steps(steps: Sequence[StepMetrics], prefix: str = "") -> dict[str, float]:
     """One set of metrics for several optimizer steps, at least one, that report the same names.
 
-    Means over the steps that were applied (over all, if none was), but the largest of a name that ends in `_max`, and
-    the sum of `skipped_updates`.
+    Means over the steps that were applied (over all steps, if none was), but the largest value of a maximum, and
+    the number of `skipped_updates`. prefix: of the names that every model reports, where several are trained.
     """
-    applied = [step for step in steps if not step["skipped_updates"]] or steps
-    means = {name: sum(step[name] for step in applied) / len(applied) for name in applied[0]}
-    maxima = {name: max(step[name] for step in applied) for name in means if name.endswith("_max")}
-    return {**means, **maxima, "skipped_updates": sum(step["skipped_updates"] for step in steps)}
+    applied = [step for step in steps if not step.skipped] or steps
+    own = {
+        f"{prefix}gradient_norm": _mean([step.gradient_norm for step in applied]),
+        f"{prefix}learning_rate": _mean([step.learning_rate for step in applied]),
+        f"{prefix}skipped_updates": float(sum(step.skipped for step in steps)),
+    }
+    means = {name: _mean([step.means[name] for step in applied]) for name in applied[0].means}
+    maxima = {name: max(step.maxima[name] for step in applied) for name in applied[0].maxima}
+    return merged(means, maxima, own)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

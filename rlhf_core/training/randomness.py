@@ -1,25 +1,43 @@
-"""Every random generator of a process: seeded from one number, kept, and put back."""
+"""Every random generator of a process: seeded from one number, saved, and restored."""
 
 from __future__ import annotations
 
+import hashlib
 import random
 from collections.abc import Mapping
 
 import numpy
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 
 def seed_everything(seed: int) -> None:
-    """Seed Python's, numpy's and torch's generators (all devices). The same seed on every rank: ranks share data
-    order and start weights; what must differ between ranks (dropout) adds the rank itself."""
+    """Seed Python's, numpy's and torch's generators (all devices), equally on every rank: new weights, such as an
+    adapter's, are initialised alike. Call `seed_rank` when the models are built."""
     random.seed(seed)
     numpy.random.seed(seed % 2**32)
     torch.manual_seed(seed)
 
 
+def seed_rank(seed: int) -> None:
+    """Give every rank but the first a torch generator of its own (all devices), so that dropout differs between ranks.
+
+    Rank 0 continues as it is, so a run of one rank does not depend on this call.
+    """
+    if dist.get_rank() > 0:
+        torch.manual_seed(derived_seed(seed, f"rank {dist.get_rank()}"))
+
+
+def derived_seed(seed: int, purpose: str) -> int:
+    """A seed of 63 bits for one purpose of the run with `seed`, such as `epoch 3`: a hash, so that no two purposes and
+    no neighbouring seeds share a random stream."""
+    digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8]) >> 1
+
+
 def random_state() -> dict[str, Tensor]:
-    """Where the generators are: Python's, numpy's global one, torch's for the CPU and, if there is one, this GPU."""
+    """The state of the generators: Python's, numpy's global one, torch's for the CPU and, if there is one, this GPU."""
     version, words, gauss = random.getstate()
     state = {
         "python.words": torch.tensor(words, dtype=torch.int64),
@@ -37,7 +55,7 @@ def random_state() -> dict[str, Tensor]:
 
 
 def load_random_state(state: Mapping[str, Tensor]) -> None:
-    """Put all generators back where `random_state` found them."""
+    """Restore all generators to a state that `random_state` returned."""
     gauss = state["python.gauss"].tolist()
     words = tuple(state["python.words"].tolist())
     random.setstate((int(state["python.version"]), words, gauss[0] if gauss else None))

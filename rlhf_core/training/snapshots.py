@@ -1,4 +1,4 @@
-"""A rank's part of a checkpoint: copied to main memory in a moment, then written and uploaded beside further steps."""
+"""A rank's part of a checkpoint: copied to host memory at once, then written and uploaded beside further steps."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from torch import Tensor
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError
+from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.randomness import load_random_state, random_state
 from rlhf_core.training.state import RankState, Stateful
 
-SHARED = "shared.safetensors"  # what all ranks have in common, by rank 0
+SHARED = "shared.safetensors"  # state that is equal on all ranks, written by rank 0
 
 
 class HostCopy:
-    """Copies of tensors in main memory, the same memory each time: pages that are there already are filled faster."""
+    """Copies of tensors in host memory, the same memory each time: pages that are mapped already are filled faster."""
 
     def __init__(self) -> None:
         self._buffers: dict[str, Tensor] = {}
@@ -35,10 +36,10 @@ class HostCopy:
         return self._buffers
 
     def _buffer(self, name: str, tensor: Tensor) -> Tensor:
-        found = self._buffers.get(name)
-        if found is None or (found.shape, found.dtype) != (tensor.shape, tensor.dtype):
+        buffer = self._buffers.get(name)
+        if buffer is None or (buffer.shape, buffer.dtype) != (tensor.shape, tensor.dtype):
             return torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-        return found
+        return buffer
 
 
 class SnapshotWorker(ABC):
@@ -51,10 +52,11 @@ class SnapshotWorker(ABC):
 
     @abstractmethod
     def parts(self) -> Mapping[str, Stateful]:
-        """What the next step depends on, by name, the random generators excepted."""
+        """What the next step depends on, by name, except the random generators."""
 
+    @host_memory_only
     def copy_state(self) -> None:
-        """Copy the state to main memory. Training may go on as soon as this returns."""
+        """Copy the state to host memory. Training may continue as soon as this returns."""
         shared: dict[str, Tensor] = {}
         own = {f"random.{name}": tensor for name, tensor in random_state().items()}
         for part, stateful in self.parts().items():
@@ -64,8 +66,9 @@ class SnapshotWorker(ABC):
         keeps_shared = dist.get_rank() == 0
         self._copied = RankState(self._shared.take(shared) if keeps_shared else {}, self._own.take(own))
 
+    @host_memory_only
     def write_state(self, name: str) -> list[CheckpointFile]:
-        """Upload what `copy_state` has copied to the checkpoint `name`. Safe in another thread than the training's."""
+        """Upload what `copy_state` has copied to the checkpoint `name`. Safe in a thread beside the training's."""
         files = {_own_file(dist.get_rank()): self._copied.own}
         if dist.get_rank() == 0:
             files[SHARED] = self._copied.shared
@@ -79,8 +82,9 @@ class SnapshotWorker(ABC):
                 path.unlink(missing_ok=True)
         return entries
 
+    @host_memory_only
     def fetch_state(self, checkpoint: Checkpoint) -> str:
-        """This rank's part of `checkpoint` onto this node. Empty, or what is damaged; nothing is changed yet."""
+        """Download this rank's part of `checkpoint`; no state changes yet. Returns what is damaged, if any."""
         loaded = []
         for file in (SHARED, _own_file(dist.get_rank())):
             path = self._context.workdir / f"restoring-{dist.get_rank()}-{file}"
@@ -94,7 +98,7 @@ class SnapshotWorker(ABC):
         return ""
 
     def restore_state(self) -> None:
-        """Take over what `fetch_state` has fetched. Raises StageError if it does not fit this run."""
+        """Load what `fetch_state` has downloaded. Raises StageError if it does not fit this run."""
         fetched, self._fetched = self._fetched, RankState()
         for part, stateful in self.parts().items():
             stateful.load_state(RankState(_below(part, fetched.shared), _below(part, fetched.own)))

@@ -17,11 +17,14 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig, Placement
+from rlhf_core.division import Division
 from rlhf_core.errors import StageError
+from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, save_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
-from rlhf_core.packing import filler, pack, plan_micro_batches, select
+from rlhf_core.packing import pack
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.metrics import over_steps
 from rlhf_core.types import PackedBatch
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -55,15 +58,15 @@ class Trainer:
         """Metrics of both steps; the weights; and the first step's gradient, which is AdamW's first moment over 0.1."""
         shard = shards[dist.get_rank()]
 
-        def loss(model: nn.Module, batch: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+        def loss(model: nn.Module, batch: PackedBatch) -> LossAndMetrics:
             logprobs, entropy, _ = model(batch, with_entropy=True)
             value = -((logprobs + 0.1 * entropy) * batch.loss_mask).sum() / tokens
-            return value, {"loss": value, "tokens": batch.loss_mask.sum()}
+            return value, {"loss": Sum(value), "tokens": Sum(batch.loss_mask.sum())}
 
-        metrics = [self.engine.step(shard, loss)]
+        metrics = [over_steps([self.engine.step(shard, loss)])]
         named = [(name, p) for name, p in self.engine.module.model.named_parameters() if p.requires_grad]
         gradient = {name: self.first_moment(p) / 0.1 for name, p in named}
-        metrics.append(self.engine.step(shard, loss))
+        metrics.append(over_steps([self.engine.step(shard, loss)]))
         return metrics, gradient, self.engine.full_state_dict()
 
     def first_moment(self, parameter: nn.Parameter) -> Tensor:
@@ -88,10 +91,7 @@ class Trainer:
 
 
 def shards_of(ranks: int, tokens_per_micro_batch: int) -> list[list[PackedBatch]]:
-    batch = whole_batch()
-    lengths = batch.sequence_lengths.tolist()
-    plan = plan_micro_batches(lengths, ranks=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
-    return [[select(batch, part) if part else filler(batch) for part in rank] for rank in plan]
+    return Division.of(whole_batch(), replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch).split()
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +108,7 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def trainers(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+def trainers(ray_cluster: None) -> Iterator[RayWorkerGroup[Trainer]]:
     started = RayWorkerGroup(Placement(workers=2), Trainer, timeout=40)
     yield started
     started.shutdown()
@@ -118,15 +118,17 @@ def trainers(ray_cluster: None) -> Iterator[RayWorkerGroup]:
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("tokens_per_micro_batch", [12, 1000])
 def test_two_ranks_train_what_plain_torch_trains(
-    model_folder: Path, trainers: RayWorkerGroup, tmp_path: Path, stage: int, checkpointing: bool,
+    model_folder: Path, trainers: RayWorkerGroup[Trainer], tmp_path: Path, stage: int, checkpointing: bool,
     tokens_per_micro_batch: int,
 ) -> None:  # fmt: skip
     expected_metrics, expected_gradient, expected = reference_steps(model_folder)
     engine = EngineConfig(dtype="float32", zero_stage=stage, gradient_checkpointing=checkpointing)
-    trainers.call("build", model_folder, engine, None)
+    trainers.call(Trainer.build, model_folder, engine, None)
     shards = shards_of(2, tokens_per_micro_batch)
     assert (len(shards[0]) > 1) == (tokens_per_micro_batch == 12)
-    (metrics, gradient, weights), (_, _, nothing) = trainers.call("train", shards, whole_batch().num_trained_tokens)
+    (metrics, gradient, weights), (_, _, nothing) = trainers.call(
+        Trainer.train, shards, whole_batch().num_trained_tokens
+    )
     assert nothing is None
     for got, wanted in zip(metrics, expected_metrics, strict=True):
         assert got == pytest.approx(wanted, rel=1e-5)
@@ -139,10 +141,12 @@ def test_two_ranks_train_what_plain_torch_trains(
 
 
 @pytest.mark.parametrize("stage", [2, 3])
-def test_two_ranks_in_bfloat16_are_near_plain_float32(model_folder: Path, trainers: RayWorkerGroup, stage: int) -> None:
+def test_two_ranks_in_bfloat16_are_near_plain_float32(
+    model_folder: Path, trainers: RayWorkerGroup[Trainer], stage: int
+) -> None:
     expected_metrics, expected_gradient, _ = reference_steps(model_folder)
-    trainers.call("build", model_folder, EngineConfig(dtype="bfloat16", zero_stage=stage), None)
-    (metrics, gradient, weights), _ = trainers.call("train", shards_of(2, 12), whole_batch().num_trained_tokens)
+    trainers.call(Trainer.build, model_folder, EngineConfig(dtype="bfloat16", zero_stage=stage), None)
+    (metrics, gradient, weights), _ = trainers.call(Trainer.train, shards_of(2, 12), whole_batch().num_trained_tokens)
     for got, wanted in zip(metrics, expected_metrics, strict=True):
         assert got == pytest.approx(wanted, rel=0.02)
     for name, wanted_gradient in expected_gradient.items():
@@ -151,21 +155,23 @@ def test_two_ranks_in_bfloat16_are_near_plain_float32(model_folder: Path, traine
         assert (gradient[name] - wanted_gradient).norm() < 0.03 * wanted_gradient.norm()
 
 
-def test_a_sharded_model_is_saved_whole(model_folder: Path, trainers: RayWorkerGroup, tmp_path: Path) -> None:
-    trainers.call("build", model_folder, EngineConfig(dtype="float32", zero_stage=3), None)
-    (_, _, weights), _ = trainers.call("train", shards_of(2, 1000), whole_batch().num_trained_tokens)
-    trainers.call("save", tmp_path)
+def test_a_sharded_model_is_saved_whole(model_folder: Path, trainers: RayWorkerGroup[Trainer], tmp_path: Path) -> None:
+    trainers.call(Trainer.build, model_folder, EngineConfig(dtype="float32", zero_stage=3), None)
+    (_, _, weights), _ = trainers.call(Trainer.train, shards_of(2, 1000), whole_batch().num_trained_tokens)
+    trainers.call(Trainer.save, tmp_path)
     saved = LlamaForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     assert {name for name, _ in saved.named_parameters()} == set(weights)
     for name, tensor in saved.named_parameters():
         assert torch.equal(tensor, weights[name])
 
 
-def test_an_adapter_is_trained_and_saved_alone(model_folder: Path, trainers: RayWorkerGroup, tmp_path: Path) -> None:
+def test_an_adapter_is_trained_and_saved_alone(
+    model_folder: Path, trainers: RayWorkerGroup[Trainer], tmp_path: Path
+) -> None:
     results = []
     for stage in (2, 3):
-        trainers.call("build", model_folder, EngineConfig(dtype="float32", zero_stage=stage), LoraConfig(rank=2))
-        (metrics, _, weights), _ = trainers.call("train", shards_of(2, 12), whole_batch().num_trained_tokens)
+        trainers.call(Trainer.build, model_folder, EngineConfig(dtype="float32", zero_stage=stage), LoraConfig(rank=2))
+        (metrics, _, weights), _ = trainers.call(Trainer.train, shards_of(2, 12), whole_batch().num_trained_tokens)
         results.append((metrics, weights))
     (metrics_2, weights_2), (metrics_3, weights_3) = results
     assert metrics_2[1] == pytest.approx(metrics_3[1], rel=1e-5)
@@ -175,16 +181,18 @@ def test_an_adapter_is_trained_and_saved_alone(model_folder: Path, trainers: Ray
     assert "base_model.model.model.layers.1.mlp.down_proj.lora_B.weight" in weights_2
     for name, tensor in weights_2.items():
         torch.testing.assert_close(tensor, weights_3[name], rtol=1e-5, atol=1e-5)
-    trainers.call("save", tmp_path)
+    trainers.call(Trainer.save, tmp_path)
     adapted = PeftModel.from_pretrained(LlamaForCausalLM.from_pretrained(model_folder), str(tmp_path))
     for name, tensor in get_peft_model_state_dict(adapted).items():
         assert torch.equal(tensor, weights_3[name])
 
 
-def test_ranks_with_unequal_work_are_told_instead_of_hanging(model_folder: Path, trainers: RayWorkerGroup) -> None:
-    trainers.call("build", model_folder, EngineConfig(dtype="float32", zero_stage=3), None)
+def test_ranks_with_unequal_work_are_told_instead_of_hanging(
+    model_folder: Path, trainers: RayWorkerGroup[Trainer]
+) -> None:
+    trainers.call(Trainer.build, model_folder, EngineConfig(dtype="float32", zero_stage=3), None)
     with pytest.raises(StageError, match="ranks have 1 to 2 micro-batches"):
-        trainers.call("unequal", whole_batch())
+        trainers.call(Trainer.unequal, whole_batch())
 
 
 def reference_steps(folder: Path) -> tuple[list[dict[str, float]], dict[str, Tensor], dict[str, Tensor]]:

@@ -1,11 +1,10 @@
-"""Real Ray actors and real gloo: calls, streams, failures, and what is reserved."""
+"""Real Ray actors and real gloo: calls, failures, and what is reserved."""
 
 from __future__ import annotations
 
 import os
 import sys
 import threading
-import time
 from collections.abc import Iterator
 
 import pytest
@@ -49,16 +48,6 @@ class Worker:
         assert self.added.wait(30)
         return self.total
 
-    def count(self, until: int) -> Iterator[int]:
-        for i in range(until):
-            dist.barrier()
-            yield 10 * i + self.rank
-
-    def count_slowly(self) -> Iterator[float]:
-        yield time.time()
-        time.sleep(2)
-        yield time.time()
-
     def die(self, rank: int) -> None:
         if self.rank == rank:
             os._exit(7)
@@ -68,72 +57,60 @@ class Worker:
         if self.rank == rank:
             raise RewardError("reward.py returned 3 values for 4 completions")
 
-    def break_stream(self, rank: int) -> Iterator[int]:
-        yield 1
+    def fail_beside_a_barrier(self, rank: int) -> None:
         if self.rank == rank:
             raise KeyError("margin")
         dist.barrier()
-        yield 2
 
 
 @pytest.fixture(scope="module")
-def group(ray_cluster: None) -> Iterator[RayWorkerGroup]:
+def group(ray_cluster: None) -> Iterator[RayWorkerGroup[Worker]]:
     started = RayWorkerGroup(Placement(workers=2, cpus_per_worker=0.5, threads=3), Worker, 100)
     yield started
     started.shutdown()
 
 
-def test_each_rank_knows_its_place_and_its_threads(group: RayWorkerGroup) -> None:
+def test_each_rank_knows_its_place_and_its_threads(group: RayWorkerGroup[Worker]) -> None:
     assert group.size == 2
-    assert group.call("identity") == [(0, 2, 3, "3"), (1, 2, 3, "3")]
+    assert group.call(Worker.identity) == [(0, 2, 3, "3"), (1, 2, 3, "3")]
 
 
-def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGroup) -> None:
-    assert group.scatter("add", [1, 2], 1000) == [2203, 2203]
+def test_scatter_gives_each_rank_its_shard_and_all_the_rest(group: RayWorkerGroup[Worker]) -> None:
+    assert group.scatter(Worker.add, [1, 2], 1000) == [2203, 2203]
     with pytest.raises(ValueError, match="add: 3 shards for 2 ranks"):
-        group.scatter("add", [1, 2, 3], 0)
+        group.scatter(Worker.add, [1, 2, 3], 0)
 
 
-def test_stream_yields_the_items_of_rank_0_while_both_ranks_run(group: RayWorkerGroup) -> None:
-    assert list(group.stream("count", 3)) == [0, 10, 20]
-    assert list(group.stream("count", 0)) == []
-
-
-def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup) -> None:
-    waiting = group.aside("wait_for_add")
-    assert group.scatter("add", [1, 2], 1000) == [2203, 2203]
+def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> None:
+    waiting = group.aside(Worker.wait_for_add)
+    assert group.scatter(Worker.add, [1, 2], 1000) == [2203, 2203]
     assert waiting() == [2203, 2203]
-    failing = group.aside("refuse", 1)
+    failing = group.aside(Worker.refuse, 1)
     with pytest.raises(RewardError, match=r"^rank 1: reward.py"):
         failing()
 
 
-def test_stream_is_live(group: RayWorkerGroup) -> None:
-    lags = [time.time() - sent for sent in group.stream("count_slowly")]
-    assert max(lags) < 1.5
-
-
-def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGroup) -> None:
+def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGroup[Worker]) -> None:
     with pytest.raises(RewardError, match=r"^rank 1: reward.py returned 3 values for 4 completions$"):
-        group.call("refuse", 1)
+        group.call(Worker.refuse, 1)
 
 
 def test_a_rank_that_dies_is_named_though_the_other_complains_too() -> None:
     group = RayWorkerGroup(HALVES, Worker)
     try:
         with pytest.raises(StageError, match=r"^rank 1 died in die: "):
-            group.call("die", 1)
+            group.call(Worker.die, 1)
     finally:
         group.shutdown()
 
 
-def test_a_failing_stream_names_the_rank_though_rank_0_hangs_and_then_rank_0() -> None:
+def test_a_failing_call_names_the_rank_though_rank_0_hangs_and_then_rank_0() -> None:
     group = RayWorkerGroup(HALVES, Worker, timeout=3)
     try:
-        with pytest.raises(StageError, match=r"^rank 1 failed in break_stream: KeyError: 'margin'"):
-            list(group.stream("break_stream", 1))
+        with pytest.raises(StageError, match=r"^rank 1 failed in fail_beside_a_barrier: KeyError: 'margin'"):
+            group.call(Worker.fail_beside_a_barrier, 1)
         with pytest.raises(StageError, match=r"^identity: ranks 0 have not answered within 3 s$"):
-            group.call("identity")
+            group.call(Worker.identity)
     finally:
         group.shutdown()
 
@@ -146,8 +123,8 @@ def test_a_worker_that_cannot_be_built_gives_everything_back() -> None:
 
 
 def test_ranks_run_in_the_bundles_they_are_given() -> None:
-    with reserve([{"CPU": 0.5}, *worker_bundles(Placement(workers=1))]) as reserved:
-        group = RayWorkerGroup(Placement(workers=1), Worker, placement_group=reserved, first_bundle=1)
-        assert group.call("identity") == [(0, 1, 1, "1")]
+    with reserve([*worker_bundles(Placement(workers=1)), {"CPU": 0.5}]) as reserved:
+        group = RayWorkerGroup(Placement(workers=1), Worker, placement_group=reserved)
+        assert group.call(Worker.identity) == [(0, 1, 1, "1")]
         group.shutdown()
     assert ray.cluster_resources()["CPU"] == 4

@@ -100,7 +100,7 @@ def test_any_micro_batches_give_the_same_loss_and_gradient(
     noise = torch.Generator().manual_seed(1)
     logprobs = (e.old_logprobs + 0.2 * torch.randn(len(MASK), generator=noise)).requires_grad_()
     entropy = torch.rand(len(MASK), generator=noise, requires_grad=True)
-    whole, figures = algorithm.policy_loss(logprobs, entropy, e, 0.2)
+    whole, metrics = algorithm.policy_loss(logprobs, entropy, e, 0.2)
     wanted = torch.autograd.grad(whole, (logprobs, entropy))
 
     def rows(indices: list[int]) -> Tensor:
@@ -114,8 +114,8 @@ def test_any_micro_batches_give_the_same_loss_and_gradient(
     torch.testing.assert_close(total, whole, rtol=1e-5, atol=1e-6)
     for found, expected in zip(torch.autograd.grad(total, (logprobs, entropy)), wanted, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-7)
-    for figure, value in figures.items():
-        assert sum(metrics[figure].item() for _, metrics in results) == pytest.approx(value.item(), abs=1e-5)
+    for name, metric in metrics.items():
+        assert sum(float(parts[name].value) for _, parts in results) == pytest.approx(float(metric.value), abs=1e-5)
 
 
 @EVERY

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from rlhf_core.losses.policy import cispo_policy_loss, clipped_policy_loss, sequence_policy_loss
+from rlhf_core.metrics import LossAndMetrics
 
 # Ratios 1.5, 1.5, 0.5, 0.5 with advantages 2, -2, 2, -2, and one token that is not trained.
 RATIOS = torch.tensor([1.5, 1.5, 0.5, 0.5, 3.0])
@@ -29,9 +30,9 @@ def test_clipped_worked_by_hand() -> None:
     loss, metrics = clipped_policy_loss(logprobs, torch.zeros(5), ADVANTAGES, MASK, WEIGHTS, **CLIP)
     # Kept: 1.3 * 2 (clipped), 1.5 * -2, 0.5 * 2, 0.8 * -2 (clipped)
     assert loss.item() == pytest.approx(-(2.6 - 3.0 + 1.0 - 1.6) / 4)
-    assert metrics["clipped_tokens"].item() == 2
+    assert metrics["clip_fraction"].value.item() == 2
     expected_kl = 2 * (0.5 - math.log(1.5)) + 2 * (-0.5 - math.log(0.5))
-    assert metrics["approx_kl_sum"].item() == pytest.approx(expected_kl, abs=1e-6)
+    assert metrics["approx_kl"].value.item() == pytest.approx(expected_kl, abs=1e-6)
     # d/dlogp = -ratio * advantage / 4 where the clip is not active, else none.
     assert _gradient(loss, logprobs) == pytest.approx([0.0, 0.75, -0.25, 0.0, 0.0])
 
@@ -45,7 +46,7 @@ def test_dual_clip_bounds_what_a_negative_advantage_costs() -> None:
     )
     # 5 * 2 is bounded by 3 * 2; 2 * 2 is not; the positive one is clipped at 1.3 as ever.
     assert loss.item() == pytest.approx(6.0 + 4.0 - 2.6)
-    assert metrics["clipped_tokens"].item() == 2
+    assert metrics["clip_fraction"].value.item() == 2
     assert _gradient(loss, logprobs) == pytest.approx([0.0, 4.0, 0.0])
 
 
@@ -58,7 +59,7 @@ def test_sequence_ratio_worked_by_hand() -> None:
     weights = torch.tensor([0.0, 0.25, 0.25, 0.25, 0.25])  # by sequence: 1 / (2 * 2)
     loss, metrics = sequence_policy_loss(logprobs, torch.zeros(5), advantages, mask, weights, lengths, **CLIP)
     assert loss.item() == pytest.approx(-(math.exp(0.2) * 2 + 1.3 * 3) / 2)
-    assert metrics["clipped_tokens"].item() == 2
+    assert metrics["clip_fraction"].value.item() == 2
     at_each = -math.exp(0.2) * 2 / 2 / 2
     assert _gradient(loss, logprobs) == pytest.approx([0.0, at_each, at_each, 0.0, 0.0])
 
@@ -78,15 +79,15 @@ def test_cispo_worked_by_hand() -> None:
     loss, metrics = cispo_policy_loss(logprobs, torch.zeros(5), ADVANTAGES, MASK, WEIGHTS, **CLIP)
     expected = 1.3 * math.log(1.5) * (2 - 2) + 0.8 * math.log(0.5) * (2 - 2)
     assert loss.item() == pytest.approx(-expected / 4, abs=1e-6)
-    assert metrics["clipped_tokens"].item() == 4
+    assert metrics["clip_fraction"].value.item() == 4
     # No token loses its gradient: -weight * advantage / 4.
     assert _gradient(loss, logprobs) == pytest.approx([-0.65, 0.65, -0.4, 0.4, 0.0])
 
 
-Function = Callable[..., tuple[Tensor, dict[str, Tensor]]]
+Function = Callable[..., LossAndMetrics]
 
 
-def _run(function: Function, values: Tensor, *rest: Tensor, lengths: Tensor) -> tuple[Tensor, dict[str, Tensor]]:
+def _run(function: Function, values: Tensor, *rest: Tensor, lengths: Tensor) -> LossAndMetrics:
     extra = (lengths,) if function is sequence_policy_loss else ()
     return function(values, *rest, *extra, **CLIP)
 
@@ -100,7 +101,7 @@ def test_no_overflow_and_no_trained_token(function: Function) -> None:
     mask, lengths = torch.tensor([True, True]), torch.tensor([1, 1])
     old, minus, ones = torch.tensor([-200.0, 200.0]), torch.tensor([-1.0, -1.0]), torch.ones(2)
     loss, metrics = _run(function, logprobs, old, minus, mask, ones, lengths=lengths)
-    assert all(torch.isfinite(value) for value in (loss, *metrics.values()))
+    assert all(torch.isfinite(value) for value in (loss, *(metric.value for metric in metrics.values())))
     assert all(map(math.isfinite, _gradient(loss, logprobs)))
     empty, _ = _run(function, logprobs, torch.zeros(2), ones, ~mask, ones, lengths=lengths)
     assert empty.item() == 0.0
@@ -114,7 +115,7 @@ def test_what_is_not_trained_is_not_read(function: Function) -> None:
     loss, metrics = _run(
         function, logprobs, torch.zeros(2), poison, torch.tensor([True, False]), poison, lengths=torch.tensor([2])
     )
-    assert all(torch.isfinite(value) for value in (loss, *metrics.values()))
+    assert all(torch.isfinite(value) for value in (loss, *(metric.value for metric in metrics.values())))
     assert _gradient(loss, logprobs)[1] == 0.0
 
 

@@ -5,26 +5,30 @@ import math
 import pytest
 import torch
 
-from rlhf_core.losses.ranking import PairwiseLoss, pairwise_loss
-
-KINDS: tuple[PairwiseLoss, ...] = ("sigmoid", "logexp")
+from rlhf_core.losses.ranking import pairwise_loss
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_worked_by_hand(kind: PairwiseLoss) -> None:
+def test_worked_by_hand() -> None:
     chosen, rejected = torch.tensor([2.0, 0.0, 1.0]), torch.tensor([0.5, 1.0, 1.0])
     margins = torch.tensor([0.5, 0.0, 0.0])
-    loss, metrics = pairwise_loss(chosen, rejected, margins, kind=kind, num_pairs=6)
+    loss, metrics = pairwise_loss(chosen, rejected, margins, num_pairs=6)
     expected = math.log(1 + math.exp(-1.0)) + math.log(1 + math.e) + math.log(2)
     assert loss.item() == pytest.approx(expected / 6)
-    assert metrics["correct_pairs"].item() == 1  # the tie is not correct
-    assert metrics["reward_gap_sum"].item() == pytest.approx(0.5)
+    assert metrics["accuracy"].value.item() == pytest.approx(1 / 6)  # the tie is not correct
+    assert metrics["reward_gap"].value.item() == pytest.approx(0.5 / 6)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_no_difference_overflows(kind: PairwiseLoss) -> None:
+def test_it_is_the_log_of_one_plus_exp() -> None:
+    """Both names of the setting `loss` mean this function."""
+    gap = torch.linspace(-20, 20, 101)
+    for difference in gap:
+        loss, _ = pairwise_loss(difference[None], torch.zeros(1), torch.zeros(1), num_pairs=1)
+        assert loss.item() == pytest.approx(math.log1p(math.exp(-difference.item())), rel=1e-5)
+
+
+def test_no_difference_overflows() -> None:
     chosen = torch.tensor([-500.0, 500.0], requires_grad=True)
-    loss, _ = pairwise_loss(chosen, torch.zeros(2), torch.zeros(2), kind=kind, num_pairs=1)
+    loss, _ = pairwise_loss(chosen, torch.zeros(2), torch.zeros(2), num_pairs=1)
     assert loss.item() == pytest.approx(500.0)
     loss.backward()
     assert chosen.grad is not None

@@ -10,13 +10,14 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlhf_core.config.training import LoraConfig
+from rlhf_core.division import filler
 from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.models import packed
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token, routing_sums
-from rlhf_core.packing import filler, pack, select
+from rlhf_core.packing import pack, select
 from rlhf_core.types import PackedBatch
 
 SEQUENCES = [[3, 1, 4, 1, 5], [9, 2], [2, 6, 5, 3, 5, 8, 9, 7], [6, 2, 6]]

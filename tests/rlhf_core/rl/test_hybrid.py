@@ -13,7 +13,7 @@ from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.training.group import InlineGroup
+from rlhf_core.training.group import InlineGroup, host_memory_only
 
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=(), seed=0)
 WEIGHTS = Publication(Path("weights"), {}, dict)
@@ -34,11 +34,12 @@ class Told:
     def update_policy(self) -> None:
         self.log.append("update")
 
+    @host_memory_only
     def read_weights(self) -> None:
         self.log.append("read")
 
 
-def hybrid(*, adapters: bool = False) -> tuple[HybridEngine, list[str]]:
+def hybrid(*, adapters: bool = False) -> tuple[HybridEngine[Told], list[str]]:
     told = Told()
 
     class Engine(ScriptedEngine):
@@ -54,7 +55,7 @@ def hybrid(*, adapters: bool = False) -> tuple[HybridEngine, list[str]]:
     return made, told.log
 
 
-def at(turn: Turn) -> HybridEngine:
+def at(turn: Turn) -> HybridEngine[Told]:
     made, _ = hybrid()
     if turn is not Turn.SAMPLING:
         made.train()
@@ -68,10 +69,10 @@ def test_the_turns_of_a_step() -> None:
     ours, log = hybrid()
     ours.engines.generate([[5]], GREEDY)
     ours.train()
-    ours.workers.call("update_policy")
+    ours.workers.call(Told.update_policy)
     ours.train()  # it is already
     ours.publish()
-    ours.workers.call("read_weights")
+    ours.workers.call(Told.read_weights)
     ours.engines.publish(WEIGHTS, 1)
     ours.engines.probe([[5]])
     ours.sample()
@@ -90,10 +91,10 @@ def test_weights_are_kept_where_no_publish_brings_them_again() -> None:
     assert log[0] == "sleep, keep_weights=True"
 
 
-GENERATE: Callable[[HybridEngine], Any] = lambda h: h.engines.generate([[5]], GREEDY)  # noqa: E731
-UPDATE: Callable[[HybridEngine], Any] = lambda h: h.workers.call("update_policy")  # noqa: E731
-LOAD: Callable[[HybridEngine], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
-PROBE: Callable[[HybridEngine], Any] = lambda h: h.engines.probe([[5]])  # noqa: E731
+GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.generate([[5]], GREEDY)  # noqa: E731
+UPDATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.call(Told.update_policy)  # noqa: E731
+LOAD: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
+PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.probe([[5]])  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -113,7 +114,7 @@ PROBE: Callable[[HybridEngine], Any] = lambda h: h.engines.probe([[5]])  # noqa:
         (Turn.PUBLISHING, HybridEngine.sample, "cannot sample in the state publishing: the engines have no weights"),
     ],
 )
-def test_a_call_in_anothers_turn_is_refused(turn: Turn, call: Callable[[HybridEngine], Any], says: str) -> None:
+def test_a_call_in_anothers_turn_is_refused(turn: Turn, call: Callable[[HybridEngine[Told]], Any], says: str) -> None:
     ours = at(turn)
     with pytest.raises(RuntimeError, match=says):
         call(ours)

@@ -100,7 +100,7 @@ def run(
 
     def cluster(
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[InlineGroup, InlineEngines]]:
+    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines]]:
         group = InlineGroup(RLWorker, config, context, inputs["model"].manifest.ref, None)
         return nullcontext((group, InlineEngines(watched)))
 

@@ -46,7 +46,7 @@ def rl_config(algorithm: AlgorithmName, **settings: Any) -> RLConfig:
     })  # fmt: skip
 
 
-def trainer(config: RLConfig, model: Input, folder: Path) -> tuple[PolicyTrainer, InlineGroup]:
+def trainer(config: RLConfig, model: Input, folder: Path) -> tuple[PolicyTrainer, InlineGroup[RLWorker]]:
     context = LocalContext(folder, artifacts={model.manifest.ref.path: model})
     group = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
     return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
@@ -150,7 +150,7 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
 
 def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path / "work")
-    group.call("save", tmp_path / "out")
+    group.call(RLWorker.save, tmp_path / "out")
     saved = LlamaForCausalLM.from_pretrained(tmp_path / "out").state_dict()
     tensors = from_safetensors(published(ours))
     assert tensors.keys() == saved.keys()
@@ -162,7 +162,7 @@ def test_the_critic_is_kept_where_asked_for(model: Input, tmp_path: Path) -> Non
     ours, group = trainer(config, model, tmp_path / "work")
     ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
     values = ours.score(trajectories()).values
-    group.call("save", tmp_path / "out")
+    group.call(RLWorker.save, tmp_path / "out")
     e = trajectories()
     kept = LlamaForSequenceClassification.from_pretrained(tmp_path / "out" / "critic", num_labels=1)
     assert values is not None
@@ -235,7 +235,7 @@ def test_the_kl_coefficient_adapts_from_step_to_step(model: Input, tmp_path: Pat
         assert metrics["kl_per_completion"] < 0.8, "the error is held at its bound of -20 %"
     # Step 0 trains the critic alone: what the policy's KL is says nothing then.
     assert coefficients == pytest.approx([0.1, 0.1, 0.1 * 0.95])
-    again = PolicyTrainer(config, build_algorithm(config), InlineGroup(object), seed=0)
+    again = PolicyTrainer(config, build_algorithm(config), InlineGroup(lambda: None), seed=0)
     again.load_state_dict(ours.state_dict())
     assert again.kl_coefficient == ours.kl_coefficient == pytest.approx(0.1 * 0.95**2)
 

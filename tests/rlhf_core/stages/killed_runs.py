@@ -66,7 +66,7 @@ def kill_when_held(process: BaseProcess, folder: Path) -> None:
     assert process.exitcode == -9
 
 
-class KeptGroup(InlineGroup):
+class KeptGroup(InlineGroup[Any]):
     """Leaves the worker's whole state in `folder` when it ends."""
 
     def __init__(self, folder: Path, factory: Callable[..., Any], *args: Any) -> None:

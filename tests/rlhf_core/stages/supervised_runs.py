@@ -20,7 +20,7 @@ ENGINE = EngineConfig(dtype="float32", zero_stage=0, tokens_per_micro_batch=64)
 OPTIMIZER = OptimizerConfig(learning_rate=5e-3)
 
 
-def inline(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> InlineGroup:
+def inline(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> InlineGroup[Any]:
     return InlineGroup(factory, *args)
 
 

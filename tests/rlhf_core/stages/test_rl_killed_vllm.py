@@ -111,7 +111,7 @@ def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, inputs: dict
     step = checkpoints.newest_step()
     finish(start(job, killed.store.url, spec, tmp_path / "killed", environment))
     finish(undisturbed)
-    assert f'"phase": "goes on after step {step}"' in (tmp_path / "killed" / "log").read_text()
+    assert f'"phase": "resumes after step {step}"' in (tmp_path / "killed" / "log").read_text()
     assert checkpoints.newest_step() is None  # they go when the artifact is there
     expected = results(whole, whole.manifest(spec.ref), tmp_path / "cache")
     assert results(killed, killed.manifest(spec.ref), tmp_path / "cache") == expected

@@ -17,8 +17,9 @@ from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import LoraConfig, Placement
 from rlhf_core.contract import Input
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.stages import sft
-from rlhf_core.supervised.loop import Share
+from rlhf_core.supervised.loop import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training import snapshots
 from tests.rlhf_core.stages.killed_runs import (
@@ -47,10 +48,10 @@ class Worker(LanguageModelWorker):
         super().__init__(*args)
         self._folder = folder
 
-    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
-        if self._folder and self.engine.counters.steps == 3 and batch is not share.micro_batches[0]:
+    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
+        if self._folder and self.engine.counters.steps == 3 and batch is not shard.micro_batches[0]:
             hold(self._folder)
-        return super().loss(model, batch, share)
+        return super().loss(model, batch, shard)
 
 
 def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:

@@ -15,7 +15,7 @@ import ray
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import save_file
-from torch import Tensor, nn
+from torch import nn
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
@@ -25,9 +25,10 @@ from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.contract import Input
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.packing import pack
 from rlhf_core.stages import sft
-from rlhf_core.supervised.loop import Share
+from rlhf_core.supervised.loop import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages import killed_runs
@@ -48,15 +49,15 @@ class Worker(LanguageModelWorker):
         super().__init__(*args)
         self._folder = folder
 
-    def loss(self, model: nn.Module, batch: Any, share: Share) -> tuple[Tensor, dict[str, Tensor]]:
+    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
         if self._folder and dist.get_rank() == 1 and self.engine.counters.steps == 3:
             hold(self._folder)
-        return super().loss(model, batch, share)
+        return super().loss(model, batch, shard)
 
     def restore_state(self) -> None:
         # A step leaves small weights gathered on every rank: they must not stay what they were.
         batch = pack([[1, 2, 3]], [[False, True, True]])
-        self.train([Share([batch], num_tokens=2, num_examples=1)])
+        self.train([Shard([batch], num_tokens=2, num_examples=1)])
         super().restore_state()
 
     def leave_state(self, folder: Path) -> None:
@@ -71,10 +72,10 @@ def run(folder: Path, inputs: dict[str, Input], moment: str, ray_address: str) -
     for module in (stage_context, killed_runs, sys.modules[__name__]):
         register_pickle_by_value(module)  # the actors cannot import a test module
 
-    class Group(RayWorkerGroup):
+    class Group(RayWorkerGroup[Any]):
         def shutdown(self) -> None:
             if not (folder / "own1.safetensors").exists():
-                self.call("leave_state", folder)
+                self.call(Worker.leave_state, folder)
             super().shutdown()
 
     def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Group:

@@ -41,13 +41,13 @@ def test_steps_are_the_epochs_or_max_steps(epochs: int, max_steps: int | None, e
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])
-def test_shares_hold_every_example_once_and_equally_many_micro_batches(ranks: int) -> None:
+def test_shards_hold_every_example_once_and_equally_many_micro_batches(ranks: int) -> None:
     examples = [_example(length) for length in (2, 5, 3, 7, 4)]
-    shares = divide(examples, pack_sequences, ranks=ranks, tokens_per_micro_batch=8)
-    assert len(shares) == ranks
-    assert len({len(share.micro_batches) for share in shares}) == 1
-    assert {(share.num_tokens, share.num_examples) for share in shares} == {(16, 5)}
-    batches = [batch for share in shares for batch in share.micro_batches]
+    shards = divide(pack_sequences(examples), ranks, 8)
+    assert len(shards) == ranks
+    assert len({len(shard.micro_batches) for shard in shards}) == 1
+    assert {(shard.num_tokens, shard.num_examples) for shard in shards} == {(16, 5)}
+    batches = [batch for shard in shards for batch in shard.micro_batches]
     assert sum(batch.num_trained_tokens for batch in batches) == 16
     trained = sorted(batch.num_tokens for batch in batches if batch.num_trained_tokens)
     assert sum(trained) == 21

@@ -76,7 +76,7 @@ class Run:
 
     def steps(self, first: int, last: int, *, wait: bool = True) -> None:
         for step in range(first, last + 1):
-            self.group.call("step", step)
+            self.group.call(Worker.step, step)
             self.driver.drawn = 10 * step
             self.context.log(step, {"loss": 1 / step})
             self.checkpoints.after(step)
@@ -96,12 +96,12 @@ def test_a_new_job_goes_on_from_the_newest_with_everything(tmp_path: Path) -> No
     Run(tmp_path, every_steps=2).steps(1, 5)
     new = Run(tmp_path, every_steps=2)
     assert new.checkpoints.resume(10) == 4
-    (tensors,) = new.group.call("tensors")
+    (tensors,) = new.group.call(Worker.tensors)
     assert tensors["w"].tolist() == [4.0] * 3
     assert tensors["m"].tolist() == [-4.0] * 2
     assert new.driver.drawn == 40
     assert new.context.logs == [(step, {"loss": 1 / step}) for step in (1, 2, 3, 4)]
-    assert new.context.progresses == [(4, 10, "goes on after step 4", {})]
+    assert new.context.progresses == [(4, 10, "resumes after step 4", {})]
     assert new.checkpoints.steps_left(4) == 2
     new.steps(5, 6)
     assert new.kept() == [6]
@@ -142,7 +142,7 @@ def test_training_goes_on_while_one_is_written_and_the_next_one_waits(tmp_path: 
     assert run.kept() == [2]
     new = Run(tmp_path)
     assert new.checkpoints.resume(10) == 2
-    assert new.group.call("tensors")[0]["w"].tolist() == [2.0] * 3  # not those of the steps since
+    assert new.group.call(Worker.tensors)[0]["w"].tolist() == [2.0] * 3  # not those of the steps since
     run.steps(6, 6)
     assert run.kept() == [6]
 
@@ -169,7 +169,7 @@ def test_a_damaged_one_is_reported_and_the_one_before_it_taken(
     run.damage(file, lambda content: content[:-1] + bytes([content[-1] ^ 1]))
     new = Run(tmp_path, every_steps=1, keep=2)
     assert new.checkpoints.resume(10) == 2
-    assert new.group.call("tensors")[0]["w"].tolist() == [2.0] * 3
+    assert new.group.call(Worker.tensors)[0]["w"].tolist() == [2.0] * 3
     assert [step for step, _ in new.context.logs] == [1, 2]
     assert f"{file} is " in capsys.readouterr().out
     new.steps(3, 3)
@@ -183,7 +183,7 @@ def test_without_a_whole_one_the_run_begins_anew(tmp_path: Path, capsys: pytest.
     run.damage("rank0.safetensors", lambda content: b"")
     new = Run(tmp_path)
     assert new.checkpoints.resume(10) == 0
-    assert new.group.call("tensors")[0]["w"].tolist() == [0.0] * 3
+    assert new.group.call(Worker.tensors)[0]["w"].tolist() == [0.0] * 3
     assert "rank0.safetensors is damaged" in capsys.readouterr().out
 
 

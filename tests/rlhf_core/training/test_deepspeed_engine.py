@@ -12,10 +12,12 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 
@@ -32,7 +34,7 @@ def logprobs(model: nn.Module, part: PackedBatch) -> Tensor:
 
 def weights_after(
     engine: DeepSpeedEngine, parts: list[PackedBatch], steps: int = 2
-) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+) -> tuple[list[StepMetrics], dict[str, Tensor]]:
     metrics = [engine.step(parts, loss) for _ in range(steps)]
     state = engine.full_state_dict()
     assert state is not None
@@ -51,9 +53,9 @@ def test_the_update_is_the_same_for_any_split_and_stage(folder: Path, stage: int
     expected_metrics, expected = weights_after(build(folder, zero_stage=0), [batch()])
     for split in SPLITS:
         metrics, weights = weights_after(build(folder, zero_stage=stage), split())
-        assert [m["tokens"] for m in metrics] == [TOKENS, TOKENS]
+        assert [m.means["tokens"] for m in metrics] == [TOKENS, TOKENS]
         for got, wanted in zip(metrics, expected_metrics, strict=True):
-            assert got == pytest.approx(wanted, rel=1e-5)
+            assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-5)
         for name, wanted_weight in expected.items():
             torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
 
@@ -66,7 +68,7 @@ def test_bfloat16_keeps_float32_masters_and_gradient_sums(folder: Path, stage: i
     assert {tensor.dtype for tensor in before.values()} == {torch.bfloat16}
     exact, _ = weights_after(build(folder, zero_stage=0), [batch()], steps=1)
     metrics, _ = weights_after(engine, SPLITS[1](), steps=1)
-    assert metrics[0]["gradient_norm"] == pytest.approx(exact[0]["gradient_norm"], rel=0.02)
+    assert metrics[0].gradient_norm == pytest.approx(exact[0].gradient_norm, rel=0.02)
     sharded = engine._engine.optimizer
     masters = sharded.fp32_partitioned_groups_flat if stage == 3 else sharded.single_partition_of_fp32_groups
     assert masters
@@ -96,13 +98,13 @@ def test_small_bfloat16_updates_are_not_lost(folder: Path) -> None:
 def test_the_rate_follows_the_schedule_and_the_norm_is_that_before_clipping(folder: Path) -> None:
     engine = build(folder, zero_stage=2)
     metrics = [engine.step([batch()], loss) for _ in range(4)]
-    assert [m["learning_rate"] for m in metrics] == pytest.approx([0.005, 0.01, 0.01, 0.0])
+    assert [m.learning_rate for m in metrics] == pytest.approx([0.005, 0.01, 0.01, 0.0])
     assert engine.counters.steps == 4
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa")
     loss(PolicyModel(model), batch())[0].backward()
     norm = torch.linalg.vector_norm(torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]))
-    assert metrics[0]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
-    assert metrics[0]["gradient_norm"] > OPTIMIZER.max_gradient_norm
+    assert metrics[0].gradient_norm == pytest.approx(norm.item(), rel=1e-5)
+    assert metrics[0].gradient_norm > OPTIMIZER.max_gradient_norm
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -134,7 +136,7 @@ def test_offloading_in_bfloat16_takes_the_same_steps(folder: Path, settings: dic
     expected_metrics, expected = weights_after(build(folder, dtype="bfloat16", zero_stage=2), SPLITS[1](), steps=3)
     metrics, weights = weights_after(build(folder, dtype="bfloat16", **settings), SPLITS[1](), steps=3)
     for got, wanted in zip(metrics, expected_metrics, strict=True):
-        assert got == pytest.approx(wanted, rel=1e-2)
+        assert over_steps([got]) == pytest.approx(over_steps([wanted]), rel=1e-2)
     for name, wanted_weight in expected.items():
         assert weights[name].dtype == torch.bfloat16
         torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-2, atol=1e-3)
@@ -155,7 +157,7 @@ def test_no_micro_batches_is_an_error(folder: Path) -> None:
 def test_an_adapter_alone_is_in_the_state(folder: Path, stage: int) -> None:
     engine = build(folder, lora=LoraConfig(rank=2), zero_stage=stage)
     metrics, state = weights_after(engine, [batch()])
-    assert metrics[1]["loss"] < metrics[0]["loss"]
+    assert metrics[1].means["loss"] < metrics[0].means["loss"]
     assert len(state) == 2 * 2 * 7
     assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight"].shape == (2, 16)
     assert state["base_model.model.model.layers.0.self_attn.q_proj.lora_B.weight"].abs().max() > 0
@@ -181,7 +183,7 @@ def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: in
     )  # fmt: skip
     before = engine.full_state_dict()
 
-    def squares(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def squares(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value = ((model(part) - 1) ** 2).sum() / part.num_tokens
         return value, {"loss": value}
 

@@ -7,7 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -32,19 +31,15 @@ class Worker:
         assert self.added.wait(20)
         return self.sum
 
-    def count(self, until: int) -> Iterator[int]:
-        yield from range(until)
-
 
 def test_one_rank_answers_as_a_list_of_one() -> None:
-    group: WorkerGroup = InlineGroup(Worker, 100)
+    group: WorkerGroup[Worker] = InlineGroup(Worker, 100)
     assert group.size == 1
     assert dist.get_world_size() == 1
-    assert group.call("add", 1, 2) == [103]
-    assert group.scatter("add", [5], 1) == [106]
-    assert list(group.stream("count", 3)) == [0, 1, 2]
+    assert group.call(Worker.add, 1, 2) == [103]
+    assert group.scatter(Worker.add, [5], 1) == [106]
     with pytest.raises(ValueError, match="add: 2 shards for 1 rank"):
-        group.scatter("add", [5, 6], 1)
+        group.scatter(Worker.add, [5, 6], 1)
     group.shutdown()
 
 
@@ -82,10 +77,10 @@ def test_two_processes_that_meet_on_loopback_stay_there() -> None:
 
 
 def test_a_call_aside_runs_beside_the_others_and_keeps_its_error() -> None:
-    group: WorkerGroup = InlineGroup(Worker, 100)
-    waiting = group.aside("wait_for_add")
-    assert group.call("add", 1, 2) == [103]
+    group: WorkerGroup[Worker] = InlineGroup(Worker, 100)
+    waiting = group.aside(Worker.wait_for_add)
+    assert group.call(Worker.add, 1, 2) == [103]
     assert waiting() == [103]
-    failing = group.aside("add", "no number")
+    failing = group.aside(Worker.add, "no number")
     with pytest.raises(TypeError):
         failing()

@@ -17,8 +17,10 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from rlhf_core.division import filler, plan_micro_batches
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models import packed
-from rlhf_core.packing import filler, pack, plan_micro_batches, select
+from rlhf_core.packing import pack, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.types import Experience, PackedBatch
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
@@ -65,7 +67,7 @@ def examples(draw: st.DrawFn) -> Example:
 def planned(draw: st.DrawFn, lengths: Sequence[int]) -> list[list[int]]:
     """As the trainer splits it, on up to three ranks."""
     plan = plan_micro_batches(
-        lengths, ranks=draw(st.integers(1, 3)), tokens_per_micro_batch=draw(st.integers(1, 2 * sum(lengths)))
+        lengths, replicas=draw(st.integers(1, 3)), tokens_per_micro_batch=draw(st.integers(1, 2 * sum(lengths)))
     )
     return [part for rank in plan for part in rank]
 
@@ -78,7 +80,7 @@ def anyhow(draw: st.DrawFn, count: int) -> list[list[int]]:
     return [order[start:stop] for start, stop in zip([0, *cuts], [*cuts, count], strict=True)]
 
 
-def loss(model: nn.Module, batch: Experience) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
     logprobs, entropy, _ = model(batch, temperature=TEMPERATURE, with_entropy=True, only=batch.loss_mask)
     assert batch.loss_weights is not None
     return -((logprobs + ENTROPY * entropy) * batch.loss_weights).sum(), {}

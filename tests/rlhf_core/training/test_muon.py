@@ -163,7 +163,7 @@ def test_every_zero_stage_takes_the_reference_steps(folder: Path, stage: int) ->
     engine = build(folder, optimizer=MUON, zero_stage=stage)
     for _ in range(3):
         metrics = engine.step([batch()], loss)
-    assert metrics["learning_rate"] == 0.02
+    assert metrics.learning_rate == 0.02
     weights = engine.full_state_dict()
     assert weights is not None
     for name, wanted in expected.items():

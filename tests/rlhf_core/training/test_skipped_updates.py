@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
@@ -30,7 +31,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def broken(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+def broken(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
     value, metrics = loss(model, part)
     return value * float("inf"), metrics
 
@@ -61,19 +62,19 @@ def test_a_skipped_update_changes_nothing_but_the_place_in_the_schedule(
     folder: Path, optimizer: OptimizerConfig, settings: dict[str, Any]
 ) -> None:
     engine, undisturbed = (build(folder, optimizer=optimizer, **settings) for _ in range(2))
-    assert engine.step([batch()], loss)["skipped_updates"] == 0
+    assert not engine.step([batch()], loss).skipped
     undisturbed.step([batch()], loss)
     before = state(engine)
     metrics = engine.step([batch(), batch()], broken)
-    assert metrics["skipped_updates"] == 1
-    assert not math.isfinite(metrics["gradient_norm"])
+    assert metrics.skipped
+    assert not math.isfinite(metrics.gradient_norm)
     assert all(torch.equal(old, new) for old, new in zip(before, state(engine), strict=True))
     assert engine.counters == StepCounters(steps=2, skipped_updates=1, skipped_in_a_row=1)
 
     undisturbed.counters = StepCounters(steps=2)
     after, expected = engine.step([batch()], loss), undisturbed.step([batch()], loss)
     assert after == expected
-    assert after["learning_rate"] == pytest.approx(0.004)  # of 0.01, 0.007, 0.004, 0.001
+    assert after.learning_rate == pytest.approx(0.004)  # of 0.01, 0.007, 0.004, 0.001
     assert all(torch.equal(old, new) for old, new in zip(state(engine), state(undisturbed), strict=True))
     assert engine.counters == StepCounters(steps=3, skipped_updates=1, skipped_in_a_row=0)
 
@@ -95,6 +96,6 @@ def test_an_offloaded_optimizer_skips_too(folder: Path, settings: dict[str, Any]
     engine = build(folder, optimizer=OPTIMIZERS[0], offload_optimizer=True, **settings)
     engine.step([batch()], loss)
     before = state(engine)
-    assert engine.step([batch()], broken)["skipped_updates"] == 1
+    assert engine.step([batch()], broken).skipped
     assert all(torch.equal(old, new) for old, new in zip(before, state(engine), strict=True))
-    assert engine.step([batch()], loss)["skipped_updates"] == 0
+    assert not engine.step([batch()], loss).skipped

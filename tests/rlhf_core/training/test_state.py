@@ -13,6 +13,7 @@ from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.state import EngineState, RankState
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, batch, build, loss, tiny_model
 
@@ -32,7 +33,7 @@ def kept(engine: DeepSpeedEngine) -> RankState:
     return RankState(*(load(save({n: t.contiguous() for n, t in part.items()})) for part in (state.shared, state.own)))
 
 
-def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[dict[str, float]], dict[str, Tensor]]:
+def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[StepMetrics], dict[str, Tensor]]:
     metrics = [engine.step(PARTS, loss) for _ in range(count)]
     state = kept(engine)
     return metrics, {**state.shared, **state.own}

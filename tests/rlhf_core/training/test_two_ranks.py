@@ -18,6 +18,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.training.muon_reference import reference_steps
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 from tests.rlhf_core.training.two_ranks import balanced_step
@@ -69,11 +70,12 @@ def of(answers: Answers, name: str) -> dict[str, Tensor]:
     return found
 
 
-def test_both_ranks_are_told_sums_and_maxima_over_both(answers: Answers) -> None:
+def test_both_ranks_get_metrics_over_both(answers: Answers) -> None:
     one, other = (numbers["metrics"] for numbers in answers[0])
     assert one == other
-    assert one["ranks"] == 2 * 2  # micro-batches
-    assert one["rank_max"] == -4.0
+    assert one["micro_batches"] == 2 * 2
+    assert one["rank"] == -4.0
+    assert one["lucky"] == 3 / TOKENS
 
 
 def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) -> None:
@@ -93,7 +95,7 @@ def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) 
 def test_a_gradient_that_is_not_finite_on_one_rank_is_skipped_on_both(answers: Answers, stage: int) -> None:
     for numbers in answers[0]:
         found = numbers[f"skipped {stage}"]
-        assert found == {"skipped": 1.0, "in a row": 1, "unchanged": True, "goes on": True}
+        assert found == {"skipped": True, "in a row": 1, "unchanged": True, "goes on": True}
 
 
 @pytest.mark.parametrize("stage", range(4))
@@ -118,8 +120,16 @@ def test_experts_are_balanced_over_both(folder: Path, answers: Answers, stage: i
     engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=0)
     for _ in range(2):
         expected = balanced_step(engine, [batch()])
-    assert answers[0][0][f"experts {stage}"] == pytest.approx(expected, rel=1e-5)
+    assert answers[0][0][f"experts {stage}"] == pytest.approx(over_steps([expected]), rel=1e-5)
     weights = engine.full_state_dict()
     assert weights is not None
     for name, found in of(answers, f"experts {stage}").items():
         torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("worker", ["sft", "rl"])
+def test_ranks_start_with_equal_weights_and_drop_out_differently(answers: Answers, worker: str) -> None:
+    one, other = (numbers[f"dropout {worker}"] for numbers in answers[0])
+    assert one["start"] == other["start"]
+    assert any(one["start"])
+    assert one["logprobs"] != other["logprobs"]

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.config.training import EngineConfig, LoraConfig, MuonConfig, OptimizerConfig
+from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
@@ -56,9 +57,9 @@ def build(
     return DeepSpeedEngine(PolicyModel(model, chunk_elements=100), engine=engine, optimizer=optimizer, total_steps=4)
 
 
-def loss(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+def loss(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
     value = -(model(part)[0] * part.loss_mask).sum() / TOKENS
-    return value, {"loss": value, "tokens": part.loss_mask.sum()}
+    return value, {"loss": Sum(value), "tokens": Sum(part.loss_mask.sum())}
 
 
 def gradient(engine: DeepSpeedEngine) -> dict[str, Tensor]:

@@ -15,22 +15,28 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.division import Division, filler
 from rlhf_core.losses.load_balancing import load_balancing_loss
+from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
 from rlhf_core.models import packed
-from rlhf_core.packing import filler, plan_micro_batches, select
-from rlhf_core.training.balancing import step_routing
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
+from rlhf_core.training.metrics import StepMetrics, over_steps
+from rlhf_core.training.routing import step_routing
 from rlhf_core.types import PackedBatch
+from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.tiny_engine import GRADIENT, MUON, OPTIMIZER, TOKENS, batch, build, gradient, loss
 
 Answer = tuple[str, dict[str, Any], dict[str, Tensor]]
 
 
 def share(rank: int, tokens_per_micro_batch: int) -> list[PackedBatch]:
-    lengths = batch().sequence_lengths.tolist()
-    plan = plan_micro_batches(lengths, ranks=2, tokens_per_micro_batch=tokens_per_micro_batch)
-    return [select(batch(), part) if part else filler(batch()) for part in plan[rank]]
+    return Division.of(batch(), replicas=2, tokens_per_micro_batch=tokens_per_micro_batch).split()[rank]
 
 
 def weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
@@ -38,12 +44,16 @@ def weights(engine: DeepSpeedEngine) -> dict[str, Tensor]:
 
 
 def metrics(rank: int, folder: Path) -> Iterator[Answer]:
-    def reporting(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def reporting(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value, _ = loss(model, part)
-        return value, {"ranks": torch.tensor(1.0), "rank_max": torch.tensor(rank - 5.0)}
+        return value, {
+            "micro_batches": Sum(torch.tensor(1.0)),
+            "rank": Max(torch.tensor(rank - 5.0)),
+            "lucky": TokenMean((part.input_ids == 5).sum()),
+        }
 
     engine = build(folder / "dense", zero_stage=0)
-    yield "metrics", engine.step(share(rank, 6), reporting), {}
+    yield "metrics", over_steps([engine.step(share(rank, 6), reporting)]), {}
 
 
 def gradients(rank: int, folder: Path) -> Iterator[Answer]:
@@ -63,7 +73,7 @@ def gradients(rank: int, folder: Path) -> Iterator[Answer]:
 def skipping(rank: int, folder: Path) -> Iterator[Answer]:
     """The second step's gradient is not finite on rank 1 alone."""
 
-    def broken(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def broken(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value, found = loss(model, part)
         return value * (float("nan") if rank == 1 else 1.0), found
 
@@ -80,7 +90,7 @@ def skipping(rank: int, folder: Path) -> Iterator[Answer]:
         yield (
             f"skipped {stage}",
             {
-                "skipped": skipped["skipped_updates"],
+                "skipped": skipped.skipped,
                 "in a row": engine.counters.skipped_updates,
                 "unchanged": all(torch.equal(before[name], after[name]) for name in before),
                 "goes on": _equal(weights(engine), weights(undisturbed)),
@@ -112,7 +122,7 @@ def offload(rank: int, folder: Path) -> Iterator[Answer]:
         engine = build(folder / "dense", optimizer=OPTIMIZER, **settings)
         for _ in range(2):
             found = engine.step(share(rank, 6), loss)
-        yield f"offload {name}", found, weights(engine)
+        yield f"offload {name}", over_steps([found]), weights(engine)
 
 
 def experts(rank: int, folder: Path) -> Iterator[Answer]:
@@ -120,16 +130,44 @@ def experts(rank: int, folder: Path) -> Iterator[Answer]:
         engine = build(folder / "experts", optimizer=OPTIMIZER, zero_stage=stage)
         for _ in range(2):
             found = balanced_step(engine, share(rank, 6))
-        yield f"experts {stage}", found, weights(engine)
+        yield f"experts {stage}", over_steps([found]), weights(engine)
 
 
-def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> dict[str, float]:
+def dropout(rank: int, folder: Path) -> Iterator[Answer]:
+    """Of each kind of worker: the weights that it starts with, and the same forward in train mode."""
+    model = local_input(folder / "dense", Kind.POLICY)
+    context = LocalContext(folder / f"work{rank}", seed=3, artifacts={model.manifest.ref.path: model})
+    shared = {"dataset": "d", "lora": {"rank": 2, "dropout": 0.5}, "engine": {"dtype": "float32", "zero_stage": 0}}
+    optimizer = {"learning_rate": 0.01}
+    sft = SFTConfig.model_validate({**shared, "batch_size": 4, "max_length": 8, "optimizer": optimizer})
+    grpo = {"rewards": {"exact": {"type": "verifier"}}, "group_size": 2, "optimizer": optimizer}
+    rl = RLConfig.model_validate({
+        **shared, "algorithm": "grpo", "grpo": grpo, "steps": 4, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+        "rollout": {"max_length": 8},
+    })  # fmt: skip
+    for name, worker in {
+        "sft": LanguageModelWorker(sft, context, model.manifest.ref, 4),
+        "rl": RLWorker(rl, context, model.manifest.ref, None),
+    }.items():
+        state = worker.parts()["model" if name == "sft" else "policy"].state().shared
+        start = [float(tensor.double().sum()) for tensor in state.values()]
+        engine = worker.engine if isinstance(worker, LanguageModelWorker) else worker._policy
+        trained = {key: p for key, p in engine.module.named_parameters() if p.requires_grad}
+        with torch.no_grad():
+            for key, parameter in trained.items():
+                if "lora_B" in key:  # zeros at the start, which would hide the dropout
+                    parameter.fill_(0.1)
+            logprobs = engine.module.train()(batch())[0]
+        yield f"dropout {name}", {"start": start, "logprobs": logprobs.tolist()}, {}
+
+
+def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetrics:
     routing = step_routing(engine, parts)
 
-    def balanced(model: nn.Module, part: PackedBatch) -> tuple[Tensor, dict[str, Tensor]]:
+    def balanced(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         logprobs, _, sums = model(part, only=part.loss_mask, with_routing=True)
         balance = load_balancing_loss(sums, routing)
-        return balance - (logprobs * part.loss_mask).sum() / TOKENS, {"balance": balance}
+        return balance - (logprobs * part.loss_mask).sum() / TOKENS, {"balance": Sum(balance)}
 
     return engine.step(parts, balanced)
 
@@ -139,7 +177,7 @@ def main(rank: int, address: str, folder: Path) -> None:
     join_group(rank=rank, size=2, address=address)
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for scenario in (metrics, gradients, skipping, muon, offload, experts):
+    for scenario in (metrics, gradients, skipping, muon, offload, experts, dropout):
         for name, found, state in scenario(rank, folder):
             numbers[name] = found
             tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}

@@ -1,4 +1,4 @@
-"""How the experts of a mixture-of-experts model are loaded in one optimizer step."""
+"""How often the tokens of one optimizer step are routed to each expert of a mixture-of-experts model."""
 
 from __future__ import annotations
 

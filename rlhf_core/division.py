@@ -1,0 +1,100 @@
+"""The division of one step over data-parallel replicas: equal work for each, as packed micro-batches.
+
+RL, supervised training and scoring all divide a packed batch this way. Its examples (a sequence, or a preference pair)
+stay whole, and results per token can be put back into the order of the batch.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from rlhf_core.packing import select
+from rlhf_core.types import PackedBatch
+
+B = TypeVar("B", bound=PackedBatch)
+Plan = list[list[list[int]]]  # [replica][micro-batch] -> indices of examples; an empty list stands for a filler
+
+# An example of T tokens costs about T * (1 + T / ATTENTION_TOKENS): the linear layers, and the attention.
+ATTENTION_TOKENS = 4096
+
+
+@dataclass(frozen=True)
+class Division(Generic[B]):
+    """Which examples of a batch each replica works on, micro-batch by micro-batch."""
+
+    batch: B
+    plan: Plan  # all replicas have the same number of micro-batches
+
+    @classmethod
+    def of(cls, batch: B, *, replicas: int, tokens_per_micro_batch: int) -> Division[B]:
+        lengths = batch.example_lengths.tolist()
+        return cls(batch, plan_micro_batches(lengths, replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch))
+
+    def split(self) -> list[list[B]]:
+        """[replica][micro-batch] -> that part of the batch."""
+        return [[select(self.batch, part) if part else filler(self.batch) for part in replica] for replica in self.plan]
+
+    def join(self, parts: Sequence[Sequence[Tensor]]) -> Tensor:
+        """The inverse of `split` for results: [replica][micro-batch] tensors of (n,) tokens -> (N,), in batch order."""
+        pieces: dict[int, Tensor] = {}
+        lengths = self.batch.example_lengths.tolist()
+        for replica_plan, replica_parts in zip(self.plan, parts, strict=True):
+            for examples, values in zip(replica_plan, replica_parts, strict=True):
+                if examples:
+                    pieces.update(zip(examples, values.split([lengths[i] for i in examples]), strict=True))
+        return torch.cat([pieces[i] for i in range(len(lengths))])
+
+
+def filler(batch: B) -> B:
+    """The shortest example of `batch`, of which no token is trained.
+
+    A replica without work of its own runs it, so that all ranks make the same collective calls.
+    """
+    lengths = batch.example_lengths.tolist()
+    shortest = select(batch, [lengths.index(min(lengths))])
+    return replace(shortest, loss_mask=torch.zeros_like(shortest.loss_mask))
+
+
+def plan_micro_batches(lengths: Sequence[int], *, replicas: int, tokens_per_micro_batch: int) -> Plan:
+    """Assign examples of these lengths, in tokens, to replicas and micro-batches.
+
+    Cost counts tokens and, for attention, their square; replicas get as equal cost as greedy assignment finds. All
+    replicas have the same number of micro-batches. A micro-batch holds at most `tokens_per_micro_batch` tokens unless a
+    single example is longer. Examples of similar length share a micro-batch.
+    """
+    if replicas < 1:
+        raise ValueError(f"plan_micro_batches: {replicas} replicas")
+    costs = [length * (1 + length / ATTENTION_TOKENS) for length in lengths]
+    plan = [_fill(share, lengths, tokens_per_micro_batch) for share in _balance(costs, replicas)]
+    most = max(1, *(len(micro_batches) for micro_batches in plan))
+    return [micro_batches + [[] for _ in range(most - len(micro_batches))] for micro_batches in plan]
+
+
+def _balance(costs: Sequence[float], replicas: int) -> list[list[int]]:
+    """Longest job first onto the least loaded replica (Graham, 1969)."""
+    loads = [(0.0, replica) for replica in range(replicas)]
+    shares: list[list[int]] = [[] for _ in range(replicas)]
+    for index in sorted(range(len(costs)), key=lambda i: (-costs[i], i)):
+        load, replica = heapq.heappop(loads)
+        shares[replica].append(index)
+        heapq.heappush(loads, (load + costs[index], replica))
+    return shares
+
+
+def _fill(share: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Micro-batches of neighbours in length (the share is sorted by cost), each within the limit."""
+    micro_batches: list[list[int]] = []
+    tokens = 0
+    for index in share:
+        if not micro_batches or tokens + lengths[index] > limit:
+            micro_batches.append([])
+            tokens = 0
+        micro_batches[-1].append(index)
+        tokens += lengths[index]
+    return micro_batches
