@@ -11,6 +11,7 @@ from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
 
@@ -36,11 +37,19 @@ def running(group: WorkerGroup) -> Iterator[WorkerGroup]:
         group.shutdown()
 
 
-def save(workers: WorkerGroup, folder: Path) -> None:
-    """Rank 0 writes the model to `folder`. Raises StageError if that is not on this node, which publishes it."""
-    workers.call("save", folder)
+def save(workers: WorkerGroup, folder: Path, context: StageContext) -> None:
+    """Rank 0 writes the trained model, and `folder`, in this job's working folder, then has it on this node.
+
+    From another node it travels through the store: rank 0 uploads the files as blobs, this node downloads them. That
+    costs one download of the model, to disk and never whole in memory; the upload is the one that publishing would do,
+    which finds the blobs there. A folder that is not published itself, such as an adapter that is merged first, leaves
+    its blobs unreferenced.
+    """
+    files = workers.call("hand_over", folder)[0]
+    if files:
+        context.get_files(files, folder)
     if not folder.is_dir():
-        raise StageError(f"rank 0 wrote {folder} on another node than the job's: give both one file system")
+        raise StageError(f"rank 0 found the job's working folder, but {folder} is not on the job's node")
 
 
 def reserved_devices(placement: Placement) -> float:
