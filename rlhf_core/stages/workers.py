@@ -47,6 +47,7 @@ def save(workers: WorkerGroup, folder: Path, context: StageContext) -> None:
     """
     files = workers.call("hand_over", folder)[0]
     if files:
+        print(f"rank 0 is on another node: its {len(files)} files come through the store", flush=True)
         context.get_files(files, folder)
     if not folder.is_dir():
         raise StageError(f"rank 0 found the job's working folder, but {folder} is not on the job's node")
