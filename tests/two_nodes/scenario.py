@@ -24,7 +24,7 @@ from rlhf_core.contract import Input
 from tasks.job_log import Progress
 from tasks.ray_jobs import JobEndedError, JobRequest, RayJobs
 from tests.cluster import ROOT, service_environment
-from tests.rlhf_core.stages.rl_jobs import CONFIG, job_inputs, results, specified
+from tests.rlhf_core.stages.rl_jobs import job_inputs, results, specified, two_by_two
 from tests.services import S3Server
 from tests.two_nodes.machines import PRIVATE, Machine, connect
 
@@ -37,9 +37,11 @@ SECONDS = 240.0
 
 
 def config() -> RLConfig:
-    placement = CONFIG.placement.model_copy(update={"workers": 2, "cpus_per_worker": 6.0, "threads": 1})
-    rollout = CONFIG.rollout.model_copy(update={"engines": 2, "cpus_per_engine": 2.0, "threads": 1})
-    return CONFIG.model_copy(update={"placement": placement, "rollout": rollout})
+    both = two_by_two(zero_stage=2)
+    placement = both.placement.model_copy(update={"cpus_per_worker": 6.0})
+    return both.model_copy(
+        update={"placement": placement, "rollout": both.rollout.model_copy(update={"cpus_per_engine": 2.0})}
+    )
 
 
 class Nodes:

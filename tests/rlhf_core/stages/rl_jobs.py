@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -28,6 +28,16 @@ CONFIG = RLConfig.model_validate({
         "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 4},
     },
 })  # fmt: skip
+
+
+def two_by_two(zero_stage: Literal[2, 3]) -> RLConfig:
+    """CONFIG on two ranks and two engines."""
+    engine = CONFIG.engine.model_copy(update={"zero_stage": zero_stage})
+    placement = CONFIG.placement.model_copy(update={"workers": 2, "cpus_per_worker": 0.5, "threads": 1})
+    rollout = CONFIG.rollout.model_copy(update={"engines": 2, "cpus_per_engine": 0.5, "threads": 1})
+    return CONFIG.model_copy(update={"engine": engine, "placement": placement, "rollout": rollout})
+
+
 # Short completions are right. Where HOLD names a folder, it holds once the test has put `now` into that.
 REWARD = """
 import os, pathlib, time

@@ -1,4 +1,4 @@
-"""GRPO as a job, with vLLM and a DeepSpeed rank in Ray actors: killed in the middle of a step, and submitted again."""
+"""GRPO as a job, with vLLM and DeepSpeed ranks in Ray actors: killed in the middle of a step, and submitted again."""
 
 from __future__ import annotations
 
@@ -14,10 +14,11 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.stages.runner import run_job
 from tests.rlhf_core.stages.killed_runs import finish, kill_when_held, start
-from tests.rlhf_core.stages.rl_jobs import job_inputs, results, specified
+from tests.rlhf_core.stages.rl_jobs import CONFIG, job_inputs, results, specified, two_by_two
 
 
 def job(store_url: str, spec: StageSpec, folder: Path, environment: dict[str, str]) -> None:
@@ -33,13 +34,17 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     return job_inputs(tmp_path_factory.mktemp("inputs"))
 
 
-def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, inputs: dict[str, Input], tmp_path: Path) -> None:
+@pytest.mark.timeout(1200)  # three starts of engines and ranks, two of them side by side
+@pytest.mark.parametrize(
+    "config", [CONFIG, two_by_two(2), two_by_two(3)], ids=["1 rank", "2 ranks, ZeRO 2", "2 ranks, ZeRO 3"]
+)
+def test_a_killed_job_ends_as_if_it_had_not_been(
+    ray_cluster: None, inputs: dict[str, Input], tmp_path: Path, config: RLConfig
+) -> None:
     environment = {"RAY_ADDRESS": ray.get_runtime_context().gcs_address, "ALIGNMENT_CACHE": str(tmp_path / "cache")}
     whole, killed = (ArtifactRepository(open_store(str(tmp_path / name / "store"))) for name in ("whole", "killed"))
-    (tmp_path / "whole").mkdir()
-    (tmp_path / "killed").mkdir()
-    spec = specified(whole, inputs, tmp_path / "whole")
-    assert specified(killed, inputs, tmp_path / "killed") == spec
+    spec = specified(whole, inputs, tmp_path / "whole", config)
+    assert specified(killed, inputs, tmp_path / "killed", config) == spec
     undisturbed = start(job, whole.store.url, spec, tmp_path / "whole", environment)
     first = start(job, killed.store.url, spec, tmp_path / "killed", environment | {"HOLD": str(tmp_path / "killed")})
     checkpoints = Checkpoints(killed.store, spec.ref)
