@@ -8,10 +8,10 @@ LINTED := rlhf_core flows tasks deployments tests benchmarks
 FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
 	tests/rlhf_core/algorithms tests/deployments/test_setup.py
 
-.PHONY: help setup demo test check fast format lint types up status down
+.PHONY: help setup demo test two-nodes check fast format lint types up status down
 
 help:  ## this list
-	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' Makefile
+	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
 
 setup:  ## make .venv with the tested versions; nothing to do when it is there
 	@$(PYTHON) deployments/setup.py
@@ -22,6 +22,9 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 
 test: setup  ## all tests
 	@$(QUICK) $(BIN)/python -m pytest -n 2 --dist loadfile
+
+two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
+	@$(QUICK) $(BIN)/python -m tests.two_nodes
 
 check: lint types fast  ## what the pre-commit hook runs: format, lint, types, fast tests
 

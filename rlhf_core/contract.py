@@ -79,6 +79,12 @@ class StageContext(Protocol):
     def fetch(self, ref: ArtifactRef) -> Input:
         """The artifact on this node, its bytes verified; cached by content."""
 
+    def put_files(self, folder: Path) -> Mapping[str, str]:
+        """Store the files of `folder`, which `get_files` on any node then gets: relative path -> SHA-256."""
+
+    def get_files(self, files: Mapping[str, str], folder: Path) -> None:
+        """Write what `put_files` has stored to `folder` on this node, verified."""
+
     def user_file(self, path: str) -> Path:
         """The user's file that the recipe calls `path`, as it was when the key was computed."""
 

@@ -1,4 +1,4 @@
-"""Real services for tests, each a process of its own on loopback, ended by whoever started it."""
+"""Real services for tests, each a process of its own on loopback, ended by the test that started it."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def free_ports(count: int) -> list[int]:
 
 
 class S3Server:
-    """SeaweedFS with credentials, its data in a folder of its own."""
+    """SeaweedFS with credentials, its data in a folder of its own. address: where it listens."""
 
-    def __init__(self) -> None:
+    def __init__(self, address: str = LOOPBACK) -> None:
         # A short path: it has sockets in it, whose paths may have no more than 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="weed-"))
         self.access_key, self.secret_key = secrets.token_hex(10), secrets.token_hex(20)
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = free_ports(10)
-        self.endpoint = f"http://{LOOPBACK}:{self._ports[0]}"
+        self._address = address
+        self.endpoint = f"http://{address}:{self._ports[0]}"
 
     def start(self) -> None:
         """Start, also again after `stop` with the data as it was; returns when requests are answered."""
@@ -47,7 +48,7 @@ class S3Server:
         ports += [f"-{n}.port.grpc={self._ports[i + len(names)]}" for i, n in enumerate(names)]
         command = [
             Path(sys.executable).parent / "weed", f"-logdir={self._folder}", "mini", f"-dir={self._folder}",
-            f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}", *ports, "-s3.port.iceberg=0", "-s3.port.lance=0",
+            f"-ip={self._address}", f"-ip.bind={self._address}", *ports, "-s3.port.iceberg=0", "-s3.port.lance=0",
             f"-s3.localSocket={self._folder / 's3.sock'}", f"-filer.localSocket={self._folder / 'filer.sock'}",
             "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
         ]  # fmt: skip

@@ -38,17 +38,15 @@ class ArtifactRepository:
 
         Raises StoreError for an empty folder and for a file that is a pickle.
         """
-        paths = sorted(path for path in folder.rglob("*") if path.is_file())
+        paths = _files_below(folder)
         if not paths:
             raise StoreError(f"{manifest.name}: nothing to publish, {folder} has no files")
         for path in paths:
             if path.suffix in _PICKLES:
                 raise StoreError(f"{manifest.name}: {path.name} may be a pickle; save weights as .safetensors")
-        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
-            digests = list(pool.map(self.put_blob, paths))
         files = tuple(
-            FileEntry(path=path.relative_to(folder).as_posix(), size=path.stat().st_size, sha256=digest)
-            for path, digest in zip(paths, digests, strict=True)
+            FileEntry(path=path, size=(folder / path).stat().st_size, sha256=digest)
+            for path, digest in self.put_folder(folder).items()
         )
         return self._commit(manifest.model_copy(update={"files": files}))
 
@@ -89,6 +87,21 @@ class ArtifactRepository:
             _check_relative(path)
             blob_path(sha256)
         return NodeCache(cache).folder(files, self.get_blob)
+
+    def put_folder(self, folder: Path) -> dict[str, str]:
+        """Store the files of `folder` as blobs: relative path -> SHA-256, sorted by path."""
+        paths = _files_below(folder)
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            digests = list(pool.map(self.put_blob, paths))
+        return {path.relative_to(folder).as_posix(): digest for path, digest in zip(paths, digests, strict=True)}
+
+    def get_folder(self, files: Mapping[str, str], folder: Path) -> None:
+        """Write the blobs `files` (relative path -> SHA-256) to `folder`, verified. Raises as `get_blob` does."""
+        for path in files:
+            _check_relative(path)
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
+            list(pool.map(lambda path: self.get_blob(files[path], folder / path), files))
 
     def put_blob(self, content: Path | bytes) -> str:
         """Store a file or bytes, unless they are stored already. Returns their SHA-256, by which they are found."""
@@ -190,6 +203,10 @@ def blob_path(sha256: str) -> str:
     if not _SHA256.fullmatch(sha256):
         raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
+
+
+def _files_below(folder: Path) -> list[Path]:
+    return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
 def _manifest_path(ref: ArtifactRef) -> str:

@@ -56,6 +56,12 @@ class JobContext:
             )
         return Input(manifest, repository.fetch(ref, node_cache(), only))
 
+    def put_files(self, folder: Path) -> dict[str, str]:
+        return ArtifactRepository(self._store).put_folder(folder)
+
+    def get_files(self, files: Mapping[str, str], folder: Path) -> None:
+        ArtifactRepository(self._store).get_folder(files, folder)
+
     def user_file(self, path: str) -> Path:
         if path not in self._spec.user_files:
             raise StageError(f"{path}: no file of the recipe that this stage's key was computed with")

@@ -27,5 +27,5 @@ def train_language_model(
     context.progress(0, steps, "start workers")
     with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
         metrics = train(config, examples, pack_sequences, workers, context)
-        save(workers, folder)
+        save(workers, folder, context)
     return Output(kind, folder, metrics={**metrics, "steps": steps})

@@ -38,7 +38,7 @@ def run(
         metrics = train(config, examples, pack_pairs, workers, context)
         metrics |= judge(config, held_out, workers)
         trained = folder if config.lora is None else context.workdir / "adapter"
-        save(workers, trained)
+        save(workers, trained, context)
     if config.lora is not None:
         merge_adapter(model.folder, trained, folder)
     context.log(steps, {name: metrics[name] for name in ("held_out_accuracy", "reward_mean", "reward_std")})

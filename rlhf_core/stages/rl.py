@@ -74,7 +74,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         ).run()
         folder = context.workdir / "policy"
         turns.train()
-        save(workers, folder)
+        save(workers, folder, context)
 
     return Output(
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,

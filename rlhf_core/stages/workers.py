@@ -10,8 +10,10 @@ from typing import Any, Protocol, TypeVar
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.training import Placement
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
+from rlhf_core.training.snapshots import SnapshotWorker
 
 W = TypeVar("W")
 
@@ -37,14 +39,17 @@ def running(group: WorkerGroup[W]) -> Iterator[WorkerGroup[W]]:
         group.shutdown()
 
 
-class SavesModel(Protocol):
-    """A worker whose model can be written to a folder."""
+def save(workers: WorkerGroup[SnapshotWorker], folder: Path, context: StageContext) -> None:
+    """Rank 0 writes the trained model, and `folder`, in this job's working folder, then has it on this node.
 
-    def save(self, folder: Path) -> None: ...
-
-
-def save(workers: WorkerGroup[SavesModel], folder: Path) -> None:
-    """Rank 0 writes the model to `folder`. Raises StageError if that is not on this node, which publishes it."""
-    workers.call(SavesModel.save, folder)
+    From another node it travels through the store: rank 0 uploads the files as blobs, this node downloads them. That
+    costs one download of the model, to disk and never whole in memory; the upload is the one that publishing would do,
+    which finds the blobs there. A folder that is not published itself, such as an adapter that is merged first, leaves
+    its blobs unreferenced.
+    """
+    files = workers.call(SnapshotWorker.hand_over, folder)[0]
+    if files:
+        print(f"rank 0 is on another node: its {len(files)} files come through the store", flush=True)
+        context.get_files(files, folder)
     if not folder.is_dir():
-        raise StageError(f"rank 0 wrote {folder} on another node than the job's: give both one file system")
+        raise StageError(f"rank 0 found the job's working folder, but {folder} is not on the job's node")

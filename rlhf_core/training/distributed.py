@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-import sys
+import socket
 from datetime import timedelta
 
+import psutil
 import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import HashStore
@@ -24,9 +25,9 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
             raise RuntimeError(f"this process is rank {dist.get_rank()} of {dist.get_world_size()} already")
         return
     _set_environment(rank=rank, size=size)
-    if address.startswith("127."):
-        # Otherwise gloo binds to whatever the host's name resolves to.
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo0" if sys.platform == "darwin" else "lo")
+    if address and (interface := interface_towards(address)):
+        # Otherwise gloo binds to whatever the host's name resolves to, which other nodes may not reach.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
     backend = "gloo"
     if torch.cuda.is_available():
         torch.cuda.set_device(0)
@@ -35,6 +36,20 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     else:
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+
+
+def interface_towards(address: str) -> str | None:
+    """The network interface from which this node reaches `address` (host:port); None if that cannot be determined."""
+    host, _, port = address.rpartition(":")
+    try:
+        family, kind, _, _, target = socket.getaddrinfo(host.strip("[]"), int(port), type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(target)  # a datagram socket: chooses the route and sends nothing
+            own = probe.getsockname()[0]
+    except OSError:
+        return None
+    interfaces = psutil.net_if_addrs().items()
+    return next((name for name, addresses in interfaces if any(a.address == own for a in addresses)), None)
 
 
 def _set_environment(*, rank: int, size: int) -> None:

@@ -1,9 +1,12 @@
-"""A rank's part of a checkpoint: copied to host memory at once, then written and uploaded beside further steps."""
+"""What a rank's node uploads: its part of a checkpoint, copied to host memory first so that training continues while
+it is written, and the trained model where the job's driver is on another node."""
 
 from __future__ import annotations
 
+import shutil
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -53,6 +56,26 @@ class SnapshotWorker(ABC):
     @abstractmethod
     def parts(self) -> Mapping[str, Stateful]:
         """What the next step depends on, by name, except the random generators."""
+
+    @abstractmethod
+    def save(self, folder: Path) -> None:
+        """Rank 0 writes the trained model to `folder` on its node. Every rank must call it."""
+
+    def hand_over(self, folder: Path) -> Mapping[str, str]:
+        """Save to `folder`, which lies in the driver's working folder. Every rank must call it.
+
+        If this node does not have that folder, rank 0 stores the files instead and returns what `get_files` needs.
+        """
+        if folder.parent.is_dir():
+            self.save(folder)
+            return {}
+        written = self._context.workdir / folder.name
+        self.save(written)
+        if dist.get_rank() != 0:
+            return {}
+        files = self._context.put_files(written)
+        shutil.rmtree(written)
+        return files
 
     @host_memory_only
     def copy_state(self) -> None:

@@ -26,7 +26,7 @@ from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 
 _PROCESSES = multiprocessing.get_context("forkserver")
 _PROCESSES.set_forkserver_preload(["deepspeed", "rlhf_core.stages.sft", "rlhf_core.rl.worker", __name__])
-SECONDS = 240.0
+SECONDS = 480.0
 
 
 def hold(folder: Path) -> None:

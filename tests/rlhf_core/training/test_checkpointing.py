@@ -42,6 +42,8 @@ class Worker(SnapshotWorker):
     def parts(self) -> Mapping[str, Stateful]:
         return {"model": self.weights}
 
+    def save(self, folder: Path) -> None: ...
+
     def step(self, number: int) -> None:
         self.weights.shared["w"].fill_(number)
         self.weights.own["m"].fill_(-number)

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_core.training.distributed import join_group
+from rlhf_core.training.distributed import interface_towards, join_group
 from rlhf_core.training.group import InlineGroup, WorkerGroup
 
 
@@ -74,6 +75,15 @@ def test_two_processes_that_meet_on_loopback_stay_there() -> None:
         for rank in range(2)
     ]
     assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo"]] * 2
+
+
+def test_gloo_uses_the_interface_that_leads_to_rank_0() -> None:
+    addresses = {a.address: name for name, all_of_it in psutil.net_if_addrs().items() for a in all_of_it
+                 if a.family == socket.AF_INET}  # fmt: skip
+    assert addresses
+    for address, name in addresses.items():
+        assert interface_towards(f"{address}:29500") == name
+    assert interface_towards("not an address:29500") is None
 
 
 def test_a_call_aside_runs_beside_the_others_and_keeps_its_error() -> None:

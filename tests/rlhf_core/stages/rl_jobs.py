@@ -1,0 +1,89 @@
+"""RL stages that run as jobs: a tiny GRPO, its spec as a flow stores it, and what came of it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
+from rlhf_core.pipeline.user_files import user_files
+from rlhf_core.stages.key import computing_libraries, stage_key
+from rlhf_core.stages.table import STAGES
+from tests.rlhf_core.stages.killed_runs import without_times
+from tests.rlhf_core.stages.supervised_runs import base_model, dataset
+
+CONFIG = RLConfig.model_validate({
+    "algorithm": "grpo", "dataset": "prompts", "steps": 5, "prompts_per_step": 3, "sampling": {"max_tokens": 4},
+    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
+    "checkpoint": {"every_steps": 1},
+    "grpo": {
+        "rewards": {"short": {"type": "function", "path": "reward.py"}}, "group_size": 4,
+        "optimizer": {"learning_rate": 1e-2}, "shaping": {"normalize": True}, "filtering": {"max_rounds": 64},
+        "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 4},
+    },
+})  # fmt: skip
+
+
+def two_by_two(zero_stage: Literal[2, 3]) -> RLConfig:
+    """CONFIG on two ranks and two engines."""
+    engine = CONFIG.engine.model_copy(update={"zero_stage": zero_stage})
+    placement = CONFIG.placement.model_copy(update={"workers": 2, "cpus_per_worker": 0.5, "threads": 1})
+    rollout = CONFIG.rollout.model_copy(update={"engines": 2, "cpus_per_engine": 0.5, "threads": 1})
+    return CONFIG.model_copy(update={"engine": engine, "placement": placement, "rollout": rollout})
+
+
+# Short completions are right. Where HOLD names a folder, it holds once the test has put `now` into that.
+REWARD = """
+import os, pathlib, time
+
+def reward(completions, prompts, rows):
+    folder = os.environ.get("HOLD")
+    if folder and pathlib.Path(folder, "now").exists():
+        pathlib.Path(folder, "held").touch()
+        time.sleep(60)
+    right = [float(len(c) <= 1) for c in completions]
+    return [{"reward": r + 0.01 * len(c), "score": r} for r, c in zip(right, completions)]
+"""
+
+
+def job_inputs(folder: Path) -> dict[str, Input]:
+    """A model that vLLM serves, and prompts."""
+    prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcdefg"]
+    return {"model": base_model(folder / "base", heads=1), "dataset": dataset(folder / "data", prompts)}
+
+
+def specified(
+    repository: ArtifactRepository, inputs: Mapping[str, Input], root: Path, config: RLConfig = CONFIG
+) -> StageSpec:
+    """The inputs and the spec of the stage, stored as a flow stores them."""
+    refs = {}
+    for name, item in inputs.items():
+        kind = Kind.DATASET if name == "dataset" else Kind.BASE_MODEL
+        refs[name] = repository.publish(item.manifest.model_copy(update={"kind": kind}), item.folder).ref
+    root.mkdir(parents=True, exist_ok=True)
+    (root / "reward.py").write_text(REWARD)
+    files = user_files(config, root)
+    for path in files:
+        repository.put_blob(root / path)
+    libraries, stage = computing_libraries(), STAGES["rl"]
+    key = stage_key(stage, config, inputs=refs, user_files=files, seed=1, libraries=libraries)
+    spec = StageSpec(
+        name="rl", stage="rl", stage_version=stage.version, key=key, config=config.model_dump(mode="json"), inputs=refs,
+        user_files=files, seed=1, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
+    )  # fmt: skip
+    repository.write_spec(spec)
+    return spec
+
+
+def results(repository: ArtifactRepository, manifest: Manifest | None, cache: Path) -> tuple[str, list[dict[str, Any]]]:
+    """The hash of the weights, and the lines of metrics."""
+    assert manifest is not None
+    weights = next(file.sha256 for file in manifest.files if file.path == "model.safetensors")
+    lines = (repository.fetch(manifest.ref, cache) / "metrics.jsonl").read_text().splitlines()
+    return weights, [without_times(json.loads(line)) for line in lines]
