@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
-from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.progress import ProgressReporter
 
 Bundle = dict[str, float]
 
@@ -82,7 +82,7 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         require_possible(bundles, [node["Resources"] for node in ray.nodes() if node["Alive"]])
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
-        ready, progress, waited = group.ready(), Progress(), False
+        ready, progress, waited = group.ready(), ProgressReporter(), False
         while not ray.wait([ready], timeout=every)[0]:
             waited = True
             free, there = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)

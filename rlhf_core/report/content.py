@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
 from rlhf_core.report.formatting import main_figures
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 
@@ -61,13 +62,13 @@ class Difference:
 def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     """nodes: the run's artifacts by node name, in the order of the run."""
     by_model = {name.removeprefix("evaluation."): i for name, i in nodes.items() if i.manifest.kind == Kind.EVALUATION}
-    answers = {model: _read_jsonl(evaluation.folder / "samples.jsonl") for model, evaluation in by_model.items()}
+    answers = {model: _read_jsonl(evaluation.folder / SAMPLES_FILE) for model, evaluation in by_model.items()}
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
         differences=_differences(answers),
         samples=_sample_rows(answers, samples),
-        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / "metrics.jsonl"))},
+        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / METRICS_FILE))},
         edges=_edges(nodes),
     )
 

@@ -7,6 +7,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, PretrainConfig, ReportConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Stage
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
 MODELS = frozenset({Kind.BASE_MODEL, Kind.POLICY})  # full weights: an adapter is merged before anything builds on it
 TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})
@@ -34,7 +35,7 @@ _STAGES = (
     Stage("evaluation", 1, EvaluationConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.EVALUATION),
           "rlhf_core.stages.evaluation:run"),
     Stage("report", 2, ReportConfig, {"node.*": ANY}, _only(Kind.REPORT), "rlhf_core.stages.report:run",
-          files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})}),
+          files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
 )  # fmt: skip
 
 STAGES: dict[str, Stage] = {stage.name: stage for stage in _STAGES}
