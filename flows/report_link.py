@@ -11,7 +11,7 @@ from rlhf_core.artifacts.links import browser_link
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.record import RunRecord, report_path
-from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
+from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
 
 REPORT_FILE = "report.html"
 
@@ -35,10 +35,10 @@ def _copy_report(prepared: Prepared, ref: ArtifactRef, run_id: str) -> None:
 
 
 def _stages(record: RunRecord) -> list[str]:
-    rows = ["| stage | | time | figures |", "|---|---|---:|---|"]
+    rows = ["| stage | | time | metrics |", "|---|---|---:|---|"]
     for node in record.nodes:
         rows.append(
-            f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_figures(node.ref.stage, node.metrics)} |"
+            f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_metrics(node.ref.stage, node.metrics)} |"
         )
     return rows
 

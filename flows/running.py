@@ -17,7 +17,7 @@ from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
-from rlhf_core.report.formatting import main_figures
+from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import STAGE_TASKS, StageRunner
 from tasks.ray_jobs import connect
 from tasks.stage import RunSettings, StageResult
@@ -149,6 +149,6 @@ def _row(node: NodeRecord) -> Row:
         "stage": node.name,
         "outcome": node.outcome,
         "time": f"{node.seconds:.1f} s",
-        "figures": node.error or main_figures(node.ref.stage, node.metrics),
+        "metrics": node.error or main_metrics(node.ref.stage, node.metrics),
         "artifact": str(node.ref),
     }

@@ -19,7 +19,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StoreError
-from rlhf_core.report.formatting import main_figures
+from rlhf_core.report.formatting import main_metrics
 
 app = typer.Typer()
 console = Console()
@@ -43,20 +43,20 @@ def _find(repository: ArtifactRepository, text: str) -> Manifest:
 def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this stage")] = None) -> None:
     """Lists what the store has, the newest first."""
     table = Table()
-    for column in ("artifact", "node", "kind", "made", "size", "figures"):
+    for column in ("artifact", "node", "kind", "made", "size", "metrics"):
         table.add_column(
-            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "figures"
+            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "metrics"
         )
     found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
         made = f"{m.finished_at:%Y-%m-%d %H:%M}"
-        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_figures(m.stage, m.metrics)))
+        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_metrics(m.stage, m.metrics)))
     console.print(table)
 
 
 @app.command()
 def show(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Prints an artifact's manifest: files, parents, settings, libraries, figures."""
+    """Prints an artifact's manifest: files, parents, settings, libraries, metrics."""
     console.print_json(_find(_repository(), artifact).model_dump_json())
 
 

@@ -11,7 +11,7 @@ from rich.table import Table
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
-from rlhf_core.report.formatting import compared_metrics, main_figures, with_interval
+from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
 
 _STYLES = {
     "reuse": "green",
@@ -39,13 +39,13 @@ def outcome_table(record: RunRecord) -> Table:
     table.add_column("stage")
     table.add_column("")
     table.add_column("time", justify="right")
-    table.add_column("figures", overflow="fold")
+    table.add_column("metrics", overflow="fold")
     for node in record.nodes:
         table.add_row(
             node.name,
             _styled(node.outcome),
             _time(node),
-            escape(node.error or main_figures(node.ref.stage, node.metrics)),
+            escape(node.error or main_metrics(node.ref.stage, node.metrics)),
         )
     return table
 
