@@ -23,8 +23,8 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import AlignmentError, StoreError
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record
+from rlhf_core.tracking.protocol import METRICS_FILE
 
-METRICS = "metrics.jsonl"
 WORK_PHASES = ("seconds/rollout", "seconds/score", "seconds/update")
 AIM_SECONDS = 25.0  # from a stage's start to its first step
 
@@ -87,10 +87,10 @@ def measure_run(repository: ArtifactRepository, record: RunRecord) -> list[Overh
 
 
 def _lines(repository: ArtifactRepository, manifest: Manifest, cache: Path) -> list[Line]:
-    if all(file.path != METRICS for file in manifest.files):
+    if all(file.path != METRICS_FILE for file in manifest.files):
         return []
-    folder = repository.fetch(manifest.ref, cache, only=[METRICS])
-    return [json.loads(line) for line in (folder / METRICS).read_text(encoding="utf-8").splitlines()]
+    folder = repository.fetch(manifest.ref, cache, only=[METRICS_FILE])
+    return [json.loads(line) for line in (folder / METRICS_FILE).read_text(encoding="utf-8").splitlines()]
 
 
 def find_run(store: Store, run_id: str | None) -> RunRecord:

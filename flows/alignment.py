@@ -11,7 +11,7 @@ from flows.running import Row, run_recipe, stop_jobs
 def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row]:  # noqa: B006  Prefect copies it
     """Base, SFT, reward model, RL, merge, evaluation, report: what the recipe asks for and the store does not have.
 
-    Returns one row per stage: its outcome, time and main figures.
+    Returns one row per stage: its outcome, time and main metrics.
 
     Args:
         recipe: name of a shipped recipe, or path of a .yaml file

@@ -35,7 +35,7 @@ def _copy_report(prepared: Prepared, ref: ArtifactRef, run_id: str) -> None:
 
 
 def _stages(record: RunRecord) -> list[str]:
-    rows = ["| stage | | time | figures |", "|---|---|---:|---|"]
+    rows = ["| stage | | time | metrics |", "|---|---|---:|---|"]
     for node in record.nodes:
         rows.append(f"| {node.name} | {node.outcome} | {node.seconds:.1f} s | {main_metrics(node.metrics)} |")
     return rows

@@ -149,6 +149,6 @@ def _row(node: NodeRecord) -> Row:
         "stage": node.name,
         "outcome": node.outcome,
         "time": f"{node.seconds:.1f} s",
-        "figures": node.error or main_metrics(node.metrics),
+        "metrics": node.error or main_metrics(node.metrics),
         "artifact": str(node.ref),
     }

@@ -100,5 +100,5 @@ class StageContext(Protocol):
     def restore_log(self, lines: bytes) -> None:
         """Begin with the `lines` of a run that was killed, as if this one had logged them. Nothing is logged yet."""
 
-    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
-        """Shown in the terminal and in Prefect: which step, of how many, and the figures that matter."""
+    def progress(self, step: int, total: int, phase: str = "", **metrics: float) -> None:
+        """Shown in the terminal and in Prefect: which step, of how many, and the main metrics."""

@@ -1,4 +1,7 @@
-"""The exceptions a caller may catch. Every message says what was wrong, where, and what to do next."""
+"""The exceptions that a caller may catch. Every message says what is wrong, where, and what to do next."""
+
+import difflib
+from collections.abc import Iterable
 
 
 class AlignmentError(Exception):
@@ -6,15 +9,15 @@ class AlignmentError(Exception):
 
 
 class RecipeError(AlignmentError):
-    """A recipe, an override or a file it names is wrong; nothing has been started."""
+    """A recipe, an override or a file that the recipe names is wrong; nothing has been started."""
 
 
 class StoreError(AlignmentError):
-    """The artifact store cannot be reached or cannot do what the contract needs."""
+    """The artifact store cannot be reached, or does not provide what the contract requires."""
 
 
 class ConflictError(StoreError):
-    """A conditional write lost: the object exists already, or changed since it was read."""
+    """A conditional write failed: the object exists already, or has changed since it was read."""
 
 
 class IntegrityError(StoreError):
@@ -22,16 +25,22 @@ class IntegrityError(StoreError):
 
 
 class StageError(AlignmentError):
-    """A stage could not finish; no artifact was published from it."""
+    """A stage failed; it has published no artifact."""
 
 
 class RewardError(StageError):
-    """A reward raised, timed out, was not finite, or had the wrong number of values."""
+    """A reward raised an error, timed out, was not finite, or returned the wrong number of values."""
 
 
 class WeightSyncError(StageError):
-    """An engine does not serve the weights that were published to it."""
+    """An engine does not serve the published weights."""
 
 
 class StackError(AlignmentError):
     """A service of the local stack could not be started, reached or stopped."""
+
+
+def did_you_mean(wrong: str, known: Iterable[str]) -> str:
+    """A suggestion to append to a message about an unknown name; empty if no known name is similar."""
+    nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
+    return f", did you mean `{nearest[0]}`?" if nearest else ""

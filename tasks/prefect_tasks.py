@@ -22,7 +22,7 @@ from prefect.states import Cancelled, Completed
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.stages.table import STAGES
-from tasks.job_log import Progress
+from rlhf_core.tracking.protocol import Progress
 from tasks.ray_jobs import JobCancelledError, RayJobs
 from tasks.stage import RunSettings, run_stage
 

@@ -18,7 +18,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from rlhf_core.errors import StackError, StageError
-from tasks.job_log import JobLog, Progress
+from rlhf_core.tracking.protocol import Progress
+from tasks.job_log import JobLog
 
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5

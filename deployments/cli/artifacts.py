@@ -43,9 +43,9 @@ def _find(repository: ArtifactRepository, text: str) -> Manifest:
 def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this stage")] = None) -> None:
     """Lists what the store has, the newest first."""
     table = Table()
-    for column in ("artifact", "node", "kind", "made", "size", "figures"):
+    for column in ("artifact", "node", "kind", "made", "size", "metrics"):
         table.add_column(
-            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "figures"
+            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "metrics"
         )
     found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
@@ -56,7 +56,7 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this
 
 @app.command()
 def show(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Prints an artifact's manifest: files, parents, settings, libraries, figures."""
+    """Prints an artifact's manifest: files, parents, settings, libraries, metrics."""
     console.print_json(_find(_repository(), artifact).model_dump_json())
 
 

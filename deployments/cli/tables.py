@@ -39,7 +39,7 @@ def outcome_table(record: RunRecord) -> Table:
     table.add_column("stage")
     table.add_column("")
     table.add_column("time", justify="right")
-    table.add_column("figures", overflow="fold")
+    table.add_column("metrics", overflow="fold")
     for node in record.nodes:
         table.add_row(
             node.name,

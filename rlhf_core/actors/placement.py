@@ -16,7 +16,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
-from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.progress import ProgressReporter
 
 Bundle = dict[str, float]
 
@@ -84,7 +84,7 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         require_possible(bundles, nodes, held=float(os.environ.get(JOB_CPUS_VARIABLE, "0")))
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
-        ready, progress, waited = group.ready(), Progress(), False
+        ready, progress, waited = group.ready(), ProgressReporter(), False
         while not ray.wait([ready], timeout=every)[0]:
             waited = True
             free, there = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)

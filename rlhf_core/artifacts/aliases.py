@@ -1,4 +1,4 @@
-"""Names that move: `champion` of a model points at one artifact, and only a compare-and-swap points it elsewhere."""
+"""Aliases: `champion` of a model points at one artifact, and is moved to another by compare-and-swap."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
 
 class Alias(Config):
     manifest: ArtifactRef
-    previous: ArtifactRef | None  # what it pointed at before; None at first
+    previous: ArtifactRef | None  # the artifact before the last move; None before the first
     by: str
     reason: str
-    sequence: int  # 1 at first, one more with each move
+    sequence: int  # starts at 1; every move adds 1
     moved_at: datetime
 
     @classmethod
@@ -33,15 +33,17 @@ class Alias(Config):
 
 
 def alias_path(model: str, alias: str) -> str:
-    """Raises StoreError for names that are not plain."""
+    """Raises StoreError if one of the names is not valid."""
     for name in (model, alias):
         if not is_name(name):
-            raise StoreError(f"`{name}` is no name for a model or an alias: use lower-case letters, digits, `_.-`")
+            raise StoreError(
+                f"`{name}` is not a valid name of a model or an alias: use lower-case letters, digits, `_.-`"
+            )
     return f"{ALIASES}/{model}/{alias}.json"
 
 
 def is_name(text: str) -> bool:
-    """Whether a model or an alias may be called so."""
+    """Whether `text` is a valid name of a model or an alias."""
     return _NAME.fullmatch(text) is not None
 
 
@@ -56,12 +58,12 @@ def move_alias(
 ) -> Alias:
     """Point `alias` at `to`.
 
-    seen: the sequence of the alias that this move was decided on, 0 if there was none; None: whatever is there now.
-    Raises ConflictError if somebody else has moved it: the decision is theirs to look at again, so nothing is repeated.
+    seen: the sequence number that the caller's decision was based on, 0 if there was no alias; None: any.
+    Raises ConflictError if another process has moved it since. No retry: the caller has to decide again.
     """
     path = alias_path(model, alias)
-    found = store.get_tagged(path)
-    old = None if found is None else Alias.parse(path, found[0])
+    stored = store.get_tagged(path)
+    old = None if stored is None else Alias.parse(path, stored[0])
     sequence = 0 if old is None else old.sequence
     if seen is not None and seen != sequence:
         raise ConflictError(_moved_meanwhile(model, alias, old))
@@ -75,17 +77,17 @@ def move_alias(
     )
     data = new.model_dump_json(indent=1).encode()
     try:
-        if found is None:
+        if stored is None:
             store.put_if_absent(path, data)
         else:
-            store.replace(path, data, found[1])
+            store.replace(path, data, stored[1])
     except ConflictError as error:
         now = read_alias(store, model, alias)
-        if now != new:  # else our own write, repeated because its answer was lost
+        if now != new:  # else it is our own write, retried because its response was lost
             raise ConflictError(_moved_meanwhile(model, alias, now)) from error
     return new
 
 
 def _moved_meanwhile(model: str, alias: str, now: Alias | None) -> str:
     where = "is gone" if now is None else f"points at {now.manifest} since {now.by} moved it ({now.reason})"
-    return f"the alias {model}/{alias} has moved meanwhile: it {where}; look again and decide anew"
+    return f"the alias {model}/{alias} was moved by another process: it {where}; read it again before moving it"

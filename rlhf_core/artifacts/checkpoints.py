@@ -1,7 +1,7 @@
-"""Checkpoints of an artifact that is still being computed: each is whole or not there, and the newest counts.
+"""Checkpoints of an artifact that is still being computed. Each is complete or absent; a job resumes from the newest.
 
-`<artifact>/checkpoints/<step>-<id>/…`: files first, uploaded by whichever node has them, `manifest.json` last. Every
-attempt has an id of its own, so that nothing half-written by a process that was killed is ever mixed with anything.
+`<artifact>/checkpoints/<step>-<id>/…`: the files first, uploaded from the node that has them, `manifest.json` last.
+Every attempt has its own id, so files left by a killed process never mix with those of another attempt.
 """
 
 from __future__ import annotations
@@ -24,22 +24,22 @@ _FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
 class CheckpointFile(FileEntry):
-    path: str = Field(pattern=_FILE)  # a plain name, in the checkpoint's folder
+    path: str = Field(pattern=_FILE)  # a plain file name in the checkpoint's folder
 
 
 class Checkpoint(Config):
-    """The manifest of one. Written last, once: its presence says that all its files are there."""
+    """The manifest of a checkpoint. Written last and once: its presence means that all files are there."""
 
-    name: str = Field(pattern=r"^[0-9]{12}-[0-9a-f]{12}$")  # of its folder
-    step: int  # of the stage, the last that was done
-    ranks: int  # that trained; each has its own state
+    name: str = Field(pattern=r"^[0-9]{12}-[0-9a-f]{12}$")  # of the checkpoint's folder
+    step: int  # the last step that was completed
+    ranks: int  # number of training ranks; each stores its own state
     files: tuple[CheckpointFile, ...]
     libraries: dict[str, str]
     created_at: datetime
 
 
 class Checkpoints:
-    """Those of one artifact. Only who holds its lease commits and removes; any node adds and fetches files."""
+    """The checkpoints of one artifact. Only the holder of its lease commits and removes; any node adds and reads."""
 
     def __init__(self, store: Store, ref: ArtifactRef):
         self._store = store
@@ -47,7 +47,7 @@ class Checkpoints:
 
     @staticmethod
     def new_name(step: int) -> str:
-        """A folder's name that sorts by step and that no other attempt has."""
+        """A folder name that sorts by step and is unique to this attempt."""
         return f"{step:012d}-{uuid.uuid4().hex[:12]}"
 
     def add(self, name: str, file: str, content: Path | bytes) -> CheckpointFile:
@@ -61,23 +61,23 @@ class Checkpoints:
         return entry
 
     def commit(self, checkpoint: Checkpoint) -> None:
-        """From now on it is whole. All its files must have been added."""
+        """Make the checkpoint visible. All its files must have been added."""
         self._store.put_if_absent(self._path(checkpoint.name, MANIFEST), checkpoint.model_dump_json(indent=1).encode())
 
     def newest(self) -> Iterator[Checkpoint | IntegrityError]:
-        """Every whole one, the newest first; an error in place of one whose manifest is damaged."""
-        for name in self._whole():
+        """Every complete checkpoint, the newest first; an error in place of one whose manifest is damaged."""
+        for name in self._complete():
             try:
                 yield self._manifest(name)
             except IntegrityError as error:
                 yield error
 
     def newest_step(self) -> int | None:
-        """The step that a job would go on from; None if there is no checkpoint. Looks at names alone."""
-        return next(map(_step, self._whole()), None)
+        """The step that a job would resume from; None if there is no checkpoint. Lists names, reads no manifest."""
+        return next(map(_step, self._complete()), None)
 
     def read(self, checkpoint: Checkpoint, file: str) -> bytes:
-        """A small file of it. Raises IntegrityError if it is gone or damaged."""
+        """The content of a small file. Raises IntegrityError if it is missing or damaged."""
         entry = self._entry(checkpoint, file)
         data = self._store.get(self._path(checkpoint.name, file))
         if data is None:
@@ -86,7 +86,7 @@ class Checkpoints:
         return data
 
     def fetch(self, checkpoint: Checkpoint, file: str, to: Path) -> None:
-        """Copy a file of it to `to`. Raises IntegrityError, leaving no file, if it is gone or damaged."""
+        """Copy a file to `to`. Raises IntegrityError, leaving no file, if it is missing or damaged."""
         entry = self._entry(checkpoint, file)
         path = self._path(checkpoint.name, file)
         if not self._store.exists(path):
@@ -99,25 +99,28 @@ class Checkpoints:
             raise
 
     def prune(self, newest: str, keep: int) -> None:
-        """Remove all but `newest`, which is whole, and the `keep` - 1 whole ones of earlier steps: what is half-written
-        too, and others of the same step or later ones, which this run did not go on from since they are damaged."""
-        before = [name for name in self._whole() if _step(name) < _step(newest)]
+        """Keep `newest`, which is complete, and the `keep` - 1 complete checkpoints before it; remove all others.
+
+        That includes incomplete ones, and those of the same or a later step: damaged, or this run would have resumed
+        from them.
+        """
+        before = [name for name in self._complete() if _step(name) < _step(newest)]
         kept = {newest, *before[: keep - 1]}
         self._remove(name for name in self._names() if name not in kept)
 
     def clear(self) -> None:
-        """Remove all of them, also what is half-written."""
+        """Remove all checkpoints, incomplete ones too."""
         self._remove(self._names())
 
     def _remove(self, names: Iterator[str] | Sequence[str]) -> None:
-        """The manifest first: what is only half removed is no checkpoint any more."""
+        """Deletes each manifest first: an interrupted removal then leaves no checkpoint that looks complete."""
         for name in names:
             paths = self._store.list(f"{self._root}/{name}/")
             for path in sorted(paths, key=lambda path: not path.endswith(f"/{MANIFEST}")):
                 self._store.delete(path)
 
-    def _whole(self) -> list[str]:
-        """Names of those that have a manifest, the newest first."""
+    def _complete(self) -> list[str]:
+        """Names of the complete checkpoints, the newest first."""
         paths = self._store.list(f"{self._root}/")
         return sorted((path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}")), reverse=True)
 
@@ -131,12 +134,12 @@ class Checkpoints:
         if data is None:
             raise IntegrityError(f"{where} is gone")
         try:
-            found = Checkpoint.model_validate_json(data)
+            manifest = Checkpoint.model_validate_json(data)
         except ValidationError as error:
             raise IntegrityError(f"{where} is not the manifest of a checkpoint: {error}") from error
-        if found.name != name:
-            raise IntegrityError(f"{where} is the manifest of {found.name}")
-        return found
+        if manifest.name != name:
+            raise IntegrityError(f"{where} is the manifest of {manifest.name}")
+        return manifest
 
     def _entry(self, checkpoint: Checkpoint, file: str) -> CheckpointFile:
         for entry in checkpoint.files:

@@ -1,6 +1,6 @@
-"""Who computes a key, until when. A lease saves work, it does not guard the result: that is put-if-absent's part.
+"""Leases: which process computes a key, and until when. They avoid duplicate work; put-if-absent protects the result.
 
-Expiry is told by the clock of whoever looks, so clocks of the machines must agree within `CLOCK_SKEW`.
+Each reader compares the expiry with its own clock, so the clocks of all machines must agree within `CLOCK_SKEW`.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _POLL_SECONDS = 1.0
 
 
 class Holder(Config):
-    """A process, so that another one on the same machine sees at once that it has died."""
+    """Identifies a process, so that another process on the same machine notices at once that it has died."""
 
-    id: str  # of the lease, never used again
+    id: str  # unique to each lease
     host: str
-    machine: str  # this boot of this machine, and the process namespace that `pid` counts in
+    machine: str  # the boot id of the machine and the process namespace that `pid` belongs to
     pid: int
     process_started: float
 
@@ -51,9 +51,9 @@ class LeaseRecord(Config):
 
 
 class Lease:
-    """A lease that is held: renewed by a thread until it is released, or taken over by somebody else.
+    """A lease held by this process. A thread renews it until it is released or another process has taken it.
 
-    `on_loss` is called once, in that thread, when it is lost. As a context manager it releases at the end.
+    When it is lost, that thread calls `on_loss` once. The context manager releases it on exit.
     """
 
     def __init__(self, store: Store, path: str, record: LeaseRecord, tag: str, lifetime: timedelta):
@@ -75,7 +75,7 @@ class Lease:
 
     @property
     def lost(self) -> str:
-        """Why the lease is lost, empty while it is held."""
+        """Why the lease was lost; empty while it is held."""
         return self._lost
 
     def check(self) -> None:
@@ -84,17 +84,17 @@ class Lease:
             raise StageError(self._lost)
 
     def release(self) -> None:
-        """Let the next one in at once. Harmless when it is lost."""
+        """Allow another process to take the lease at once. No-op if it is lost."""
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
-        # Not deleted: a plain delete could hit the lease of somebody who has taken over.
+        # Not deleted: an unconditional delete could remove the lease of a process that has taken over.
         try:
             while not self._lost and not self._record.released:
                 self._write(self._record.model_copy(update={"released": True}))
         except StoreError as error:
-            # It must not hide what else went wrong, nor undo what went well.
-            print(f"the lease {self._path} could not be given back, it runs out by itself: {error}", flush=True)
+            # Not raised: it must neither hide another error nor fail a job that has succeeded.
+            print(f"the lease {self._path} could not be released and will expire: {error}", flush=True)
 
     def __enter__(self) -> Self:
         return self
@@ -110,8 +110,8 @@ class Lease:
             try:
                 self._write(self._record.model_copy(update=renewed))
             except StoreError as error:
-                # The work goes on: nobody else can take the lease either, and publishing will tell.
-                print(f"the lease {self._path} could not be renewed and is tried again: {error}", flush=True)
+                # Continue: no other process can take the lease either, and publishing will fail if the store is down.
+                print(f"the lease {self._path} could not be renewed, retrying: {error}", flush=True)
             if self._lost:
                 self._on_loss()
                 return
@@ -120,11 +120,11 @@ class Lease:
         data = _encoded(record)
         with suppress(ConflictError):
             self._store.replace(self._path, data, self._tag)
-        found = self._store.get_tagged(self._path)
-        stored = None if found is None else _decoded(self._path, found[0])
-        if found is not None and stored is not None and stored.holder == self._record.holder:
-            # `record`, or an earlier write of ours whose answer was lost.
-            self._record, self._tag = stored, found[1]
+        current = self._store.get_tagged(self._path)
+        stored = None if current is None else _decoded(self._path, current[0])
+        if current is not None and stored is not None and stored.holder == self._record.holder:
+            # `record`, or an earlier write of ours whose response was lost.
+            self._record, self._tag = stored, current[1]
         else:
             what = "was deleted" if stored is None else f"was taken by {_described(stored.holder)}"
             self._lost = f"the lease {self._path} {what}: this job stops, and nothing is published from it"
@@ -135,19 +135,19 @@ def lease_path(ref: ArtifactRef) -> str:
 
 
 def take_lease(store: Store, ref: ArtifactRef, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
-    """The lease of `ref`, its heartbeat not started yet; or who holds it."""
+    """The lease of `ref`, its heartbeat not started yet; or the process that holds it."""
     path = lease_path(ref)
     record = LeaseRecord(holder=_this_process(), expires_at=datetime.now(UTC) + lifetime, renewals=0)
     data = _encoded(record)
     try:
-        found = store.get_tagged(path)
-        if found is None:
+        current = store.get_tagged(path)
+        if current is None:
             store.put_if_absent(path, data)
         else:
-            old = _decoded(path, found[0])
+            old = _decoded(path, current[0])
             if not old.is_free(datetime.now(UTC)):
                 return old.holder
-            store.replace(path, data, found[1])
+            store.replace(path, data, current[1])
     except ConflictError:
         pass
     written = store.get_tagged(path)
@@ -166,17 +166,17 @@ def wait_for_lease(
     waiting: Callable[[str], None],
     lifetime: timedelta = LIFETIME,
 ) -> Lease | None:
-    """The lease of `ref`, as soon as whoever holds it lets go or expires; None once `done()`.
+    """The lease of `ref`, as soon as its holder releases it or it expires; None once `done()`.
 
-    waiting: told once who is waited for, in words.
+    waiting: called with a description of the holder, once per holder.
     """
-    told = ""
+    reported = ""
     while not done():
         taken = take_lease(store, ref, lifetime=lifetime)
         if isinstance(taken, Lease):
             return taken
-        if told != taken.id:
-            told = taken.id
+        if reported != taken.id:
+            reported = taken.id
             waiting(_described(taken))
         time.sleep(_POLL_SECONDS)
     return None
@@ -209,7 +209,7 @@ def _this_process() -> Holder:
 
 
 def _machine() -> str:
-    """Equal for two processes only if each can see whether the other lives; empty where that cannot be told."""
+    """Equal for two processes only if each can see whether the other is alive; empty where that is unknown."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return f"{file.read().strip()} {os.readlink('/proc/self/ns/pid')}"

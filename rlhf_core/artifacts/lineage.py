@@ -1,4 +1,4 @@
-"""Where an artifact came from: every manifest from it back to the first datasets and models."""
+"""The lineage of an artifact: the manifests of all its ancestors, back to the first datasets and models."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Lineage:
 
 
 def lineage(repository: ArtifactRepository, ref: ArtifactRef) -> Lineage:
-    """The ancestors of `ref`, each once. Raises StoreError if the manifest of one, or a blob of it, is gone."""
+    """The ancestors of `ref`, each once. Raises StoreError if the manifest or a blob of one is missing."""
     nodes: dict[ArtifactRef, Manifest] = {}
     edges: list[Edge] = []
     visited = {ref}
 
-    def visit(current: ArtifactRef, asked_by: str) -> None:
+    def visit(current: ArtifactRef, needed_for: str) -> None:
         manifest = repository.manifest(current)
         if manifest is None:
-            raise StoreError(f"{repository.store.url} has no artifact {current}{asked_by}")
+            raise StoreError(f"{repository.store.url} has no artifact {current}{needed_for}")
         for role, parent in sorted(manifest.parents.items()):
             edges.append(Edge(parent, current, role))
             if parent not in visited:

@@ -1,14 +1,14 @@
-"""Links that a browser can open to what lies in a store."""
+"""Links to objects of a store that a browser can open."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-LINK_SECONDS = 7 * 24 * 3600  # the longest that S3 signs for
+LINK_SECONDS = 7 * 24 * 3600  # the longest lifetime of a signed link that S3 allows
 
 
 def browser_link(store_url: str, path: str, content_type: str) -> str:
-    """A signed link, good for a week, into a bucket; a file: link into a folder. Asks nothing of the store."""
+    """A signed link, valid for a week, for a bucket; a file: link for a folder. Sends no request to the store."""
     if store_url.startswith("s3://"):
         import s3fs
 

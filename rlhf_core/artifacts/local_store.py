@@ -1,4 +1,4 @@
-"""A folder that keeps the store's contract: for one machine, or for several on one shared file system."""
+"""A folder as a store: for one machine, or for several that share a file system."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _LOCKS = ".locks"
 
 
 class LocalStore(Store):
-    """An object is a file. New ones appear by hard link, which fails if the name exists; tags are content hashes."""
+    """Objects are files. A new one is created by hard link, which fails if the name exists. Tags are content hashes."""
 
     def __init__(self, folder: Path):
         self.url = str(folder)
@@ -77,7 +77,7 @@ class LocalStore(Store):
             return self._file(path).is_file()
 
     def list(self, prefix: str) -> Paths:
-        # Only the folder that the prefix ends in is walked.
+        # Walk only the folder that the prefix ends in.
         folder = prefix.rpartition("/")[0]
         start = self._folder / checked_path(folder) if folder else self._folder
         with self._explained(prefix):
@@ -96,7 +96,7 @@ class LocalStore(Store):
         return self._folder / checked_path(path)
 
     def _ready(self, path: str) -> Path:
-        """The object's file, its folder made."""
+        """The path of the object's file; creates its folder."""
         file = self._file(path)
         file.parent.mkdir(parents=True, exist_ok=True)
         return file
@@ -109,7 +109,7 @@ class LocalStore(Store):
 
     @contextmanager
     def _temporary(self) -> Iterator[Path]:
-        # On the same file system as the object, since it is linked or moved there.
+        # On the same file system as the object, because it is linked or renamed to it.
         file = self._folder / _TEMPORARY / uuid.uuid4().hex
         file.parent.mkdir(parents=True, exist_ok=True)
         try:
@@ -144,6 +144,6 @@ def _tag(data: bytes) -> str:
 
 
 def _flush(file: Path) -> None:
-    """To the disk, so that a power cut never leaves a name with half its bytes."""
+    """Write to disk, so that a power failure never leaves a name with part of its bytes."""
     with file.open("rb") as opened:
         os.fsync(opened.fileno())

@@ -1,8 +1,7 @@
-"""Blobs and folders of them on one node, shared by its jobs: each blob is transferred once, each folder linked once.
+"""A cache of blobs and of folders of blobs, shared by all jobs of a node: each blob is transferred once.
 
-Bounded by ALIGNMENT_CACHE_GIB: once it holds more, the folders that were asked for longest ago go, with the blobs that
-no other folder links. A process keeps what it has asked for until it ends; so the bound can be exceeded by what running
-jobs use.
+Bounded by ALIGNMENT_CACHE_GIB. Above that, the least recently used folders are removed, with the blobs that no other
+folder links. Folders that a process has requested stay until it ends, so running jobs can exceed the bound.
 """
 
 from __future__ import annotations
@@ -26,40 +25,43 @@ from rlhf_core.errors import StoreError
 DEFAULT_GIB = 50.0
 _ABANDONED_SECONDS = 24 * 3600.0  # no transfer into `temporary` takes that long
 
-# The folders that this process has asked for: file in `used` -> its open handle, whose lock ends with the process.
+# The folders that this process has requested: file in `used` -> open handle, whose lock ends with the process.
 _in_use: dict[Path, int] = {}
 _in_use_guard = threading.Lock()
 
 
 def bound_from_environment() -> int:
-    """Bytes that a node's cache may hold: ALIGNMENT_CACHE_GIB. Raises StoreError for what is no positive number."""
+    """ALIGNMENT_CACHE_GIB in bytes. Raises StoreError if it is not a positive number."""
     text = os.environ.get("ALIGNMENT_CACHE_GIB") or str(DEFAULT_GIB)
     try:
         gib = float(text)
     except ValueError:
         gib = 0.0
     if not gib > 0:
-        raise StoreError(f"ALIGNMENT_CACHE_GIB is `{text}`: give how many GiB the cache may hold, such as 50")
+        raise StoreError(
+            f"ALIGNMENT_CACHE_GIB is `{text}`: set it to the number of GiB that the cache may hold, such as 50"
+        )
     return int(min(gib, 2.0**40) * 2**30)
 
 
 class NodeCache:
-    """`blobs/<digest>`, `folders/<digest of the list of files>/…`; what has its final name is whole.
+    """`blobs/<digest>` and `folders/<digest of the list of files>/…`. A path with its final name is complete.
 
-    `used/<digest of a folder>` is locked, shared, by every process that uses the folder; its time is the last use's.
+    Every process that uses a folder holds a shared lock on `used/<digest of the folder>`, whose modification time is
+    that of the last use.
     """
 
     def __init__(self, root: Path, max_bytes: int | None = None):
-        """max_bytes: without it, ALIGNMENT_CACHE_GIB."""
+        """max_bytes: the default is ALIGNMENT_CACHE_GIB."""
         self._root = root
         self._max_bytes = bound_from_environment() if max_bytes is None else max_bytes
         for name in ("blobs", "folders", "locks", "temporary", "used"):
             (root / name).mkdir(parents=True, exist_ok=True)
 
     def folder(self, files: Mapping[str, str], get_blob: Callable[[str, Path], None]) -> Path:
-        """The folder with `files`, relative path -> sha256. Its files are read-only, and stay while this process lives.
+        """The folder with `files`, relative path -> sha256. The files are read-only and stay until this process ends.
 
-        get_blob(sha256, path) writes a verified blob into a new file; what it raises goes through.
+        get_blob(sha256, path) writes a verified blob to a new file; its errors are passed on.
         """
         digest = hashlib.sha256(json.dumps(sorted(files.items())).encode()).hexdigest()
         folder = self._root / "folders" / digest
@@ -84,8 +86,8 @@ class NodeCache:
         return folder
 
     def trim(self) -> None:
-        """Remove what no process uses, longest unused first, until the rest is within the bound."""
-        with suppress(Timeout), self._lock("trim").acquire(blocking=False):  # or somebody else is at it
+        """Remove folders that no process uses, least recently used first, until the rest is within the bound."""
+        with suppress(Timeout), self._lock("trim").acquire(blocking=False):  # Timeout: another process is trimming
             self._remove_abandoned()
             if self._num_bytes() > self._max_bytes:
                 self._remove_unlinked_blobs()
@@ -105,19 +107,19 @@ class NodeCache:
                 try:
                     get_blob(sha256, temporary)
                     temporary.chmod(0o444)
-                    # The size, so that a file cut short later is noticed without reading every byte at every use.
+                    # With the size, a truncated file is detected at every use without reading its bytes.
                     self._size_file(sha256).write_text(str(temporary.stat().st_size))
                     temporary.replace(blob)
                 finally:
                     temporary.unlink(missing_ok=True)
-            _link(blob, target)  # still locked: a blob without links may be removed
+            _link(blob, target)  # under the lock, because a blob without links may be removed
 
     def _use(self, digest: str) -> None:
         path = self._root / "used" / digest
         with _in_use_guard:
             if path not in _in_use:
                 handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-                fcntl.flock(handle, fcntl.LOCK_SH)  # waits while somebody removes the folder
+                fcntl.flock(handle, fcntl.LOCK_SH)  # waits while another process removes the folder
                 _in_use[path] = handle
         os.utime(path)
 
@@ -126,7 +128,7 @@ class NodeCache:
         return (used if used.exists() else folder).stat().st_mtime
 
     def _remove_unused(self, folder: Path) -> bool:
-        """Whether `folder` could be removed: no process uses it."""
+        """Remove `folder` unless a process uses it. Returns whether it was removed."""
         handle = os.open(self._root / "used" / folder.name, os.O_RDWR | os.O_CREAT, 0o644)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -141,24 +143,24 @@ class NodeCache:
         for blob in (self._root / "blobs").iterdir():
             if blob.suffix == ".size" or blob.stat().st_nlink > 1:
                 continue
-            with suppress(Timeout), self._lock(blob.name).acquire(blocking=False):  # or somebody is about to link it
+            with suppress(Timeout), self._lock(blob.name).acquire(blocking=False):  # Timeout: in use
                 if blob.stat().st_nlink == 1:
                     blob.unlink()
 
     def _remove_abandoned(self) -> None:
-        """What killed jobs left half transferred."""
+        """Remove incomplete transfers of killed jobs."""
         for path in (self._root / "temporary").iterdir():
-            with suppress(FileNotFoundError):  # its transfer has ended
+            with suppress(FileNotFoundError):  # the transfer has just ended
                 if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _num_bytes(self) -> int:
-        """On the disk: a file counts once, however many links it has."""
+        """Size on disk: a file counts once, whatever the number of its links."""
         sizes = {}
         for top in ("blobs", "folders"):
             for parent, _, names in os.walk(self._root / top):
                 for name in names:
-                    with suppress(FileNotFoundError):  # a folder that was damaged is being made anew
+                    with suppress(FileNotFoundError):  # a damaged folder is being rebuilt
                         status = os.stat(os.path.join(parent, name))
                         sizes[status.st_dev, status.st_ino] = status.st_size
         return sum(sizes.values())
@@ -179,6 +181,6 @@ class NodeCache:
 def _link(source: Path, target: Path) -> None:
     try:
         os.link(source, target)
-    except OSError:  # a file system without hard links, or too many of them
+    except OSError:  # the file system has no hard links, or the file has too many
         shutil.copyfile(source, target)
         target.chmod(0o444)

@@ -15,19 +15,21 @@ STORE_VARIABLE = "ALIGNMENT_STORE"
 
 
 def open_store(url: str) -> Store:
-    """The store at `url`; nothing is read or written yet. Raises StoreError for a URL that names none."""
+    """The store at `url`, without any request to it. Raises StoreError if `url` is not a store's."""
     if url.startswith("s3://"):
-        from rlhf_core.artifacts.s3_store import S3Store  # a second of imports that a local folder need not wait for
+        from rlhf_core.artifacts.s3_store import (
+            S3Store,
+        )  # imported here: it takes a second, which a local folder does not need
 
         return S3Store(url)
     from rlhf_core.artifacts.local_store import LocalStore
 
     path = url.removeprefix("file://")
     if "://" in path:
-        raise StoreError(f"{url}: no such kind of store, give s3://bucket/prefix or the path of a folder")
+        raise StoreError(f"{url}: unknown kind of store, give s3://bucket/prefix or the path of a folder")
     folder = Path(path).expanduser()
     if not path or not folder.is_absolute():
-        # Jobs run in other folders than the one who submits them: a relative path would be another store there.
+        # Jobs run in another folder than the process that submits them: a relative path would be another store there.
         raise StoreError(
             f"the store `{url}` must be an absolute path, such as {folder.absolute()}, or a URL s3://bucket/prefix"
         )
@@ -39,6 +41,7 @@ def store_url() -> str:
     url = os.environ.get(STORE_VARIABLE)
     if not url:
         raise StoreError(
-            f"no artifact store is known: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a folder"
+            f"no artifact store is configured: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a "
+            "folder"
         )
     return url

@@ -1,4 +1,4 @@
-"""Artifacts in a store: blobs by content hash, manifests over them, and copies of both on this node."""
+"""Artifacts in a store: blobs addressed by content hash, manifests that list them, and copies on this node."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rlhf_core.errors import ConflictError, IntegrityError, StoreError
 
 _PARALLEL_REQUESTS = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Formats whose reading may run code: weights are safetensors here.
+# Formats that can run code when they are read. Weights are stored as safetensors.
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
 
 
@@ -28,13 +28,13 @@ class ArtifactRepository:
         self.store = store
 
     def manifest(self, ref: ArtifactRef) -> Manifest | None:
-        """The artifact's manifest; None while there is none, and when a blob that it names is gone."""
+        """The artifact's manifest; None if there is none or a blob that it names is missing."""
         found = self._stored(ref)
         return found[0] if found is not None and self._is_whole(found[0]) else None
 
     def publish(self, manifest: Manifest, folder: Path) -> Manifest:
-        """Store the files of `folder`, then `manifest` with them as its files. Returns what the store has afterwards:
-        another's manifest, if that came first.
+        """Store the files of `folder`, then `manifest` with these files. Returns the stored manifest: that of another
+        process if it was first.
 
         Raises StoreError for an empty folder and for a file that is a pickle.
         """
@@ -62,7 +62,7 @@ class ArtifactRepository:
             if found is not None and self._is_whole(found[0]):
                 return found[0]
             if found is not None:
-                # One whose blobs are gone counts as absent.
+                # A manifest with missing blobs counts as absent.
                 try:
                     self.store.replace(_manifest_path(manifest.ref), data, found[1])
                     return manifest
@@ -70,10 +70,10 @@ class ArtifactRepository:
                     pass
 
     def fetch(self, ref: ArtifactRef, cache: Path, only: Collection[str] | None = None) -> Path:
-        """A folder on this node with the artifact's files, or those in `only`, their bytes verified.
+        """A folder on this node with the artifact's files, or those in `only`, their content verified.
 
-        The files are read-only and shared. cache: a folder that all jobs of this node may share.
-        Raises StoreError if the artifact or a blob is not there, IntegrityError if a blob is not what its name says.
+        The files are read-only and shared. cache: a folder that all jobs of this node can share.
+        Raises StoreError if the artifact or a blob is missing, IntegrityError if a blob does not match its hash.
         """
         found = self._stored(ref)
         if found is None:
@@ -104,7 +104,7 @@ class ArtifactRepository:
             list(pool.map(lambda path: self.get_blob(files[path], folder / path), files))
 
     def put_blob(self, content: Path | bytes) -> str:
-        """Store a file or bytes, unless they are stored already. Returns their SHA-256, by which they are found."""
+        """Store a file or bytes, unless they are stored already. Returns their SHA-256, which addresses them."""
         if isinstance(content, bytes):
             digest = hashlib.sha256(content).hexdigest()
             if not self.store.exists(blob_path(digest)):
@@ -115,25 +115,25 @@ class ArtifactRepository:
         return digest
 
     def get_blob(self, sha256: str, to: Path) -> None:
-        """Copy a blob into the file `to`. Raises IntegrityError, leaving no file, if it is not what its name says."""
+        """Copy a blob to the file `to`. Raises IntegrityError, leaving no file, if it does not match its hash."""
         try:
             self.store.get_file(blob_path(sha256), to)
             actual = file_digest(to)
             if actual != sha256:
                 raise IntegrityError(
                     f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: delete it and "
-                    "run again, the stage that made it is then computed anew"
+                    "run again, which recomputes the stage that made it"
                 )
         except BaseException:
             to.unlink(missing_ok=True)
             raise
 
     def write_spec(self, spec: StageSpec) -> None:
-        """What the job of an artifact must do. The newest stands: specs of one key differ in nothing that counts."""
+        """Store what an artifact's job must do. The last write wins: all specs of a key compute the same artifact."""
         self.store.put(_spec_path(spec.ref), spec.model_dump_json(indent=1).encode())
 
     def read_spec(self, ref: ArtifactRef) -> StageSpec:
-        """Raises StoreError if nobody wrote one."""
+        """Raises StoreError if there is none."""
         path = _spec_path(ref)
         data = self.store.get(path)
         if data is None:
@@ -144,7 +144,7 @@ class ArtifactRepository:
             raise IntegrityError(f"{self.store.url}: {path} is not a stage's spec: {error}") from error
 
     def list_artifacts(self) -> Iterator[Manifest]:
-        """Every manifest in the store, by stage and key; whether its blobs are there is not looked at."""
+        """Every manifest in the store, sorted by stage and key. Does not check for its blobs."""
         refs = self._refs("")
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             for found in pool.map(self._stored, refs):
@@ -152,9 +152,9 @@ class ArtifactRepository:
                     yield found[0]
 
     def resolve(self, text: str) -> ArtifactRef:
-        """`stage/digits of the key`, `model/alias`, or an alias that only one model has.
+        """The artifact named by `stage/digits of the key`, `model/alias`, or an alias that only one model has.
 
-        Raises StoreError if that is nothing, or more than one thing.
+        Raises StoreError if the name is unknown or ambiguous.
         """
         name, slash, rest = text.rpartition("/")
         found: dict[ArtifactRef, str] = {}
@@ -165,7 +165,7 @@ class ArtifactRepository:
         if slash:
             found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
         if not found:
-            raise StoreError(f"`{text}` is no artifact or alias in {self.store.url}: `alignment artifacts` lists them")
+            raise StoreError(f"{self.store.url} has no artifact or alias `{text}`: `alignment artifacts` lists them")
         if len(found) > 1:
             raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
         return next(iter(found))
@@ -180,7 +180,7 @@ class ArtifactRepository:
         return [ArtifactRef(stage=p[1], key=p[2]) for p in paths if len(p) == 4 and p[3] == "manifest.json"]
 
     def _stored(self, ref: ArtifactRef) -> tuple[Manifest, str] | None:
-        """The manifest as it is stored, and its tag."""
+        """The stored manifest and its tag."""
         found = self.store.get_tagged(_manifest_path(ref))
         if found is None:
             return None
@@ -199,7 +199,7 @@ class ArtifactRepository:
 
 
 def blob_path(sha256: str) -> str:
-    """Raises IntegrityError for what is no SHA-256: it becomes part of paths here and on the nodes."""
+    """Raises IntegrityError if `sha256` is not one: it becomes part of paths here and on the nodes."""
     if not _SHA256.fullmatch(sha256):
         raise IntegrityError(f"`{sha256}` is not a SHA-256 in hexadecimal digits")
     return f"blobs/sha256/{sha256[:2]}/{sha256}"
@@ -218,7 +218,7 @@ def _spec_path(ref: ArtifactRef) -> str:
 
 
 def _check_relative(path: str) -> None:
-    """Manifests and specs are read from a store that others write to: paths must stay below the folder they go into."""
+    """Manifests and specs come from a store that others can write to: their paths must not leave the target folder."""
     parts = PurePosixPath(path).parts
     if not parts or PurePosixPath(path).is_absolute() or ".." in parts:
         raise IntegrityError(f"the file `{path}` of an artifact would lead out of its folder")

@@ -1,4 +1,4 @@
-"""The store on an S3 server, over s3fs. Raised errors are told apart by the server's code, not by s3fs's errno."""
+"""A store on an S3 server, using s3fs. Errors are distinguished by the server's code, not by s3fs's errno."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random
 from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
-# Long enough for a server to be restarted, short enough that a run does not hang on one that is gone.
+# Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
 _PATIENCE_SECONDS = 60.0
 _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
@@ -28,10 +28,10 @@ _FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError)
 
 
 class S3Store(Store):
-    """Tags are ETags, taken as opaque. Listings are never cached."""
+    """Tags are ETags, which are treated as opaque. Listings are never cached."""
 
     def __init__(self, url: str, *, hurried: bool = False):
-        """hurried: fail within seconds, for when a person waits for the answer."""
+        """hurried: fail within seconds, because a person is waiting."""
         self.url = url.rstrip("/")
         self._bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not self._bucket:
@@ -46,13 +46,14 @@ class S3Store(Store):
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
         try:
-            found: tuple[bytes, str] = self._call(path, self._read, self._key(path))
+            content_and_tag: tuple[bytes, str] = self._call(path, self._read, self._key(path))
         except StoreError as error:
-            # A bucket that is gone is a FileNotFoundError to s3fs too, but no reason to compute everything again.
+            # s3fs raises FileNotFoundError for a missing bucket too, which must not look like a missing object: every
+            # stage would be recomputed.
             if _code(error.__cause__) == "NoSuchKey":
                 return None
             raise
-        return found
+        return content_and_tag
 
     async def _read(self, key: str) -> tuple[bytes, str]:
         # One request, so that the tag belongs to these bytes.
@@ -70,7 +71,7 @@ class S3Store(Store):
         try:
             self._request("put_object", path, Body=data, IfMatch=tag)
         except StoreError as error:
-            if _code(error.__cause__) == "NoSuchKey":  # AWS's answer where others say 412
+            if _code(error.__cause__) == "NoSuchKey":  # AWS's response where other servers return 412
                 raise ConflictError(f"{self.url}: {path} is gone since it was read") from error
             raise
 
@@ -90,17 +91,19 @@ class S3Store(Store):
         try:
             self._request("head_object", path)
         except StoreError as error:
-            if isinstance(error.__cause__, FileNotFoundError):  # an answer to HEAD has no body that says more
+            if isinstance(error.__cause__, FileNotFoundError):  # the response to HEAD has no body with a code
                 return False
             raise
         return True
 
     def list(self, prefix: str) -> Paths:
-        root, wanted = f"{self._bucket}/{self._prefix}", f"{self._bucket}/{self._prefix}{prefix}"
-        folder, _, start = wanted.rpartition("/")
-        found = self._call(prefix, self._s3._find, folder, prefix=start, timeout=None)
-        # Some servers keep folders; s3fs gives the folder itself, when it is empty, for its content.
-        return sorted(name.removeprefix(root) for name in found if name.startswith(wanted) and not name.endswith("/"))
+        root = f"{self._bucket}/{self._prefix}"
+        folder, _, start = f"{root}{prefix}".rpartition("/")
+        names = self._call(prefix, self._s3._find, folder, prefix=start, timeout=None)
+        # Some servers store folders, and s3fs returns an empty folder itself as its content.
+        return sorted(
+            name.removeprefix(root) for name in names if name.startswith(root + prefix) and not name.endswith("/")
+        )
 
     def delete(self, path: str) -> None:
         self._request("delete_object", path)
@@ -109,8 +112,8 @@ class S3Store(Store):
         S3Store(self.url, hurried=True)._probe()
 
     def _probe(self) -> None:
-        # Asked first, since some servers make a missing bucket at the first write. A listing's answer says what is
-        # wrong, that of HEAD does not; but a listing of a missing bucket is empty to some.
+        # Before the first write, because some servers create a missing bucket then. Both requests, because the response
+        # to HEAD does not say what is wrong, and some servers return an empty listing for a missing bucket.
         prefix = f"{self._prefix}{_PROBE}"
         self._call(_PROBE, self._s3._call_s3, "list_objects_v2", Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         self._call(_PROBE, self._s3._call_s3, "head_bucket", Bucket=self._bucket)
@@ -128,10 +131,10 @@ class S3Store(Store):
     def _call(
         self, path: str, function: Callable[..., Any], *args: Any, timeout: float | None = -1, **kwargs: Any
     ) -> Any:
-        """`function` of s3fs, repeated over what passes by itself. StoreError's cause is s3fs's error.
+        """Call `function` of s3fs with retries of transient errors. The cause of a StoreError is s3fs's error.
 
-        timeout: seconds; None for what may take long because it is large. The client's own timeouts do not cover a
-        server that is silent before it takes the body of a request.
+        timeout: in seconds; None for transfers of any size. The client's own timeouts do not cover a server that stops
+        responding before it has read the body of a request.
         """
         limit = self._timeout if timeout == -1 else timeout
         try:
@@ -160,7 +163,9 @@ class S3Store(Store):
         if status == 404:
             return StoreError(f"{self.url} has no object {path}")
         if status == 501:
-            return StoreError(f"{self.url}: the server cannot do this ({_line(error)}): use another store")
+            return StoreError(
+                f"{self.url}: the server does not support this request ({_line(error)}): use another store"
+            )
         if status is None and _is_transient(error):
             return StoreError(
                 f"no S3 server answers at {server} ({_line(error)}): start it or correct AWS_ENDPOINT_URL"
@@ -181,12 +186,12 @@ def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
             "retries": {"mode": "standard", "total_max_attempts": 1},
         },
     )
-    filesystem.retries = 1  # what passes by itself is repeated in one place, `S3Store._call`
+    filesystem.retries = 1  # transient errors are retried in one place, `S3Store._call`
     return filesystem
 
 
 def _response(error: BaseException | None) -> dict[str, Any]:
-    """The server's answer: s3fs raises an OSError of its own from botocore's."""
+    """The server's response: s3fs raises an OSError of its own from botocore's."""
     while error is not None and not isinstance(error, ClientError):
         error = error.__cause__
     return dict(error.response) if isinstance(error, ClientError) else {}

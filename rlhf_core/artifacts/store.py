@@ -1,4 +1,4 @@
-"""Bytes under paths, with two conditional writes: put-if-absent and compare-and-swap. A store needs nothing else."""
+"""The interface of a store: bytes under paths, with two conditional writes, put-if-absent and compare-and-swap."""
 
 from __future__ import annotations
 
@@ -10,70 +10,70 @@ from typing import TypeAlias
 
 from rlhf_core.errors import ConflictError, StoreError
 
-Paths: TypeAlias = list[str]  # a name for it, since `list` is a method below
+Paths: TypeAlias = list[str]  # an alias, because `list` is a method below
 
 
 class Store(ABC):
-    """Objects by relative posix path. Every method raises StoreError, in one sentence, when the store fails.
+    """Objects by relative posix path. Every method raises StoreError, in one sentence, if the store fails.
 
-    A write is whole or not there, and seen by every later read. A store is picklable: it opens again where it arrives.
+    Writes are atomic and visible to every later read. A store is picklable; the copy connects again.
     """
 
     url: str
 
     @abstractmethod
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        """The object and the tag that `replace` wants; None if there is none."""
+        """The object and its tag, for `replace`; None if there is no object."""
 
     @abstractmethod
     def put(self, path: str, data: bytes) -> None:
-        """Write, whatever was there."""
+        """Write unconditionally."""
 
     @abstractmethod
     def put_if_absent(self, path: str, data: bytes) -> None:
-        """Write, unless the object exists: ConflictError.
+        """Write if there is no such object; else raise ConflictError.
 
-        A write whose answer was lost is repeated and then meets itself: whoever must know that it won writes data that
-        no other writer writes, and reads it back after a ConflictError.
+        A write whose response was lost is retried and then conflicts with itself. A caller that must know whether its
+        write succeeded writes unique data and reads it back after a ConflictError.
         """
 
     @abstractmethod
     def replace(self, path: str, data: bytes, tag: str) -> None:
-        """Write, unless the object is gone or not the one that `tag` came with: ConflictError, as `put_if_absent`."""
+        """Write if the object still has this `tag`; else raise ConflictError, as `put_if_absent` does."""
 
     @abstractmethod
     def put_file_if_absent(self, path: str, local_path: Path) -> bool:
-        """Write the content of a local file of any size; False, without reading it, if the object exists."""
+        """Write a local file of any size. Returns False, without reading the file, if the object exists."""
 
     @abstractmethod
     def get_file(self, path: str, local_path: Path) -> None:
-        """Copy the object into a local file. StoreError if there is no such object."""
+        """Copy the object to a local file. Raises StoreError if there is no such object."""
 
     @abstractmethod
     def exists(self, path: str) -> bool: ...
 
     @abstractmethod
     def list(self, prefix: str) -> Paths:
-        """Sorted paths of all objects whose path starts with `prefix`, which need not end at a slash."""
+        """The sorted paths of all objects that start with `prefix`, which need not end at a slash."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
-        """Nothing happens if there is no such object."""
+        """No-op if there is no such object."""
 
     @abstractmethod
     def probe(self) -> None:
-        """Prove that the store is there, takes our credentials and keeps the contract. StoreError says what fails."""
+        """Check that the store exists, accepts our credentials and keeps the contract. StoreError names what fails."""
 
     def get(self, path: str) -> bytes | None:
-        found = self.get_tagged(path)
-        return None if found is None else found[0]
+        content_and_tag = self.get_tagged(path)
+        return None if content_and_tag is None else content_and_tag[0]
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
 
 def checked_path(path: str) -> str:
-    """`path`, if it is a relative posix path that leads nowhere else. Raises StoreError."""
+    """Returns `path` if it is a normal relative posix path; else raises StoreError."""
     parts = PurePosixPath(path).parts
     if not parts or path != "/".join(parts) or parts[0] == "/" or ".." in parts or parts[0].startswith("."):
         raise StoreError(f"`{path}` cannot name an object: it must be a relative path without `.`, `..` or `//`")
@@ -81,7 +81,7 @@ def checked_path(path: str) -> str:
 
 
 def probe_contract(store: Store) -> None:
-    """Tries every promise once on an object of its own. Raises StoreError naming the first that is broken."""
+    """Test every guarantee once on a new object. Raises StoreError that names the first one that is violated."""
     path = f"probe/{uuid.uuid4().hex}"
     first, second = b"first", b"second"
     try:
@@ -89,10 +89,12 @@ def probe_contract(store: Store) -> None:
         _must_conflict(store, "put-if-absent overwrites", lambda: store.put_if_absent(path, second))
         found = store.get_tagged(path)
         if found is None or found[0] != first:
-            raise StoreError(f"{store.url}: what was written is not what is read, so no result would be safe there")
+            raise StoreError(
+                f"{store.url}: a read returns other bytes than were written, so no result would be safe there"
+            )
         store.replace(path, second, found[1])
         if store.get(path) != second:
-            raise StoreError(f"{store.url}: a read after a write gives old bytes, so no result would be safe there")
+            raise StoreError(f"{store.url}: a read after a write returns old bytes, so no result would be safe there")
         _must_conflict(store, "a stale compare-and-swap overwrites", lambda: store.replace(path, first, found[1]))
     except ConflictError as error:
         raise StoreError(f"{store.url}: a conditional write fails although its condition holds: {error}") from error
@@ -106,6 +108,6 @@ def _must_conflict(store: Store, broken: str, write: Callable[[], None]) -> None
     except ConflictError:
         return
     raise StoreError(
-        f"{store.url}: this store has no conditional writes ({broken}), so two runs could destroy each other's "
+        f"{store.url}: this store has no conditional writes ({broken}), so two runs could overwrite each other's "
         "results; use one that has them, such as AWS S3 or SeaweedFS"
     )

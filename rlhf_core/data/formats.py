@@ -11,13 +11,13 @@
 
 from __future__ import annotations
 
-import difflib
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.data import DataFormat
+from rlhf_core.config.data import DataFormat, DatasetConfig
+from rlhf_core.errors import did_you_mean
 
 Row = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
@@ -40,6 +40,14 @@ def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: M
     return {"id": row_id(row), **row}
 
 
+def canonical_row_at(where: str, source: Mapping[str, Any], config: DatasetConfig) -> Row:
+    """`canonical_row` with the settings of a dataset; its RowError begins with `where` the row is."""
+    try:
+        return canonical_row(source, config.format, config.columns)
+    except RowError as error:
+        raise RowError(f"{where}: {error}") from error
+
+
 def row_id(row: Mapping[str, Any]) -> str:
     """Content hash of a canonical row without its `id`."""
     try:
@@ -51,9 +59,8 @@ def row_id(row: Mapping[str, Any]) -> str:
 
 def missing_column(name: str, known: Iterable[str]) -> RowError:
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    nearest = f", did you mean `{close[0]}`?" if close else ""
-    return RowError(f"no column `{name}`{nearest}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)")
+    hint = did_you_mean(name, names)
+    return RowError(f"no column `{name}`{hint}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)")
 
 
 def normalised(text: str) -> str:

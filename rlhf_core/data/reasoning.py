@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -10,7 +9,7 @@ from typing import Any
 
 from rlhf_core.config.data import DataFormat
 from rlhf_core.data.formats import Row, RowError
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, did_you_mean
 
 # Their scorers compare tuples, which JSON gives back as lists.
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
@@ -90,7 +89,7 @@ def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> A
         if option in _SET_BY_US:
             raise RecipeError(f"reasoning_gym task `{task}`: `{option}` belongs to the source, not to a task")
         if option not in known:
-            raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_nearest(option, known)}")
+            raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_hint(option, known)}")
     try:
         return reasoning_gym.create_dataset(task, size=size, seed=seed, **options)
     except (AssertionError, TypeError, ValueError) as error:
@@ -101,12 +100,11 @@ def _check_name(task: str) -> None:
     from reasoning_gym.factory import DATASETS
 
     if task not in DATASETS:
-        raise RecipeError(f"reasoning_gym has no task `{task}`{_nearest(task, sorted(DATASETS))}")
+        raise RecipeError(f"reasoning_gym has no task `{task}`{_hint(task, sorted(DATASETS))}")
 
 
-def _nearest(wrong: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
-    return f", did you mean `{close[0]}`?" if close else f"; there are {', '.join(known)}"
+def _hint(wrong: str, known: list[str]) -> str:
+    return did_you_mean(wrong, known) or f"; there are {', '.join(known)}"
 
 
 def _tuples(value: Any) -> Any:

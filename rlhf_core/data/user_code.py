@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import difflib
 import hashlib
 import sys
 import traceback
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.errors import RecipeError, StageError, did_you_mean
 
 
 def check_function(file: Path, function: str, shown: str) -> None:
@@ -23,8 +22,7 @@ def check_function(file: Path, function: str, shown: str) -> None:
     names = _defined_names(_parse(file, shown))
     if "*" in names or function in names:
         return
-    close = difflib.get_close_matches(function, sorted(names), n=1, cutoff=0.5)
-    nearest = f", did you mean `{close[0]}`?" if close else ""
+    nearest = did_you_mean(function, sorted(names))
     known = f"; it defines {', '.join(sorted(names))}" if names else "; it defines nothing"
     raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{known}")
 

@@ -1,1 +1,1 @@
-"""Figures from scored completions: pass@k, its intervals, and the summary of an evaluation. No models here."""
+"""Answers held-out prompts and summarises the scores: pass@k, confidence intervals. Loads no models."""

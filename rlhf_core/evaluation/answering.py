@@ -1,4 +1,4 @@
-"""Prompts are answered by engines, greedily and at random, and every completion is scored."""
+"""Samples completions from engines, greedily and at random, and scores every one."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.rewards import Reward
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.types import Completion, Prompt
 
-STEPS = 3  # what progress counts: greedy completions, sampled ones, scores
+STEPS = 3  # steps of its progress: greedy completions, sampled completions, scores
 
 
 class Engines(Protocol):
@@ -31,10 +31,10 @@ def answer(
     seed: int,
     progress: Callable[[int, str], None] = lambda done, phase: None,
 ) -> list[Answered]:
-    """Every prompt answered once greedily and `samples` times at random, each completion scored by every scorer.
+    """Sample one greedy and `samples` random completions of every prompt, and score each with every scorer.
 
-    The same seed gives the same random numbers: of two models with it, the difference is the models' own.
-    progress: told how many of STEPS are done, and what comes next.
+    The same seed gives the same random numbers, so that two models can be compared.
+    progress: called with the number of completed STEPS and the name of the next one.
     """
     stop = stop_token_ids(tokenizer)
     progress(0, "greedy")
@@ -52,11 +52,11 @@ def answer(
             stop_token_ids=stop, seed=seed,
         ),
     )  # fmt: skip
-    # Prompt by prompt, the greedy completion first.
+    # Grouped by prompt, the greedy completion first.
     completions: list[tuple[Prompt, Completion]] = []
     for index, prompt in enumerate(prompts):
-        own = sampled[index * samples : (index + 1) * samples]
-        completions += [(prompt, completion) for completion in (greedy[index], *own)]
+        of_prompt = sampled[index * samples : (index + 1) * samples]
+        completions += [(prompt, completion) for completion in (greedy[index], *of_prompt)]
     progress(2, "scores")
     scored = _score(completions, tokenizer, scorers)
     progress(3, "scores")
@@ -72,9 +72,9 @@ def _score(
     completions: Sequence[tuple[Prompt, Completion]], tokenizer: Tokenizer, scorers: Mapping[str, Reward]
 ) -> list[ScoredCompletion]:
     texts = [decode_completion(tokenizer, completion.token_ids) for _, completion in completions]
-    asked = [prompt.text for prompt, _ in completions]
+    prompt_texts = [prompt.text for prompt, _ in completions]
     rows = [prompt.row for prompt, _ in completions]
-    scores = {name: _scores(name, scorer, texts, asked, rows) for name, scorer in scorers.items()}
+    scores = {name: _scores(name, scorer, texts, prompt_texts, rows) for name, scorer in scorers.items()}
     return [
         ScoredCompletion(
             text=text,
@@ -87,12 +87,12 @@ def _score(
 
 
 def _scores(
-    name: str, scorer: Reward, texts: Sequence[str], asked: Sequence[str], rows: Sequence[Mapping[str, Any]]
+    name: str, scorer: Reward, texts: Sequence[str], prompt_texts: Sequence[str], rows: Sequence[Mapping[str, Any]]
 ) -> list[float]:
-    """A scorer that gives one number for a completion gives its score. Raises RewardError outside 0-1."""
-    result = scorer(texts, asked, rows)
+    """The scores, or the rewards of a scorer that returns no scores. Raises RewardError if one is not in 0-1."""
+    result = scorer(texts, prompt_texts, rows)
     scores = [reward if score is None else score for reward, score in zip(result.rewards, result.scores, strict=True)]
     for text, score in zip(texts, scores, strict=True):
         if not 0 <= score <= 1:
-            raise RewardError(f"scorer {name} gave {score} for {text!r}; an evaluation needs scores of 0 to 1")
+            raise RewardError(f"scorer {name} returned {score} for {text!r}; an evaluation needs scores from 0 to 1")
     return scores

@@ -1,4 +1,4 @@
-"""95 % intervals: what the figures of an evaluation would be on other prompts."""
+"""95 % confidence intervals: how the metrics of an evaluation would vary with other prompts."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Estimate:
 
 
 def wilson(passed: int, count: int) -> Estimate:
-    """Share of passed among `count` independent prompts; E. B. Wilson, JASA 22 (1927) 209-212.
+    """The share of `count` independent prompts that passed, with the interval of E. B. Wilson, JASA 22 (1927) 209-212.
 
-    Unlike the textbook interval it stays inside 0-1, and is not empty where all or none passed.
+    Unlike the normal approximation it stays inside 0-1, and has a width if all or none passed.
     """
     if not 0 <= passed <= count or count == 0:
         raise ValueError(f"{passed} of {count} passed")
@@ -29,14 +29,14 @@ def wilson(passed: int, count: int) -> Estimate:
     scale = 1 + _Z**2 / count
     centre = (share + _Z**2 / (2 * count)) / scale
     half = _Z / scale * math.sqrt(share * (1 - share) / count + _Z**2 / (4 * count**2))
-    # At the ends the exact bound is 0 or 1; rounding must not put the share outside its own interval.
+    # If all or none passed, the exact bound is 0 or 1; rounding must not put the share outside its interval.
     return Estimate(share, min(share, max(0.0, centre - half)), max(share, min(1.0, centre + half)))
 
 
 def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
-    """Mean of one value a prompt, with the percentile interval over prompts drawn again with replacement.
+    """The mean of one value per prompt, with the percentile interval over prompts resampled with replacement.
 
-    A value may come from many samples of its prompt: these are not independent, so whole prompts are drawn.
+    A value may come from many samples of its prompt. These are not independent, so whole prompts are resampled.
     Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
     The same seed gives the same bounds.
     """

@@ -1,19 +1,19 @@
-"""pass@k without bias."""
+"""The unbiased estimate of pass@k."""
 
 from __future__ import annotations
 
 
 def pass_at_k(samples: int, passed: int, k: int) -> float:
-    """The chance that at least one of k samples passes, from n samples of which c passed: 1 - C(n-c, k) / C(n, k).
+    """The probability that one of k samples passes, given n samples of which c passed: 1 - C(n-c, k) / C(n, k).
 
-    Equation 1 of arXiv:2107.03374, as the product that does not overflow. Raises ValueError unless 1 <= k <= n and
-    0 <= c <= n.
+    Equation 1 of arXiv:2107.03374, computed as a product that does not overflow. Raises ValueError unless
+    1 <= k <= n and 0 <= c <= n.
     """
     if not 1 <= k <= samples:
         raise ValueError(f"pass@{k} needs at least {max(k, 1)} samples of each prompt, there are {samples}")
     if not 0 <= passed <= samples:
         raise ValueError(f"{passed} of {samples} samples passed")
-    missed = 1.0
+    none_passes = 1.0
     for index in range(samples - passed + 1, samples + 1):
-        missed *= max(0.0, 1.0 - k / index)
-    return 1.0 - missed
+        none_passes *= max(0.0, 1.0 - k / index)
+    return 1.0 - none_passes

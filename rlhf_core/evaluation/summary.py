@@ -1,4 +1,4 @@
-"""Scored completions become the figures of `results.json` and of the manifest."""
+"""Computes the metrics of `results.json` and of the manifest from scored completions."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class ScoredCompletion:
     text: str
     tokens: int
     finish_reason: str
-    scores: dict[str, float]  # scorer -> 0-1; 1 is a pass, anything less is none
+    scores: dict[str, float]  # scorer -> 0-1; only 1 is a pass
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,19 +30,19 @@ class Answered:
 
 
 def summarise(prompts: Sequence[Answered], *, pass_at: Sequence[int], seed: int) -> dict[str, Any]:
-    """{"all": figures, "tasks": {task: figures}}: as `results.json` keeps them.
+    """{"all": metrics, "tasks": {task: metrics}}, the content of `results.json`.
 
-    Figures have `prompts`; of greedy and sampled completions the mean `length` in tokens and the `finish_reasons`;
-    `distinct_share`; and by scorer pass@k, each with its 95 % interval, and the mean scores.
+    Metrics are the number of `prompts`; the mean `length` in tokens and the `finish_reasons` of greedy and of sampled
+    completions; `distinct_share`; and for each scorer pass@k, with 95 % intervals, and the mean scores.
     """
     tasks = sorted({prompt.task for prompt in prompts})
     return {
-        "all": _figures(prompts, pass_at, seed),
-        "tasks": {task: _figures([p for p in prompts if p.task == task], pass_at, seed) for task in tasks},
+        "all": _metrics(prompts, pass_at, seed),
+        "tasks": {task: _metrics([p for p in prompts if p.task == task], pass_at, seed) for task in tasks},
     }
 
 
-def _figures(prompts: Sequence[Answered], pass_at: Sequence[int], seed: int) -> dict[str, Any]:
+def _metrics(prompts: Sequence[Answered], pass_at: Sequence[int], seed: int) -> dict[str, Any]:
     sampled = [completion for prompt in prompts for completion in prompt.sampled]
     return {
         "prompts": len(prompts),
@@ -62,20 +62,20 @@ def _lengths(completions: Sequence[ScoredCompletion]) -> dict[str, Any]:
 
 
 def _distinct_share(prompts: Sequence[Answered]) -> float:
-    """Mean over prompts of different texts among its sampled completions, divided by their number."""
+    """The share of distinct texts among the sampled completions of a prompt; the mean over prompts."""
     return sum(len({c.text for c in p.sampled}) / len(p.sampled) for p in prompts) / len(prompts)
 
 
 def _scorer(prompts: Sequence[Answered], name: str, pass_at: Sequence[int], seed: int) -> dict[str, Any]:
     greedy = [prompt.greedy.scores[name] for prompt in prompts]
     sampled = [[completion.scores[name] for completion in prompt.sampled] for prompt in prompts]
-    figures: dict[str, Any] = {"mean_score": _mean(greedy), "passed": sum(map(_passes, greedy))}
+    metrics: dict[str, Any] = {"mean_score": _mean(greedy), "passed": sum(map(_passes, greedy))}
     for k in pass_at:
-        figures[f"pass@{k}"] = asdict(_greedy_pass(greedy) if k == 1 else _sampled_pass(sampled, k, seed))
+        metrics[f"pass@{k}"] = asdict(_greedy_pass(greedy) if k == 1 else _sampled_pass(sampled, k, seed))
     if any(sampled):
-        figures["sampled_mean_score"] = _mean([_mean(scores) for scores in sampled])
-        figures["sampled_pass@1"] = asdict(_sampled_pass(sampled, 1, seed))
-    return figures
+        metrics["sampled_mean_score"] = _mean([_mean(scores) for scores in sampled])
+        metrics["sampled_pass@1"] = asdict(_sampled_pass(sampled, 1, seed))
+    return metrics
 
 
 def _greedy_pass(scores: Sequence[float]) -> Estimate:
@@ -83,7 +83,7 @@ def _greedy_pass(scores: Sequence[float]) -> Estimate:
 
 
 def _sampled_pass(scores: Sequence[Sequence[float]], k: int, seed: int) -> Estimate:
-    """The unbiased estimate of each prompt, and their mean with its interval over prompts."""
+    """The mean of the prompts' unbiased estimates, with its interval over prompts."""
     return cluster_bootstrap([pass_at_k(len(s), sum(map(_passes, s)), k) for s in scores], seed=seed)
 
 
@@ -96,19 +96,19 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def flat_metrics(results: dict[str, Any], main_scorer: str) -> dict[str, float]:
-    """The manifest's metrics: `pass@k` with `_low` and `_high` of the main scorer, `<scorer>/pass@k` of the others."""
-    figures = results["all"]
+    """The manifest's metrics: `pass@k`, `_low` and `_high` of the main scorer, `<scorer>/pass@k` of the others."""
+    overall = results["all"]
     metrics: dict[str, float] = {}
-    for name, values in figures["scorers"].items():
+    for name, values in overall["scorers"].items():
         prefix = "" if name == main_scorer else f"{name}/"
-        for figure, value in values.items():
-            if figure.startswith("pass@"):
-                metrics[f"{prefix}{figure}"] = value["value"]
-                metrics[f"{prefix}{figure}_low"] = value["low"]
-                metrics[f"{prefix}{figure}_high"] = value["high"]
+        for metric, value in values.items():
+            if metric.startswith("pass@"):
+                metrics[f"{prefix}{metric}"] = value["value"]
+                metrics[f"{prefix}{metric}_low"] = value["low"]
+                metrics[f"{prefix}{metric}_high"] = value["high"]
         metrics[f"{prefix}mean_score"] = values["mean_score"]
-    metrics["completion_length"] = figures["greedy"]["length"]
-    if figures["distinct_share"] is not None:
-        metrics["diversity"] = figures["distinct_share"]
-    metrics["prompts"] = float(figures["prompts"])
+    metrics["completion_length"] = overall["greedy"]["length"]
+    if overall["distinct_share"] is not None:
+        metrics["diversity"] = overall["distinct_share"]
+    metrics["prompts"] = float(overall["prompts"])
     return metrics

@@ -1,4 +1,4 @@
-"""Advantages: how much better than expected each sampled token was. No gradient flows through them."""
+"""Advantages: how much better than expected each sampled token was. Computed without gradients."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def gae(
     """Generalised advantage estimation, eq. 11-16 of arXiv:1506.02438, over the trained tokens of each sequence.
 
     rewards, values: (N,) float32, packed; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
-    The next token of a trained token is the next *trained* one: what the prompt or an environment put in between
-    is no step of the policy, so neither gamma nor lambda decays across it. After the last trained token the value is 0.
-    Rewards and values at tokens that are not trained are not read.
+    The successor of a trained token is the next *trained* token: tokens of a prompt or an environment in between are
+    not steps of the policy, so neither gamma nor lambda decays across them. The value after the last trained token is
+    0. Rewards and values at tokens that are not trained are not read.
     Returns (advantages, returns), both (N,) and 0 where not trained; returns = advantages + values.
     """
     rows, columns = _trained_positions(mask, sequence_lengths)
     num_steps = int(columns.max()) + 1 if columns.numel() else 0
-    # One more column of zeros is the value after the end; a short sequence is padded by zeros, which change nothing.
+    # The extra column of zeros is the value after the end. Short sequences are padded with zeros, which add nothing.
     table_values = values.new_zeros(sequence_lengths.numel(), num_steps + 1)
     table_values[rows, columns] = values[mask]
     table_rewards = rewards.new_zeros(sequence_lengths.numel(), num_steps)
@@ -44,7 +44,7 @@ def gae(
 
 
 def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, Tensor]:
-    """Of every trained token, in order: its sequence, and its index among the trained tokens of that sequence."""
+    """For every trained token, in order: its sequence, and its index among the trained tokens of that sequence."""
     trained_before = mask.cumsum(0) - mask.long()
     first_tokens = sequence_lengths.cumsum(0) - sequence_lengths
     rows = sequence_ids(sequence_lengths)[mask]
@@ -55,13 +55,13 @@ def _trained_positions(mask: Tensor, sequence_lengths: Tensor) -> tuple[Tensor, 
 def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
     """Advantages (N,) shifted and scaled to mean 0 and population variance 1 over all trained tokens; 0 elsewhere.
 
-    A usual step of PPO implementations (arXiv:2005.12729, section 3). The variance is held above 1e-8; equal advantages
-    become exactly zeros. Raises ValueError if no token is trained.
+    Common in implementations of PPO (arXiv:2005.12729, section 3). The variance is at least 1e-8; equal advantages
+    become exactly 0. Raises ValueError if no token is trained.
     """
     exact = advantages.double()
     mean = masked_mean(exact, mask)
     if bool((advantages[mask] == advantages[mask][0]).all()):
-        return torch.zeros_like(advantages)  # the mean may be off by a rounding, which the division would magnify
+        return torch.zeros_like(advantages)  # else the division would magnify the rounding error of the mean
     variance = masked_mean((exact - mean).square(), mask)
     whitened = (exact - mean) * variance.clamp(min=_VARIANCE_FLOOR).rsqrt()
     return torch.where(mask, whitened, torch.zeros_like(whitened)).to(advantages.dtype)
@@ -71,14 +71,14 @@ def whiten(advantages: Tensor, mask: Tensor) -> Tensor:
 def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool = True) -> Tensor:
     """Reward minus the mean of its group, divided by the group's standard deviation: section 4.1.2 of arXiv:2402.03300.
 
-    rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt,
-    in any order. The paper leaves the estimator open: here the deviation is the unbiased one, plus 1e-6.
-    divide_by_std=False leaves the division out (Dr. GRPO, arXiv:2503.20783).
-    Returns (S,) float32; exactly zero for a group whose rewards are all equal, a group of one among them.
+    rewards: (S,) float32, one per completion; group_ids: (S,) int64, equal for completions of one prompt, in any
+    order. The paper does not specify the estimator: here it is the unbiased standard deviation plus 1e-6.
+    divide_by_std=False omits the division (Dr. GRPO, arXiv:2503.20783).
+    Returns (S,) float32; exactly 0 for a group whose rewards are all equal, such as a group of one.
     """
     _, groups = torch.unique(group_ids, return_inverse=True)
     num_groups = int(groups.max()) + 1 if groups.numel() else 0
-    # In double precision, so that the mean of equal rewards is that reward in all but pathological cases.
+    # In float64, so that the mean of equal rewards equals that reward in all but pathological cases.
     exact = rewards.double()
     counts = torch.zeros(num_groups, dtype=exact.dtype, device=exact.device).index_add_(
         0, groups, torch.ones_like(exact)
@@ -99,22 +99,22 @@ def group_normalised(rewards: Tensor, group_ids: Tensor, *, divide_by_std: bool 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
     """Reward minus the mean reward of the *other* completions of the prompt: RLOO, section 3 of arXiv:2402.14740.
 
-    rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt.
-    Returns (S,) float32; exactly zero for a group whose rewards are all equal. Raises ValueError for a group of one.
+    rewards: (S,) float32, one per completion; group_ids: (S,) int64, equal for completions of one prompt.
+    Returns (S,) float32; exactly 0 for a group whose rewards are all equal. Raises ValueError for a group of one.
     """
     _, groups = torch.unique(group_ids, return_inverse=True)
     size = torch.bincount(groups)[groups].double()
     if bool((size < 2).any()):
         raise ValueError("leave-one-out needs at least two completions of each prompt")
-    # n / (n - 1) x (reward - group mean) is the same, and exact for equal rewards.
+    # n / (n - 1) x (reward - group mean) is the same value, and exact for equal rewards.
     centred = group_normalised(rewards.double(), group_ids, divide_by_std=False)
     return (centred * size / (size - 1)).to(rewards.dtype)
 
 
 @torch.no_grad()
 def discounted_returns(rewards: Tensor, mask: Tensor, sequence_lengths: Tensor, *, gamma: float) -> Tensor:
-    """At each trained token, the rewards at it and at later trained tokens of its sequence, each discounted by gamma
-    for every trained token between.
+    """The discounted return at each trained token: the sum of the rewards at it and at the later trained tokens of its
+    sequence, each discounted by gamma per trained token of distance.
 
     rewards: (N,) float32, not read where not trained; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N.
     Returns (N,) float32, 0 where not trained.
@@ -132,21 +132,21 @@ def process_advantages(
     *,
     divide_by_std: bool = True,
 ) -> Tensor:
-    """Process supervision, section 4.1.3 of arXiv:2402.03300: rewards of steps normalised over all steps of all
-    completions of a prompt; the advantage of a token is the sum of those of the steps that end at it or later.
+    """Process supervision, section 4.1.3 of arXiv:2402.03300: the rewards of steps are normalised over all steps of all
+    completions of a prompt; the advantage of a token is the sum over the steps that end at it or later.
 
-    process_rewards: (N,) float32, read at `step_ends` (N,) bool, true at the last token of each step; group_ids: (S,)
-    int64; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N. Deviation as in `group_normalised`.
-    A step that ends at a token that is not trained is not read. Returns (N,) float32, 0 where not trained.
+    process_rewards: (N,) float32, read where `step_ends` (N,) bool is true, at the last token of each step; group_ids:
+    (S,) int64; mask: (N,) bool; sequence_lengths: (S,) int64, sums to N. Normalised as in `group_normalised`.
+    Steps that end at a token that is not trained are ignored. Returns (N,) float32, 0 where not trained.
     """
     step_ends = step_ends & mask
-    steps_groups = group_ids[sequence_ids(sequence_lengths)][step_ends]
+    groups_of_steps = group_ids[sequence_ids(sequence_lengths)][step_ends]
     normalised = torch.zeros_like(process_rewards)
-    normalised[step_ends] = group_normalised(process_rewards[step_ends], steps_groups, divide_by_std=divide_by_std)
+    normalised[step_ends] = group_normalised(process_rewards[step_ends], groups_of_steps, divide_by_std=divide_by_std)
     return discounted_returns(normalised, mask, sequence_lengths, gamma=1.0)
 
 
 def broadcast_to_tokens(per_sequence: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
-    """The value of each sequence (S,) at each of its trained tokens: (N,), 0 where `mask` (N,) bool is false."""
-    spread = per_sequence[sequence_ids(sequence_lengths)]
-    return torch.where(mask, spread, torch.zeros_like(spread))
+    """Copy the value of each sequence (S,) to its trained tokens: (N,), 0 where `mask` (N,) bool is false."""
+    per_token = per_sequence[sequence_ids(sequence_lengths)]
+    return torch.where(mask, per_token, torch.zeros_like(per_token))

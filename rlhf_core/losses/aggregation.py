@@ -1,4 +1,4 @@
-"""How much each token counts in the loss of one optimizer step."""
+"""The weight of each token in the loss of one optimizer step."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def loss_weights(mask: Tensor, sequence_lengths: Tensor, kind: Aggregation, *, l
     token: 1 / trained tokens, as in eq. 8 of arXiv:2503.14476;
     sequence: 1 / (trained tokens of its sequence x sequences that have any), as in eq. 3 of arXiv:2402.03300;
     constant: 1 / (sequences x length), as in section 3 of arXiv:2503.20783.
-    mask: (N,) bool, true where the token is trained; sequence_lengths: (S,) int64, sums to N. The batch is that of the
-    whole optimizer step over all ranks: only then is the gradient the same for any micro-batching or sharding of it.
+    mask: (N,) bool, true where the token is trained; sequence_lengths: (S,) int64, sums to N. The batch must be that of
+    the whole optimizer step over all ranks: only then does the gradient not depend on micro-batching and sharding.
     Returns (N,) float32, 0 where not trained.
     """
     ids = sequence_ids(sequence_lengths)

@@ -1,4 +1,4 @@
-"""Engine and trainer give one token different probabilities: how different, and what the loss does about it."""
+"""Engine and trainer compute different probabilities for a token: measures the mismatch and corrects for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from rlhf_core.metrics import Max, Metric, TokenMean
 
 Correction = Literal["truncate", "token_filter", "sequence_filter"]
 
-# Only where it is an exponent: exp(20) neither overflows float32 nor lies within any sensible bound.
+# Bounds exponents only: exp(20) does not overflow float32 and is outside any reasonable bound.
 _LARGEST_EXPONENT = 20.0
 
 
@@ -45,16 +45,17 @@ def corrected(
     low: float,
     high: float,
 ) -> tuple[Tensor, Tensor]:
-    """Which tokens train, and with what weight, by w = trainer's / engine's probability of the token:
+    """The mask and the weights after correction by w = the trainer's / the engine's probability of the token:
 
-    truncate: all, by w held in [low, high]; with low 0 the truncated importance sampling of F. Yao et al., "Your
-    Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025; OpenRLHF bounds w from below too.
-    token_filter: those with low <= w <= high, by w: IcePop of arXiv:2510.18855.
-    sequence_filter: those of sequences whose geometric mean of w is in [low, high], by min(w, high).
-    old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool; loss_weights: (N,) float32, as without correction;
-    sequence_lengths: (S,) int64. Sequences must be whole.
-    Returns mask and loss_weights as corrected; a dropped token is no longer in the mask, so that whatever its weight
-    would be never meets a 0. What others weigh does not depend on how many were dropped.
+    truncate: all tokens, weighted by w clamped to [low, high]; with low 0 the truncated importance sampling of F. Yao
+    et al., "Your Efficient RL Framework Secretly Brings You Off-Policy RL Training", 2025; OpenRLHF also bounds w from
+    below.
+    token_filter: tokens with low <= w <= high, weighted by w: IcePop of arXiv:2510.18855.
+    sequence_filter: tokens of sequences whose geometric mean of w is in [low, high], weighted by min(w, high).
+    old_logprobs, rollout_logprobs: (N,) float32; mask: (N,) bool; loss_weights: (N,) float32, before correction;
+    sequence_lengths: (S,) int64. Sequences must be complete.
+    Returns the corrected mask and loss_weights. A dropped token is removed from the mask, so its weight, which may be
+    infinite, is never multiplied by 0. The weights of the others do not depend on how many tokens are dropped.
     """
     difference = old_logprobs - rollout_logprobs
     weights = difference.clamp(max=_LARGEST_EXPONENT).exp()
@@ -73,7 +74,7 @@ def corrected(
 
 
 def _geometric_means(difference: Tensor, mask: Tensor, sequence_lengths: Tensor) -> Tensor:
-    """(S,) exp of the mean difference over the trained tokens of each sequence; 1 where there is none."""
+    """(S,) exp of the mean difference over the trained tokens of each sequence; 1 for a sequence without any."""
     ids = sequence_ids(sequence_lengths)[mask]
     zeros = torch.zeros_like(sequence_lengths, dtype=difference.dtype)
     sums = zeros.index_add(0, ids, difference[mask])

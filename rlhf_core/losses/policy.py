@@ -1,6 +1,6 @@
-"""Losses of the policy: tensors and numbers in, a loss and its metrics out.
+"""Losses of the policy: functions of tensors and numbers that return a loss and metrics.
 
-In each, `loss_weights` (N,) float32 says how much a token counts in the loss of the whole optimizer step
+`loss_weights` (N,) float32 is the weight of each token in the loss of the whole optimizer step
 (losses/aggregation.py), so that the gradient does not depend on packing, micro-batching or sharding. All return the
 loss () and two metrics, means over the trained tokens:
 clip_fraction: of tokens that the clip stopped or bounded;
@@ -30,10 +30,10 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> LossAndMetrics:
-    """PPO's clipped surrogate, eq. 7 of arXiv:1707.06347; its two sides apart as in eq. 10 of arXiv:2503.14476.
+    """PPO's clipped surrogate, eq. 7 of arXiv:1707.06347, with separate bounds as in eq. 10 of arXiv:2503.14476.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    The ratio is held inside [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
+    The ratio is clipped to [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
     clip_fraction: of tokens that have no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
@@ -53,11 +53,11 @@ def sequence_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> LossAndMetrics:
-    """GSPO: the clipped surrogate of one ratio a sequence, eq. 5-7 of arXiv:2507.18071.
+    """GSPO: the clipped surrogate with one ratio per sequence, eq. 5-7 of arXiv:2507.18071.
 
-    The ratio s = exp(mean_t(logprob_t - old_logprob_t)), the mean over the trained tokens of the sequence, is what
-    every token of it gets; its gradient is s times the mean of their log-probs' gradients, whatever the aggregation.
-    With loss weights by sequence this is the paper's mean over sequences.
+    Every token of a sequence has the ratio s = exp(mean_t(logprob_t - old_logprob_t)), the mean over its trained
+    tokens. The gradient of s is s times the mean of the gradients of their log-probs, with any aggregation. With the
+    aggregation `sequence` this is the paper's mean over sequences.
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool; sequence_lengths: (S,) int64. Sequences must be
     whole. clip_fraction: of tokens whose sequence has no gradient.
     """
@@ -80,23 +80,23 @@ def cispo_policy_loss(
     clip_low: float,
     clip_high: float,
 ) -> LossAndMetrics:
-    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio, the ratio held inside
-    [1 - clip_low, 1 + clip_high] and without gradient, so that every token keeps its own.
+    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio. The ratio is clipped to
+    [1 - clip_low, 1 + clip_high] and detached, so that every token keeps the gradient of its log-prob.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
     clip_fraction: of tokens whose ratio was bounded.
     """
     logprobs, log_ratio = logprobs[mask], logprobs[mask] - old_logprobs[mask]
     ratio = _bounded(log_ratio.detach()).exp()
-    held = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -(held * advantages[mask] * logprobs * loss_weights[mask]).sum()
-    return loss, _metrics(log_ratio, held != ratio)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -(clipped * advantages[mask] * logprobs * loss_weights[mask]).sum()
+    return loss, _metrics(log_ratio, clipped != ratio)
 
 
 def _clipped_terms(
     log_ratio: Tensor, advantages: Tensor, clip_low: float, clip_high: float, dual_clip: float | None
 ) -> tuple[Tensor, Tensor]:
-    """Of each token the term to minimise, and whether the clip took its gradient.
+    """The loss term of each token, and whether clipping removed its gradient.
 
     dual_clip: the term of a negative advantage is at most this many times -advantage, eq. 5 of arXiv:1912.09729.
     """

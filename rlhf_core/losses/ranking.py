@@ -1,4 +1,4 @@
-"""The loss of a reward model that learns from pairs."""
+"""Losses of a reward model that is trained on preference pairs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses of learning from given text."""
+"""Losses of supervised training."""
 
 from __future__ import annotations
 

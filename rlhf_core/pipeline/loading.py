@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
 from collections.abc import Iterator, Sequence
@@ -16,7 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlhf_core.config.base import Config, KeyedConfig
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe
 
 RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
@@ -60,8 +59,7 @@ def _find(name_or_path: str) -> Path:
         return known[name_or_path]
     named = f"known by name are {', '.join(known)}" if known else f"{RECIPES_VARIABLE} names no folder of recipes"
     raise RecipeError(
-        f"unknown recipe `{name_or_path}`{_nearest(name_or_path, list(known))}; {named}, "
-        "or give the path of a .yaml file"
+        f"unknown recipe `{name_or_path}`{did_you_mean(name_or_path, known)}; {named}, or give the path of a .yaml file"
     )
 
 
@@ -125,7 +123,7 @@ def _sentence(data: dict[str, Any], problem: Any) -> str:
     if problem["type"] == "extra_forbidden":
         *parents, wrong = location
         hint = "" if parents else "; a stage with a name of its own says which stage it is by `stage:`"
-        return f"unknown key `{place}`{_nearest(str(wrong), _known_keys(data, parents))}{hint}"
+        return f"unknown key `{place}`{did_you_mean(str(wrong), _known_keys(data, parents))}{hint}"
     if problem["type"] == "missing":
         return f"`{place}` is missing"
     message = problem["msg"].removeprefix("Value error, ")
@@ -137,11 +135,6 @@ def _sentence(data: dict[str, Any], problem: Any) -> str:
 def _dotted(data: Any, location: Sequence[Any]) -> str:
     """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
     return ".".join(str(part) for part, tag, _ in _walk(data, location) if not tag) or "the recipe"
-
-
-def _nearest(wrong: str, known: Sequence[str]) -> str:
-    close = difflib.get_close_matches(wrong, known, n=1, cutoff=0.5)
-    return f", did you mean `{close[0]}`?" if close else ""
 
 
 def _kind(value: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -12,7 +11,7 @@ from rlhf_core.config.inputs import Reference, readable_roles, references
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Stage
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe, stage_of
 from rlhf_core.stages.table import STAGES
 
@@ -182,14 +181,14 @@ class _Drafter:
     def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
         known = [*self.recipe.data, *made] if "dataset" in roles else made
         if "dataset" in roles:
-            near = _nearest(name, known)
+            near = did_you_mean(name, known)
             return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
         what = " or ".join(role.replace("_", " ") for role in roles)
         if name in self.recipe.stages and name not in made:
             below = name not in {draft.section for draft in self.nodes.values()}
             reason = "comes later in the recipe" if below else f"makes no {what}"
             return f"`{name}` {reason}; above are {', '.join(made) or 'none'}"
-        return f"no stage `{name}` makes a {what}{_nearest(name, known)}; there are {', '.join(made) or 'none'}"
+        return f"no stage `{name}` makes a {what}{did_you_mean(name, known)}; there are {', '.join(made) or 'none'}"
 
     def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
         if name in asked_by:
@@ -228,11 +227,6 @@ class _Drafter:
             inputs, roles = {"model": base}, ["model"]
         self._add(Draft(name, name, stage, config, inputs, manifest))
         self._made(name, roles[0], manifest.kind == Kind.ADAPTER)
-
-
-def _nearest(name: str, known: list[str]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f", did you mean `{close[0]}`?" if close else ""
 
 
 def _maker(roles: tuple[Role, ...]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -15,6 +14,7 @@ from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.stages import ReportConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import Stage
+from rlhf_core.errors import did_you_mean
 from rlhf_core.stages.table import STAGES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
@@ -40,9 +40,8 @@ class Recipe(KeyedConfig):
         if given is None:
             return STAGES[key].config if key in cls.block_names() else None
         if given not in cls.block_names():
-            near = difflib.get_close_matches(str(given), cls.block_names(), n=1, cutoff=0.5)
             raise ValueError(
-                f"there is no stage `{given}` to write here{f', did you mean `{near[0]}`?' if near else ''}; "
+                f"there is no stage `{given}` to write here{did_you_mean(str(given), cls.block_names())}; "
                 f"there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):

@@ -1,4 +1,4 @@
-"""What the report says, gathered from the manifests and files of a run's artifacts. No drawing here."""
+"""The content of the report, collected from the manifests and files of a run's artifacts. Draws nothing."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
 from rlhf_core.report.formatting import main_metrics
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 
@@ -25,7 +26,7 @@ class StageRow:
     seconds: float
     device_seconds: float
     device: str
-    figures: str
+    metrics: str
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class Content:
 
 @dataclass(frozen=True)
 class Difference:
-    """How much one model's greedy score exceeds another's on the same prompts, with a 95 % bootstrap interval."""
+    """By how much one model's greedy score exceeds another's on the same prompts, with a 95 % bootstrap interval."""
 
     scorer: str
     before: str
@@ -61,13 +62,13 @@ class Difference:
 def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     """nodes: the run's artifacts by node name, in the order of the run."""
     by_model = {name.removeprefix("evaluation."): i for name, i in nodes.items() if i.manifest.kind == Kind.EVALUATION}
-    answers = {model: _read_jsonl(evaluation.folder / "samples.jsonl") for model, evaluation in by_model.items()}
+    answers = {model: _read_jsonl(evaluation.folder / SAMPLES_FILE) for model, evaluation in by_model.items()}
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
         differences=_differences(answers),
         samples=_sample_rows(answers, samples),
-        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / "metrics.jsonl"))},
+        curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / METRICS_FILE))},
         edges=_edges(nodes),
     )
 
@@ -81,7 +82,7 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seconds=(m.finished_at - m.started_at).total_seconds(),
         device_seconds=m.device_seconds,
         device=m.device,
-        figures=main_metrics(m.metrics),
+        metrics=main_metrics(m.metrics),
     )
 
 
@@ -97,7 +98,7 @@ def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
 
 def _curves(path: Path) -> Metrics:
     curves: Metrics = {}
-    if path.exists():  # a stage that trains nothing logs nothing
+    if path.exists():  # only stages that train log metrics
         for line in _read_jsonl(path):
             for name, value in line.items():
                 if name not in ("step", "time") and isinstance(value, int | float):
@@ -111,7 +112,7 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
 
 
 def _differences(answers: Mapping[str, Sequence[dict[str, Any]]]) -> list[Difference]:
-    """Each model against the one before it in the recipe, and the last against the first."""
+    """Compare each model with the one before it in the recipe, and the last with the first."""
     models = list(answers)
     pairs = list(itertools.pairwise(models))
     if len(models) > 2:
@@ -139,14 +140,14 @@ def _greedy(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _sample_rows(answers: Mapping[str, Sequence[dict[str, Any]]], count: int) -> list[SampleRow]:
-    """Prompts chosen by a fixed draw, not by how well any model did on them."""
+    """A fixed random sample of the prompts, independent of the models' scores."""
     if not answers:
         return []
     first = next(iter(answers.values()))
-    chosen = random.Random(0).sample(range(len(first)), min(count, len(first)))
+    indices = random.Random(0).sample(range(len(first)), min(count, len(first)))
     rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}
     samples = []
-    for index in sorted(chosen):
+    for index in sorted(indices):
         row = first[index]
         greedy = {model: _greedy(by_id[row["id"]]) for model, by_id in rows.items()}
         completions = {m: (c["text"], float(next(iter(c["scores"].values())))) for m, c in greedy.items()}

@@ -1,4 +1,4 @@
-"""Metrics as the tables and the report show them."""
+"""Formats metrics for the tables and the report."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ MAIN_METRICS = 3
 
 def main_metrics(metrics: Mapping[str, float | int | str | None]) -> str:
     """The metrics that fit into one cell of a table; a stage's manifest names the most important first."""
-    shown = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
-    return ", ".join(f"{name} {number(value)}" for name, value in shown[:MAIN_METRICS])
+    values = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
+    return ", ".join(f"{name} {number(value)}" for name, value in values[:MAIN_METRICS])
 
 
 def with_interval(metrics: Mapping[str, float | int | str | None], name: str) -> str:
-    """`0.431 (0.380–0.483)` where the metrics have the bounds of the interval, else the number alone."""
+    """`0.431 (0.380–0.483)` if the metrics have the bounds of the interval, else only the number."""
     value, low, high = (metrics.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if value is None:
         return "–"
@@ -24,7 +24,7 @@ def with_interval(metrics: Mapping[str, float | int | str | None], name: str) ->
 
 
 def compared_metrics(nodes: Mapping[str, Mapping[str, float | int | str | None]]) -> list[str]:
-    """Names of the metrics that a comparison of models shows, given each model's metrics: no bounds, in their order."""
+    """Names of the metrics to show in a comparison of models, in their order and without bounds of intervals."""
     names: dict[str, None] = {}
     for metrics in nodes.values():
         names.update(dict.fromkeys(name for name in metrics if not _is_bound(name)))
@@ -36,7 +36,7 @@ def _is_bound(name: str) -> bool:
 
 
 def number(value: float | int | str | None) -> str:
-    """As tables show it: whole numbers without a fraction, others with three digits after the point."""
+    """Integers without a fraction, other numbers with three digits after the point."""
     if isinstance(value, float) and value.is_integer():
         return f"{value:.0f}"
     if isinstance(value, float):

@@ -11,9 +11,9 @@ from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 
 
 def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:
-    """All text from models and data is escaped; only the pictures drawn here go in as they are."""
+    """Escapes all text from models and data; only the pictures drawn here are inserted unescaped."""
     environment = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    environment.filters["figure"] = number
+    environment.filters["number"] = number
     return environment.get_template("report.html").render(
         content=content,
         title=title,

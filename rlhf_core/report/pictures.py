@@ -1,4 +1,4 @@
-"""Curves and the lineage graph as SVG text, to be set into the page."""
+"""Curves and the lineage graph as SVG text for the page."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from matplotlib.figure import Figure
 
 from rlhf_core.report.content import Metrics
 
-# Shown first and in this order; every other metric follows by name.
+# These come first, in this order; all other metrics follow, sorted by name.
 _FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "policy_loss", "value_loss", "loss")
 
 
 def curve_grid(curves: Metrics) -> str:
-    """Small multiples, one per metric of one stage; empty if no metric has two points to join."""
+    """Small multiples, one per metric of one stage; empty if no metric has at least two points."""
     lines = [name for name in curves if len(curves[name]) > 1]
-    shown = [name for name in _FIRST if name in lines]
-    shown += sorted(name for name in lines if name.startswith("monitor/"))
-    shown += sorted(name for name in lines if name not in _FIRST and "/" not in name)
-    if not shown:
+    names = [name for name in _FIRST if name in lines]
+    names += sorted(name for name in lines if name.startswith("monitor/"))
+    names += sorted(name for name in lines if name not in _FIRST and "/" not in name)
+    if not names:
         return ""
     columns = 3
-    rows = -(-len(shown) // columns)
+    rows = -(-len(names) // columns)
     figure = Figure(figsize=(11, 2.2 * rows), layout="constrained")
-    for index, name in enumerate(shown):
+    for index, name in enumerate(names):
         axes = figure.add_subplot(rows, columns, index + 1)
         steps, values = zip(*curves[name], strict=True)
         axes.plot(steps, values, linewidth=1.2, color="#3367d6")
@@ -37,7 +37,7 @@ def curve_grid(curves: Metrics) -> str:
 
 
 def phase_bars(curves: Metrics) -> str:
-    """Where the time of an RL step goes: mean seconds of each phase."""
+    """The mean seconds of each phase of an RL step."""
     phases = {n.removeprefix("seconds/"): [v for _, v in p] for n, p in curves.items() if n.startswith("seconds/")}
     if not phases:
         return ""
@@ -46,14 +46,14 @@ def phase_bars(curves: Metrics) -> str:
     means = {phase: sum(seconds) / len(seconds) for phase, seconds in phases.items()}
     axes.barh(list(means), list(means.values()), color="#8ab4f8")
     axes.invert_yaxis()
-    axes.set_xlabel("mean seconds a step", fontsize=8)
+    axes.set_xlabel("mean seconds per step", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)
     return _svg(figure)
 
 
 def lineage(edges: Sequence[tuple[str, str]]) -> str:
-    """What was made from what, left to right."""
+    """The graph of artifacts, each to the right of its inputs."""
     graph = networkx.DiGraph(edges)
     for column, names in enumerate(networkx.topological_generations(graph)):
         for name in names:
@@ -71,7 +71,7 @@ def lineage(edges: Sequence[tuple[str, str]]) -> str:
 
 
 def _svg(figure: Figure) -> str:
-    # The same figures give the same bytes: an artifact has no clock and no random ids in it.
+    # The same content gives the same bytes: an artifact contains no time stamps and no random ids.
     out = StringIO()
     with matplotlib.rc_context({"svg.hashsalt": "report", "svg.fonttype": "none"}):
         figure.savefig(out, format="svg", metadata={"Date": None})

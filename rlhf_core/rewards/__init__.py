@@ -1,4 +1,4 @@
-"""Rewards: one file each. `build_reward` makes the one that a recipe asks for, `open_scorers` several."""
+"""Rewards, one per file. `build_reward` builds the reward of a config, `open_scorers` several."""
 
 from rlhf_core.rewards.base import Reward, RewardResult
 from rlhf_core.rewards.build import build_reward, open_scorers

@@ -1,4 +1,4 @@
-"""What a reward is: completions in, one finite number for each out; anything else is a RewardError."""
+"""The interface of a reward: one finite number per completion; anything else is a RewardError."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from rlhf_core.errors import RewardError
 
 @dataclass(frozen=True, slots=True)
 class RewardResult:
-    """Everything is as long as the completions, in their order."""
+    """Every list has one entry per completion, in their order."""
 
-    rewards: list[float]  # what trains
-    scores: list[float | None]  # 0-1, what filters and evaluates
+    rewards: list[float]  # for training
+    scores: list[float | None]  # 0-1, for filtering and evaluation
     extra: dict[str, list[float]] = field(default_factory=dict)  # logged
-    steps: list[list[float]] | None = None  # one reward for each step of a completion, beside its own
+    steps: list[list[float]] | None = None  # one reward per step of a completion, added to its own
 
 
 class Reward(Protocol):
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> RewardResult:
-        """Judge `completions[i]`, an answer to `prompts[i]`, the text of the dataset row `rows[i]`.
+        """Score `completions[i]`, the answer to `prompts[i]`, which is the text of the dataset row `rows[i]`.
 
-        Raises RewardError that names the index and what is wrong: never a default value.
+        Raises RewardError that names the index and the problem; never returns a default value.
         """
 
     def close(self) -> None:
-        """Give back what it holds, such as a process of its own."""
+        """Release its resources, such as a child process."""
 
 
 def checked_result(values: object, count: int, name: str) -> RewardResult:
-    """What a reward returned, `count` numbers or mappings {reward, score, steps, other figures}, as RewardResult.
+    """A RewardResult from what a reward returned: `count` numbers or mappings {reward, score, steps, other metrics}.
 
-    Raises RewardError where it is not that, or a number is not finite, or a score is outside 0-1.
+    Raises RewardError if it is anything else, a number is not finite, or a score is outside 0-1.
     """
     if not isinstance(values, list | tuple):
         raise RewardError(f"{name} returned {type(values).__name__}, expected a list of {count} numbers")
@@ -47,21 +47,23 @@ def checked_result(values: object, count: int, name: str) -> RewardResult:
     extra: dict[str, list[float]] = {}
     steps: list[list[float]] = []
     for index, value in enumerate(values):
-        figures = value if isinstance(value, Mapping) else {"reward": value}
+        fields = value if isinstance(value, Mapping) else {"reward": value}
         where = f"{name}, completion {index}"
-        if "reward" not in figures:
-            raise RewardError(f"{where}: there is no `reward` in {sorted(map(str, figures))}")
-        rewards.append(_finite(figures["reward"], "reward", where))
-        scores.append(_score(figures.get("score"), where))
-        if "steps" in figures:
-            steps.append(_steps(figures["steps"], where))
+        if "reward" not in fields:
+            raise RewardError(f"{where}: there is no `reward` in {sorted(map(str, fields))}")
+        rewards.append(_finite(fields["reward"], "reward", where))
+        scores.append(_score(fields.get("score"), where))
+        if "steps" in fields:
+            steps.append(_steps(fields["steps"], where))
         if steps and len(steps) != index + 1:
-            raise RewardError(f"{where}: some completions have `steps` and some have not")
-        others = {str(key): figures[key] for key in figures if key not in ("reward", "score", "steps")}
-        if index and others.keys() != extra.keys():
-            raise RewardError(f"{where}: gives {sorted(others)} beside the reward, the others give {sorted(extra)}")
-        for key, figure in others.items():
-            extra.setdefault(key, []).append(_finite(figure, key, where))
+            raise RewardError(f"{where}: some completions have `steps` and some do not")
+        metrics = {str(key): fields[key] for key in fields if key not in ("reward", "score", "steps")}
+        if index and metrics.keys() != extra.keys():
+            raise RewardError(
+                f"{where}: has the metrics {sorted(metrics)}, the completions before it have {sorted(extra)}"
+            )
+        for key, metric in metrics.items():
+            extra.setdefault(key, []).append(_finite(metric, key, where))
     return RewardResult(rewards, scores, extra, steps or None)
 
 

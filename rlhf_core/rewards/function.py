@@ -1,4 +1,4 @@
-"""A reward from the user's Python file, run in a process of its own so that a hang can be ended."""
+"""A reward from the user's Python file, run in a child process so that it can be killed if it hangs."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result
 
-_LOADING_SECONDS = 120.0  # importing the user's file may load models; its calls have their own limit
+_LOADING_SECONDS = 120.0  # importing the user's file may load models; calls have their own limit
 
 
 class RewardFunction:
     """`function(completions, prompts, rows, **options)` of a Python file, called in batches in a child process.
 
-    The child starts with the first call and is started anew after a failure. Lines of JSON go both ways.
+    The child is started at the first call and restarted after a failure. The two exchange lines of JSON.
     """
 
     def __init__(self, config: FunctionReward, file: Path):
@@ -57,7 +57,7 @@ class RewardFunction:
             self.close()
 
     def __getstate__(self) -> dict[str, Any]:
-        # Sent to another process, it starts a child of its own there.
+        # A copy in another process starts its own child there.
         return self.__dict__ | {"_child": None, "_unread": b""}
 
     def _call(self, batch: list[list[Any]]) -> list[Any]:
@@ -88,14 +88,17 @@ class RewardFunction:
         }
         self._exchange(request, _LOADING_SECONDS, f"could not be loaded within {_LOADING_SECONDS:g} s")
 
-    def _exchange(self, request: Mapping[str, Any], seconds: float, late: str) -> dict[str, Any]:
-        """One line to the child, one back. Raises RewardError if it reports one, dies, or takes too long."""
+    def _exchange(self, request: Mapping[str, Any], seconds: float, on_timeout: str) -> dict[str, Any]:
+        """Send a line to the child and read its reply.
+
+        Raises RewardError if the reply is an error, or the child dies or times out.
+        """
         assert self._child is not None
         assert self._child.stdin is not None
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
-            line = self._read_line(time.monotonic() + seconds, late)
+            line = self._read_line(time.monotonic() + seconds, on_timeout)
         except BrokenPipeError as error:
             raise self._died() from error
         except RewardError:
@@ -110,14 +113,14 @@ class RewardFunction:
             raise RewardError(f"{self._name} raised:\n{reply['error']}")
         return reply
 
-    def _read_line(self, deadline: float, late: str) -> bytes:
+    def _read_line(self, deadline: float, on_timeout: str) -> bytes:
         assert self._child is not None
         assert self._child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
                 if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
-                    raise RewardError(f"{self._name} {late} and was stopped")
+                    raise RewardError(f"{self._name} {on_timeout} and was stopped")
                 received = os.read(self._child.stdout.fileno(), 1 << 20)
                 if not received:
                     raise self._died()

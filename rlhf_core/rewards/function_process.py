@@ -1,4 +1,7 @@
-"""The process that runs a user's reward function: one line of JSON in, one out. Started by function.py."""
+"""The process that runs a user's reward function: reads requests and writes replies as lines of JSON.
+
+Started by function.py.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from rlhf_core.errors import RecipeError, StageError
 
 
 def main() -> None:
-    # What the user's code prints goes to the log; the pipe is ours alone.
+    # Output of the user's code goes to the log; the pipe carries only replies.
     with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as replies:
         os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
         _serve(sys.stdin, replies)
@@ -40,15 +43,15 @@ def _check_signature(function: Callable[..., Any], options: Mapping[str, Any], n
     try:
         inspect.signature(function).bind([], [], [], **options)
     except TypeError as error:
-        wanted = f"(completions, prompts, rows) and its options {sorted(options)}"
-        raise RecipeError(f"{name} must take {wanted}: {error}") from error
+        parameters = f"(completions, prompts, rows) and its options {sorted(options)}"
+        raise RecipeError(f"{name} must take {parameters}: {error}") from error
 
 
 def _answer(function: Callable[..., Any], batch: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:
     try:
         returned = function(*batch, **options)
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
-    except Exception:  # the user's code may raise anything; it is shown to them as it is
+    except Exception:  # the user's code may raise anything; its traceback is shown unchanged
         return {"error": traceback.format_exc()}
     return {"values": values, "type": type(returned).__name__}
 
@@ -63,7 +66,7 @@ def _listed(value: Any) -> list[Any]:
 
 
 def _plain(value: Any) -> Any:
-    """Numbers of numpy and torch as Python's; what is no number stays to be refused by name on the other side."""
+    """Converts numbers of numpy and torch to Python's. Other values are kept, and rejected by name in the parent."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str):

@@ -1,4 +1,4 @@
-"""A reward from a server: completions as JSON there, rewards back."""
+"""A reward from a server: sends completions as JSON and receives rewards."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from rlhf_core.config.rewards import HTTPReward, check_url
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result
 
-_ANSWER = frozenset({"rewards", "scores", "extra"})
-_SHOWN = 500  # characters of an answer in an error
-_LONGEST_PAUSE = 10.0  # seconds between two tries
+_RESPONSE_KEYS = frozenset({"rewards", "scores", "extra"})
+_MAX_QUOTED = 500  # characters of a response in an error message
+_MAX_PAUSE = 10.0  # seconds between two attempts
 
 
 class RewardServer:
-    """POST {"completions", "prompts", "rows"}, each a list; the answer is {"rewards": […]}, and if the server likes
-    {"scores": […], "extra": {name: […]}}, all as long as the completions.
+    """POSTs {"completions", "prompts", "rows"}, each a list. The response is {"rewards": […]}, optionally with
+    {"scores": […], "extra": {name: […]}}, where every list has one entry per completion.
 
-    Scoring changes nothing, so a request is repeated where there is no connection or the status is 429 or 5xx. Any
-    other failure, a late answer among them, is a RewardError at once.
+    Scoring has no side effects, so a request is retried if the connection fails or the status is 429 or 5xx. Any other
+    failure, such as a timeout, is a RewardError at once.
     """
 
     def __init__(self, config: HTTPReward) -> None:
-        """Raises RewardError if an environment variable that the config names is not set, or not what it should be."""
+        """Raises RewardError if an environment variable that the config names is not set or not valid."""
         self._config = config
         self._url = config.url or _url(config.url_variable)
         self._name = f"reward server {config.url or f'of {config.url_variable}'}"
@@ -52,15 +52,15 @@ class RewardServer:
     def _answer(self, request: Mapping[str, Any]) -> httpx.Response:
         retrying = Retrying(
             stop=stop_after_attempt(self._config.attempts),
-            wait=wait_random_exponential(multiplier=0.2, max=_LONGEST_PAUSE),
-            retry=retry_if_exception(_may_pass),
+            wait=wait_random_exponential(multiplier=0.2, max=_MAX_PAUSE),
+            retry=retry_if_exception(_is_transient),
             reraise=True,
         )
         try:
             return retrying(self._post, request)
         except httpx.HTTPStatusError as error:
-            status, body = error.response.status_code, error.response.text[:_SHOWN]
-            # Its own text has the URL, which may be a secret of the environment.
+            status, body = error.response.status_code, error.response.text[:_MAX_QUOTED]
+            # Without `from error`: its text contains the URL, which may be secret.
             raise RewardError(f"{self._name} answered with status {status}: {body}") from None
         except httpx.TimeoutException as error:
             limit = self._config.timeout_seconds
@@ -73,15 +73,15 @@ class RewardServer:
         return response.raise_for_status()
 
     def _values(self, response: httpx.Response, count: int) -> list[Mapping[str, Any]]:
-        """The answer as one mapping for each completion, as a user's function returns them."""
+        """The response as one mapping per completion, the form that a user's function returns."""
         try:
             answer = response.json()
         except ValueError as error:
-            raise RewardError(f"{self._name} answered with no JSON: {response.text[:_SHOWN]!r}") from error
-        if not isinstance(answer, dict) or "rewards" not in answer or not answer.keys() <= _ANSWER:
+            raise RewardError(f"{self._name} did not answer with JSON: {response.text[:_MAX_QUOTED]!r}") from error
+        if not isinstance(answer, dict) or "rewards" not in answer or not answer.keys() <= _RESPONSE_KEYS:
             raise RewardError(
-                f"{self._name} answered {response.text[:_SHOWN]!r}; expected a mapping with `rewards`, and at most "
-                "`scores` and `extra` beside it"
+                f"{self._name} answered {response.text[:_MAX_QUOTED]!r}; expected a mapping with `rewards` and, "
+                "optionally, `scores` and `extra`"
             )
         extra = answer.get("extra") or {}
         if not isinstance(extra, dict):
@@ -96,8 +96,8 @@ class RewardServer:
         return [{name: column[index] for name, column in columns.items()} for index in range(count)]
 
 
-def _may_pass(error: BaseException) -> bool:
-    """Whether the same request may succeed a moment later: no connection, a busy or a broken server."""
+def _is_transient(error: BaseException) -> bool:
+    """Whether a retry may succeed: no connection, or a server that is busy or has failed."""
     if isinstance(error, httpx.HTTPStatusError):
         return error.response.status_code == 429 or error.response.status_code >= 500
     return isinstance(error, httpx.NetworkError | httpx.ConnectTimeout | httpx.RemoteProtocolError)
@@ -116,12 +116,12 @@ def _url(variable: str | None) -> str:
     try:
         check_url(url)
     except ValueError as error:
-        raise RewardError(f"the environment variable {variable} holds no URL for a reward: {error}") from error
+        raise RewardError(f"the environment variable {variable} is not a valid URL of a reward: {error}") from error
     return url
 
 
 def _header(variable: str) -> dict[str, str]:
     name, colon, value = _variable(variable).partition(":")
     if not (name.strip() and colon and value.strip()):
-        raise RewardError(f"the environment variable {variable} must hold a header, as `Authorization: Bearer abc`")
+        raise RewardError(f"the environment variable {variable} must be a header such as `Authorization: Bearer abc`")
     return {name.strip(): value.strip()}

@@ -1,4 +1,4 @@
-"""Rewards are shaped before they train, each completion by itself, in the order of `Shaping`."""
+"""Reward shaping: changes the reward of each completion before training."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from rlhf_core.config.shaping import OverlongConfig, ShapingConfig, TruncationCo
 
 
 class Shaping:
-    """Overlong penalty, truncation, clipping, running normalisation, in this order; what is not set does nothing.
+    """Overlong penalty, truncation, clipping and running normalisation, in this order, each if it is configured.
 
-    The baseline of a group is subtracted later, so clipping bounds rewards and not advantages.
+    The baseline of a group is subtracted later: clipping bounds rewards, not advantages.
     """
 
     def __init__(self, config: ShapingConfig, max_tokens: int) -> None:
-        """max_tokens: of the longest completion that can be sampled."""
+        """max_tokens: the length of the longest completion that can be sampled."""
         self._config = config
         self._max_tokens = max_tokens
         self._moments = RunningMoments()
 
     def __call__(self, rewards: Sequence[float], lengths: Sequence[int], truncated: Sequence[bool]) -> list[float]:
-        """The shaped rewards of completions with `lengths` sampled tokens, `truncated` where they were cut."""
+        """The shaped rewards. lengths: sampled tokens of each completion; truncated: whether it was cut off."""
         shaped = list(rewards)
         config = self._config
         if config.overlong is not None:
@@ -48,9 +48,9 @@ class Shaping:
 
 
 def overlong_penalty(length: int, max_tokens: int, config: OverlongConfig) -> float:
-    """Minus eq. 13 of arXiv:2503.14476, times `penalty`: 0 up to max_tokens - buffer, then rising by the token.
+    """Minus eq. 13 of arXiv:2503.14476, times `penalty`: 0 up to max_tokens - buffer, then linear in the length.
 
-    length: tokens that the policy sampled, the end of the text among them; what an environment said does not count.
+    length: tokens that the policy sampled, including the end-of-text token and excluding those of an environment.
     """
     inside = length - (max_tokens - config.buffer)
     return config.penalty * min(max(inside, 0), config.buffer) / config.buffer
@@ -60,12 +60,12 @@ def _truncated(reward: float, config: TruncationConfig) -> float:
     if config.reward is not None:
         return config.reward
     assert config.factor is not None
-    # A factor below one would make a negative reward better: being cut must never pay.
+    # A factor below 1 would increase a negative reward, but truncation must never be rewarded.
     return reward * config.factor if reward > 0 else reward
 
 
 class RunningMoments:
-    """Mean and deviation of all rewards so far, by Welford's method in the form for batches.
+    """Mean and standard deviation of all rewards so far, by the batched form of Welford's algorithm.
 
     Chan, Golub and LeVeque, "Algorithms for computing the sample variance", 1983, eq. 2.1.
     """
@@ -86,13 +86,13 @@ class RunningMoments:
         self._squares += math.fsum((value - mean) ** 2 for value in values)
         self._squares += difference**2 * self._count * count / total
         self._mean += difference * count / total
-        seen = [self._lowest, self._highest, *values] if self._count else values
-        self._lowest, self._highest = min(seen), max(seen)
+        extremes = [self._lowest, self._highest, *values] if self._count else values
+        self._lowest, self._highest = min(extremes), max(extremes)
         self._count = total
 
     def normalised(self, value: float) -> float:
-        """(value - mean) / population deviation; 0 as long as all values were equal."""
-        if self._lowest == self._highest:  # the deviation itself may be a rounding error then
+        """(value - mean) / population standard deviation; 0 while all values are equal."""
+        if self._lowest == self._highest:  # the standard deviation may then be a rounding error
             return 0.0
         return (value - self._mean) / math.sqrt(self._squares / self._count)
 

@@ -1,4 +1,4 @@
-"""Rewards that check an answer: 1 for a right one, 0 for a wrong one (reasoning-gym's scorers may give parts)."""
+"""Rewards that check an answer: 1 if it is right, 0 if it is wrong (tasks of reasoning-gym may give parts)."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Verifier:
                 raise RewardError(
                     f"{self._name}, completion {index}: the dataset row {row.get('id')} has no column {error}"
                 ) from error
-            except Exception as error:  # a task's scorer may raise anything
+            except Exception as error:  # the scorer of a task may raise anything
                 raise RewardError(
                     f"{self._name}, completion {index} ({completion!r}) raised:\n{traceback.format_exc()}"
                 ) from error
@@ -43,15 +43,15 @@ class Verifier:
         pass
 
     def _answer(self, completion: str) -> str | None:
-        """The answer that a completion gives last, None where it gives none."""
+        """The last answer in a completion; None if there is none."""
         if self._pattern is None:
             return completion
-        found = [match.group(1) for match in self._pattern.finditer(completion)]
-        return found[-1] if found else None
+        answers = [match.group(1) for match in self._pattern.finditer(completion)]
+        return answers[-1] if answers else None
 
 
 def compiled_pattern(pattern: str | None) -> re.Pattern[str] | None:
-    """Raises RewardError if it is not a regular expression with a group."""
+    """Raises RewardError if `pattern` is not a regular expression with a group."""
     if pattern is None:
         return None
     try:

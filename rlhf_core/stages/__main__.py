@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import signal
 import sys
 import traceback
@@ -11,6 +10,7 @@ from types import FrameType
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.stages.runner import run_job
+from rlhf_core.tracking.protocol import JobError, encode
 
 STOPPED = 128 + signal.SIGTERM
 
@@ -28,7 +28,7 @@ def main() -> int:
         _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
         return STOPPED
     except SystemExit as error:
-        # Ray puts a handler of its own for SIGTERM in place of ours, which exits with the signal's number.
+        # Ray replaces our handler of SIGTERM by its own, which exits with the signal's number.
         if error.code == signal.SIGTERM:
             _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
             return STOPPED
@@ -39,7 +39,7 @@ def main() -> int:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one must not interrupt the cleaning up
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
 
 
@@ -51,7 +51,7 @@ def _failed(error: BaseException) -> int:
 
 
 def _print_error(kind: str, message: str) -> None:
-    print("@error " + json.dumps({"type": kind, "message": message}), flush=True)
+    print(encode(JobError(kind, message)), flush=True)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.rewards import open_scorers
+from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.types import Prompt
 
 
@@ -66,7 +67,7 @@ def write_results(
     """`results.json`, and `samples.jsonl` with a line for each prompt, its greedy completion first."""
     folder.mkdir(parents=True)
     (folder / "results.json").write_text(json.dumps(results, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    with (folder / "samples.jsonl").open("w", encoding="utf-8", newline="\n") as file:
+    with (folder / SAMPLES_FILE).open("w", encoding="utf-8", newline="\n") as file:
         for prompt, answer in zip(prompts, answered, strict=True):
             line = {
                 "id": prompt.id,

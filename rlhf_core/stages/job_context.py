@@ -1,4 +1,4 @@
-"""The context of a stage that runs as a job: inputs and user files from the store, figures to the trackers."""
+"""The context of a stage that runs as a job: inputs and user files from the store, metrics to the trackers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError, StoreError
-from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 
 
@@ -29,7 +29,7 @@ class JobContext:
         store: Store,
         workdir: Path | None = None,
         tracker: Tracker | None = None,
-        progress: Progress | None = None,
+        progress: ProgressReporter | None = None,
     ):
         self.name, self.key, self.seed, self.libraries = spec.name, spec.key, spec.seed, spec.libraries
         self.checkpoints = Checkpoints(store, spec.ref)
@@ -84,13 +84,13 @@ class JobContext:
 
     def _job_tracker(self) -> Tracker:
         if self._tracker is None:
-            raise StageError("figures are logged by the job itself: return them from the worker")
+            raise StageError("metrics are logged by the job itself: return them from the worker")
         return self._tracker
 
-    def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
+    def progress(self, step: int, total: int, phase: str = "", **metrics: float) -> None:
         if self._progress is None:
-            raise StageError("progress is told by the job itself: return it from the worker")
-        self._progress.report(step, total, phase, figures)
+            raise StageError("progress is reported by the job itself: return it from the worker")
+        self._progress.report(step, total, phase, metrics)
 
     @cached_property
     def _own_workdir(self) -> tempfile.TemporaryDirectory[str]:

@@ -1,8 +1,6 @@
 """What a job does around its stage: spec → lease → inputs → the stage's function → artifact. Imports no torch.
 
-A follower reads two kinds of line in its output, and leaves the rest to people:
-`@progress {"step": …, "total": …, "phase": …, "figures": {…}, "seconds_left": …}` and, last if it failed,
-`@error {"type": …, "message": …}`.
+Its output carries the messages of rlhf_core/tracking/protocol.py.
 """
 
 from __future__ import annotations
@@ -37,7 +35,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
-from rlhf_core.tracking.progress import Progress
+from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 
 Metrics = dict[str, float | int | str | None]
@@ -51,7 +49,7 @@ def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAG
     repository = ArtifactRepository(open_store(store_url))
     spec = repository.read_spec(ref)
     stage, config = _checked(spec, stages)
-    progress = Progress()
+    progress = ProgressReporter()
     lease = wait_for_lease(
         repository.store,
         ref,
@@ -70,7 +68,12 @@ def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAG
 
 
 def _compute(
-    repository: ArtifactRepository, spec: StageSpec, stage: Stage, config: StageConfig, progress: Progress, lease: Lease
+    repository: ArtifactRepository,
+    spec: StageSpec,
+    stage: Stage,
+    config: StageConfig,
+    progress: ProgressReporter,
+    lease: Lease,
 ) -> Manifest:
     started = datetime.now(UTC)
     lease.start(on_loss=_interrupt_job)

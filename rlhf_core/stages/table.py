@@ -14,6 +14,7 @@ from rlhf_core.config.stages import (
     SFTConfig,
 )
 from rlhf_core.contract import Stage
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
 _TRAINED = frozenset({Kind.POLICY, Kind.ADAPTER})
 
@@ -35,7 +36,7 @@ _STAGES = (
     Stage("evaluation", 1, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("report", 2, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
-          files={"node.*": frozenset({"metrics.jsonl", "samples.jsonl"})}),
+          files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
 )  # fmt: skip
 
 STAGES: dict[str, Stage] = {stage.name: stage for stage in _STAGES}

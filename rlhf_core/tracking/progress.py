@@ -1,53 +1,50 @@
-"""Progress of a stage as lines of its log, for whoever follows the job: `@progress {"step": 3, "total": 10, …}`."""
+"""Reports a stage's progress as lines of its output (see protocol.py), with an estimate of the time left."""
 
 from __future__ import annotations
 
-import json
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 
-PREFIX = "@progress "
-_MOST_OFTEN_SECONDS = 0.5
-_WINDOW = 20  # reports whose pace is taken for the pace of what is left
+from rlhf_core.tracking.protocol import Progress, encode
+
+_MIN_SECONDS_BETWEEN_LINES = 0.5
+_WINDOW = 20  # the pace is measured over this many of the newest reports
 
 
-class Progress:
-    """Prints what it is told, at most twice a second, and says from the newest pace how long it will still take."""
+class ProgressReporter:
+    """Prints at most two lines a second and estimates the time left from the newest pace."""
 
     def __init__(self, write: Callable[[str], None] | None = None, clock: Callable[[], float] = time.monotonic):
         self._write = write or (lambda line: print(line, flush=True))
         self._clock = clock
         self._recent: deque[tuple[float, int]] = deque(maxlen=_WINDOW)
-        self._of: tuple[str, int] | None = None
+        self._phase_and_total: tuple[str, int] | None = None
         self._written_at = float("-inf")
 
-    def report(self, step: int, total: int, phase: str = "", figures: Mapping[str, float] | None = None) -> None:
-        """step of total are done; total 0: nobody knows of how many. A new phase, total or a lower step starts anew."""
+    def report(self, step: int, total: int, phase: str = "", metrics: Mapping[str, float] | None = None) -> None:
+        """`step` of `total` steps are done; a `total` of 0 means that the number of steps is unknown.
+
+        A new phase, a new total or a lower step restarts the estimate and is printed at once.
+        """
         now = self._clock()
-        new = self._of != (phase, total) or (self._recent and step < self._recent[-1][1])
-        if new:
-            self._of = (phase, total)
+        restarted = self._phase_and_total != (phase, total) or (self._recent and step < self._recent[-1][1])
+        if restarted:
+            self._phase_and_total = (phase, total)
             self._recent.clear()
         if not self._recent or step > self._recent[-1][1]:
             self._recent.append((now, step))
-        if not new and step != total and now - self._written_at < _MOST_OFTEN_SECONDS:
+        if not restarted and step != total and now - self._written_at < _MIN_SECONDS_BETWEEN_LINES:
             return
         self._written_at = now
-        line = {
-            "step": step,
-            "total": total,
-            "phase": phase,
-            "figures": {name: float(value) for name, value in (figures or {}).items()},
-            "seconds_left": self._seconds_left(now, step, total),
-        }
-        self._write(PREFIX + json.dumps(line))
+        values = {name: float(value) for name, value in (metrics or {}).items()}
+        self._write(encode(Progress(step, total, phase, values, self._seconds_left(now, step, total))))
 
     def _seconds_left(self, now: float, step: int, total: int) -> float | None:
         if total > 0 and step >= total:
             return 0.0
-        (began, first), (reached, last) = self._recent[0], self._recent[-1]
-        if total <= 0 or last == first:
+        (first_time, first_step), (last_time, last_step) = self._recent[0], self._recent[-1]
+        if total <= 0 or last_step == first_step:
             return None
-        pace = (reached - began) / (last - first)
-        return round(max(0.0, (total - step) * pace - (now - reached)), 1)
+        seconds_per_step = (last_time - first_time) / (last_step - first_step)
+        return round(max(0.0, (total - step) * seconds_per_step - (now - last_time)), 1)

@@ -1,4 +1,4 @@
-"""Where the figures of a stage go: metrics.jsonl always, Weights & Biases and TensorBoard beside it."""
+"""Logs the metrics of a stage: always to metrics.jsonl, optionally to Weights & Biases and TensorBoard."""
 
 from __future__ import annotations
 
@@ -13,12 +13,11 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from rlhf_core.config.tracking import TrackingConfig
-
-METRICS_FILE = "metrics.jsonl"
+from rlhf_core.tracking.protocol import METRICS_FILE
 
 
 class Sink(Protocol):
-    """One place that figures go to."""
+    """A destination of metrics."""
 
     def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None: ...
 
@@ -26,10 +25,10 @@ class Sink(Protocol):
 
 
 class Tracker:
-    """Writes `<folder>/metrics.jsonl`, and beside it what the other trackers keep: all becomes part of the artifact.
+    """Writes `<folder>/metrics.jsonl` and the files of the other trackers, all of which become part of the artifact.
 
-    settings: which trackers; name: the recipe's node; run_id: the run that the stage belongs to; config: the stage's
-    settings, shown beside the figures. The others start with the first figures, since many stages have none.
+    settings: which trackers to use; name: the recipe's node; run_id: the run that the stage belongs to; config: the
+    stage's settings, which the trackers show. They are started with the first metrics, since many stages log none.
     """
 
     def __init__(
@@ -43,40 +42,38 @@ class Tracker:
         self._sinks: list[Sink] | None = None
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """One line: step, time in UNIX seconds, and the figures; null where one is not finite, since JSON has no NaN.
-
-        Raises TypeError, naming it, for a figure that is not a number.
+        """Write one line: the step, the time in UNIX seconds, and the metrics; null for a value that is not finite,
+        since JSON has no NaN. Raises TypeError that names a metric which is not a number.
         """
-        figures = {name: _number(name, value) for name, value in metrics.items()}
-        finite = {name: value if math.isfinite(value) else None for name, value in figures.items()}
+        values = {name: _number(name, value) for name, value in metrics.items()}
+        finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         now = time.time()
         self._file.write(json.dumps({"step": step, "time": now, **finite}, allow_nan=False) + "\n")
         self._file.flush()
-        self._tell_sinks(step, now, figures)
+        self._send(step, now, values)
 
-    def _tell_sinks(self, step: int, unix_time: float, figures: Mapping[str, float]) -> None:
+    def _send(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
         if self._sinks is None:
             self._sinks = list(self._start_sinks())
         for sink in self._sinks:
-            sink.log(step, unix_time, figures)
+            sink.log(step, unix_time, metrics)
 
     def logged(self) -> bytes:
-        """The lines so far."""
+        """The lines written so far."""
         return (self.folder / METRICS_FILE).read_bytes()
 
     def restore(self, lines: bytes) -> None:
-        """Begin with the `lines` of a run that was killed: as they were in the file, told anew to the other trackers,
-        whose own files were lost with it. Raises RuntimeError if something was logged before.
+        """Start with the `lines` of a killed job: written to the file unchanged, and logged again to the other
+        trackers, whose files were lost with the job. Raises RuntimeError if something has been logged already.
         """
         if self.logged():
             raise RuntimeError("lines can be restored only before the first is logged")
         self._file.write(lines.decode())
         self._file.flush()
         for line in lines.splitlines():
-            figures = json.loads(line)
-            step, unix_time = figures.pop("step"), figures.pop("time")
-            told = {name: math.nan if value is None else value for name, value in figures.items()}
-            self._tell_sinks(step, unix_time, told)
+            values = json.loads(line)
+            step, unix_time = values.pop("step"), values.pop("time")
+            self._send(step, unix_time, {name: math.nan if value is None else value for name, value in values.items()})
 
     def close(self) -> None:
         self._file.close()
@@ -85,17 +82,17 @@ class Tracker:
         self._sinks = []
 
     def keep(self, folder: Path) -> None:
-        """Copy, after `close`, what was written into the artifact's `folder`: metrics.jsonl, and the trackers' own
-        files below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
+        """Copy what was written to the artifact's `folder`, after `close`: metrics.jsonl, and the files of the other
+        trackers below `tracking/`. Raises FileExistsError if the stage wrote a metrics.jsonl itself.
         """
         if (folder / METRICS_FILE).exists():
-            raise FileExistsError(f"{folder / METRICS_FILE}: this name is kept for the figures that a stage logs")
+            raise FileExistsError(f"{folder / METRICS_FILE}: this name is reserved for the metrics that a stage logs")
         shutil.copyfile(self.folder / METRICS_FILE, folder / METRICS_FILE)
         for pattern in ("tensorboard/events.*", "wandb/offline-run-*/*.wandb"):
             for file in self.folder.glob(pattern):
-                kept = folder / "tracking" / file.relative_to(self.folder)
-                kept.parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(file, kept)
+                copy = folder / "tracking" / file.relative_to(self.folder)
+                copy.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(file, copy)
 
     def __enter__(self) -> Self:
         return self
@@ -120,7 +117,7 @@ class _About:
 
 
 class TensorBoard:
-    """Event files, written with TensorBoard's own writer: torch's would load torch into every job."""
+    """Event files, written by TensorBoard's own writer: that of torch would load torch into every job."""
 
     def __init__(self, folder: Path):
         from tensorboard.summary.writer.event_file_writer import EventFileWriter
@@ -139,15 +136,15 @@ class TensorBoard:
 
 
 class WeightsAndBiases:
-    """Online with a key, else offline: `wandb sync` uploads the folder `wandb` of the artifact later."""
+    """Online if there is a key, else offline: `wandb sync` uploads the artifact's folder `wandb` later."""
 
     def __init__(self, folder: Path, project: str, about: _About):
         import wandb
 
-        # An explicit WANDB_MODE counts; without it, a job must not stop to ask for a key.
+        # An explicit WANDB_MODE takes precedence. Without it, a job must not wait for someone to enter a key.
         mode = os.environ.get("WANDB_MODE") or ("online" if wandb.login(prompt=False) else "offline")
         settings = wandb.Settings(
-            mode=mode,  # type: ignore[arg-type]  # a wrong WANDB_MODE is wandb's to refuse
+            mode=mode,  # type: ignore[arg-type]  # wandb rejects a wrong WANDB_MODE
             silent=True, console="off", disable_git=True, save_code=False, x_disable_stats=True,
             x_disable_machine_info=True, x_save_requirements=False,
         )  # fmt: skip
@@ -158,10 +155,10 @@ class WeightsAndBiases:
         try:
             self._run = wandb.init(**start, settings=settings)
         except wandb.errors.Error as error:
-            # A tracker that cannot be reached is no reason to lose the training.
-            print(f"Weights & Biases cannot be reached, this run is kept offline: {error}", flush=True)
+            # An unreachable tracker must not end the training.
+            print(f"Weights & Biases cannot be reached, this run is logged offline: {error}", flush=True)
             self._run = wandb.init(**start, settings=settings.model_copy(update={"mode": "offline"}))
-        # Figures of one step may come in several calls, and a later call may be about an earlier step.
+        # The metrics of one step may arrive in several calls, and a later call may be about an earlier step.
         self._run.define_metric("*", step_metric="step")
 
     def log(self, step: int, unix_time: float, metrics: Mapping[str, float]) -> None:
@@ -171,7 +168,7 @@ class WeightsAndBiases:
         import wandb
 
         self._run.finish()
-        wandb.teardown()  # `finish` returns before the file is whole
+        wandb.teardown()  # `finish` returns before the file is complete
 
 
 def _number(name: str, value: Any) -> float:

@@ -12,12 +12,12 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoi
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StageError
+from rlhf_core.tracking.protocol import METRICS_FILE
 from rlhf_core.training.background import Background
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.snapshots import SnapshotWorker
 
 DRIVER = "driver.json"
-METRICS = "metrics.jsonl"
 
 
 class DriverState(Protocol):
@@ -75,7 +75,7 @@ class Checkpointing:
             )
         try:
             driver = json.loads(self._context.checkpoints.read(checkpoint, DRIVER))
-            metrics = self._context.checkpoints.read(checkpoint, METRICS)
+            metrics = self._context.checkpoints.read(checkpoint, METRICS_FILE)
         except IntegrityError as error:
             return str(error)
         damage = [found for found in self._workers.call(SnapshotWorker.fetch_state, checkpoint) if found]
@@ -117,7 +117,7 @@ class Checkpointing:
         self._last_step, self._last_time = step, time.monotonic()
         self._workers.call(SnapshotWorker.copy_state)
         driver = {part: state.state_dict() for part, state in self._driver.items()}
-        files = {DRIVER: json.dumps(driver).encode(), METRICS: self._context.logged()}
+        files = {DRIVER: json.dumps(driver).encode(), METRICS_FILE: self._context.logged()}
         name = Checkpoints.new_name(step)
         written = self._workers.aside(SnapshotWorker.write_state, name)
         self._writing = Background(lambda: self._commit(name, step, files, written), name=f"checkpoint {step}")

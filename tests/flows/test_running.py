@@ -122,5 +122,7 @@ def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch:
     with pytest.raises(RecipeError, match="unknown recipe `fww`"):
         few("fww", NODES)
     monkeypatch.delenv("ALIGNMENT_STORE")
-    with pytest.raises(StoreError, match=r"^no artifact store is known: run `alignment up`, or set ALIGNMENT_STORE"):
+    with pytest.raises(
+        StoreError, match=r"^no artifact store is configured: run `alignment up`, or set ALIGNMENT_STORE"
+    ):
         few("tiny", NODES)

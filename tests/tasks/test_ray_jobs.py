@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import StackError, StageError
-from tasks.job_log import Progress
+from rlhf_core.tracking.protocol import Progress
 from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs, _Client, connect
 from tests.cluster import start_ray
 
@@ -52,7 +52,7 @@ def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
     code = """
 import os
 print(os.environ["GREETING"])
-print('@progress {"step": 1, "total": 4, "phase": "rollout", "figures": {"reward": 0.5}, "seconds_left": 90}')
+print('@progress {"step": 1, "total": 4, "phase": "rollout", "metrics": {"reward": 0.5}, "seconds_left": 90}')
 print('@progress not json')
 print("bar 10%\\rbar 20%")
 print("the end", end="")

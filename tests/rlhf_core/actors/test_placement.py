@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -17,7 +16,7 @@ from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.errors import StageError
-from rlhf_core.tracking.progress import PREFIX
+from rlhf_core.tracking.protocol import Progress, parse
 
 
 def test_a_worker_and_its_engine_share_a_bundle_and_its_gpu() -> None:
@@ -137,4 +136,5 @@ def test_a_cluster_that_grows_is_waited_for_until_somebody_stops_the_job(
 
 def told(capsys: pytest.CaptureFixture[str]) -> list[str]:
     """The phases of the progress lines."""
-    return [json.loads(line.removeprefix(PREFIX))["phase"] for line in capsys.readouterr().out.splitlines()]
+    messages = [parse(line) for line in capsys.readouterr().out.splitlines()]
+    return [message.phase for message in messages if isinstance(message, Progress)]

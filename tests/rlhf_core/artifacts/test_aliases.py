@@ -53,5 +53,5 @@ def test_of_racing_moves_each_is_seen_or_refused(store: Store) -> None:
 
 @pytest.mark.parametrize("name", ["", "../x", "A", "a/b"])
 def test_names_are_plain(local_store_url: str, name: str) -> None:
-    with pytest.raises(StoreError, match="is no name for a model or an alias"):
+    with pytest.raises(StoreError, match="is not a valid name of a model or an alias"):
         read_alias(open_store(local_store_url), "tiny", name)

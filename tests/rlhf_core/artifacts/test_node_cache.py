@@ -98,5 +98,5 @@ def test_the_bound_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch,
     assert bound_from_environment() == 2**29
     for wrong in ("many", "-1", "0", "nan"):
         monkeypatch.setenv("ALIGNMENT_CACHE_GIB", wrong)
-        with pytest.raises(StoreError, match=f"^ALIGNMENT_CACHE_GIB is `{wrong}`: give how many GiB"):
+        with pytest.raises(StoreError, match=f"^ALIGNMENT_CACHE_GIB is `{wrong}`: set it to the number of GiB"):
             NodeCache(tmp_path)

@@ -161,7 +161,7 @@ def test_listing_and_resolving(repository: ArtifactRepository, tmp_path: Path) -
     assert repository.resolve(f"rl/{rl.key[:3]}") == rl.ref
     with pytest.raises(StoreError, match=f"ambiguous.*{other.ref}"):
         repository.resolve("sft/")
-    with pytest.raises(StoreError, match="is no artifact or alias"):
+    with pytest.raises(StoreError, match="has no artifact or alias"):
         repository.resolve("sft/" + "f" * 12)
     move_alias(repository.store, "tiny", "champion", rl.ref, by="me", reason="better")
     assert repository.resolve("tiny/champion") == rl.ref

@@ -167,7 +167,7 @@ def test_the_probe_passes_and_leaves_nothing(store: Store) -> None:
     [
         ("relative/folder", "must be an absolute path"),
         ("", "must be an absolute path"),
-        ("gs://bucket", "no such kind of store"),
+        ("gs://bucket", "unknown kind of store"),
         ("s3://", "write the store as"),
     ],
 )

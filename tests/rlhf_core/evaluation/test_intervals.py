@@ -8,7 +8,7 @@ import pytest
 from rlhf_core.evaluation.intervals import Estimate, cluster_bootstrap, wilson
 
 
-def test_wilson_against_figures_worked_out_by_hand() -> None:
+def test_wilson_against_values_computed_by_hand() -> None:
     # 8 of 10, z² = 3.841459: centre (0.8 + 0.192073) / 1.384146, half 1.959964 / 1.384146 * sqrt(0.016 + 0.009604)
     middle = wilson(8, 10)
     assert middle.value == 0.8

@@ -17,7 +17,7 @@ def test_it_is_the_share_of_all_subsets_that_have_a_pass(samples: int) -> None:
             assert pass_at_k(samples, passed, k) == pytest.approx(sum(map(any, subsets)) / len(subsets))
 
 
-def test_figures_worked_out_by_hand() -> None:
+def test_values_computed_by_hand() -> None:
     assert pass_at_k(8, 2, 1) == pytest.approx(0.25)
     assert pass_at_k(8, 2, 4) == pytest.approx(1 - 15 / 70)
     assert pass_at_k(8, 0, 8) == 0.0

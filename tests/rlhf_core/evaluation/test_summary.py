@@ -16,7 +16,7 @@ PROMPTS = [
 ]
 
 
-def test_figures_of_all_prompts_and_of_each_task() -> None:
+def test_metrics_of_all_prompts_and_of_each_task() -> None:
     results = summarise(PROMPTS, pass_at=(1, 2), seed=0)
     everything = results["all"]
     assert everything["prompts"] == 3

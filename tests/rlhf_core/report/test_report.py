@@ -84,7 +84,7 @@ def test_whole_numbers_have_no_fraction_and_others_three_digits(nodes: dict[str,
     page = " ".join(render(content, title="t", seed=1, revision="abc", libraries={}).split())
     assert '<tr><td>pass@1</td> <td class="number">0.500 </td> <td class="number">1 </td> </tr>' in page
     assert '<tr><td>prompts</td> <td class="number">40 </td> <td class="number">40 </td> </tr>' in page
-    assert [stage.figures for stage in content.stages] == [
+    assert [stage.metrics for stage in content.stages] == [
         "loss 0.250",
         "pass@1 0.500, prompts 40",
         "pass@1 1, prompts 40",

@@ -24,7 +24,7 @@ def lengths(completions, prompts, rows, factor=1.0):
     print("to the log, not to the pipe")
     return [factor * len(c) + len(p) + row["bonus"] for c, p, row in zip(completions, prompts, rows)]
 
-def figures(completions, prompts, rows):
+def metrics(completions, prompts, rows):
     calls.append(len(completions))
     return [{"reward": 1, "score": 0.5, "calls": len(calls)} for _ in completions]
 
@@ -80,8 +80,8 @@ def test_it_gets_completions_prompts_rows_and_options(judge: Any) -> None:
     assert (result.rewards, result.scores, result.extra) == ([17.0, 11.0], [None, None], {})
 
 
-def test_mappings_give_scores_and_extra_figures_in_batches_of_one_process(judge: Any) -> None:
-    result = judge("figures", ("a", "b", "c"), batch_size=2)
+def test_mappings_give_scores_and_extra_metrics_in_batches_of_one_process(judge: Any) -> None:
+    result = judge("metrics", ("a", "b", "c"), batch_size=2)
     assert result.rewards == [1.0, 1.0, 1.0]
     assert result.scores == [0.5, 0.5, 0.5]
     assert result.extra == {"calls": [1.0, 1.0, 2.0]}
@@ -104,7 +104,7 @@ def test_numpy_is_taken(judge: Any, function: str, rewards: list[float]) -> None
         ("text_inside", "completion 1: the reward is 'good', expected a number"),
         ("no_reward", "completion 1: there is no `reward` in ['rewrad']"),
         ("big_score", "completion 0: the score is 2.0, expected 0 to 1"),
-        ("ragged", "completion 1: gives [] beside the reward, the others give ['a']"),
+        ("ragged", "completion 1: has the metrics [], the completions before it have ['a']"),
         ("dies", "its process ended with exit code 3"),
     ],
 )

@@ -73,7 +73,7 @@ def reward(server: Server, tmp_path: Any) -> Iterator[Callable[..., Reward]]:
         one.close()
 
 
-def test_it_is_sent_completions_prompts_and_rows_and_gives_rewards_scores_and_figures(
+def test_it_is_sent_completions_prompts_and_rows_and_gives_rewards_scores_and_metrics(
     server: Server, reward: Callable[..., Reward]
 ) -> None:
     server.answer = lambda request: (
@@ -139,10 +139,13 @@ def test_a_server_that_is_not_there_is_named(reward: Callable[..., Reward]) -> N
 @pytest.mark.parametrize(
     ("body", "message"),
     [
-        (b"<html>", "answered with no JSON: '<html>'"),
+        (b"<html>", "did not answer with JSON: '<html>'"),
         ([1.0, 2.0], "expected a mapping with `rewards`"),
         ({"reward": [1.0, 2.0]}, "expected a mapping with `rewards`"),
-        ({"rewards": [1.0, 2.0], "score": [1.0, 1.0]}, "at most `scores` and `extra` beside it"),
+        (
+            {"rewards": [1.0, 2.0], "score": [1.0, 1.0]},
+            "expected a mapping with `rewards` and, optionally, `scores` and `extra`",
+        ),
         ({"rewards": [1.0]}, "1 values of `reward` for 2 completions"),
         ({"rewards": 1.0}, "1.0 values of `reward` for 2 completions"),
         ({"rewards": [1.0, 2.0], "scores": [1.0]}, "1 values of `score` for 2 completions"),
@@ -177,7 +180,7 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
     [
         ("url_variable", None, "the environment variable JUDGE, which a reward of type http names, is not set"),
         ("url_variable", "judge.example:80", "must begin with http:// or https://"),
-        ("header_variable", "Bearer abc", "must hold a header, as `Authorization: Bearer abc`"),
+        ("header_variable", "Bearer abc", "must be a header such as `Authorization: Bearer abc`"),
     ],
 )
 def test_a_variable_that_is_not_what_it_should_be_is_named_before_anything_runs(

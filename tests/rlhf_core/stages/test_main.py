@@ -19,6 +19,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.stages.runner import run_job
+from rlhf_core.tracking.protocol import JobError, parse
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
 
 pytestmark = pytest.mark.usefixtures("own_folders")
@@ -54,12 +55,11 @@ class Job:
         return self._log.read_text()
 
     @property
-    def error(self) -> dict[str, str]:
-        """Of the last line."""
-        last = self.output.splitlines()[-1]
-        assert last.startswith("@error "), self.output
-        found: dict[str, str] = json.loads(last.removeprefix("@error "))
-        return found
+    def error(self) -> JobError:
+        """The message in the last line."""
+        message = parse(self.output.splitlines()[-1])
+        assert isinstance(message, JobError), self.output
+        return message
 
 
 @pytest.fixture
@@ -112,8 +112,8 @@ def test_an_error_of_the_user_is_the_last_line(local: ArtifactRepository, tmp_pa
     spec = specified(local, tmp_path, "def rows():\n    raise RuntimeError('no rows today')\n")
     job = jobs.start(local.store, spec.ref)
     assert job.wait() == 1
-    assert "no rows today" in job.error["message"]
-    assert job.error["type"] == "StageError"
+    assert "no rows today" in job.error.message
+    assert job.error.type == "StageError"
     assert "Traceback (most recent call last)" in job.output
     assert local.manifest(spec.ref) is None
     assert _lease(local.store, spec.ref).released
@@ -128,10 +128,7 @@ def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
     assert not _lease(repository.store, spec.ref).released
     job.process.terminate()
     assert job.wait() == 143
-    assert job.error == {
-        "type": "Stopped",
-        "message": "the job was stopped before it had finished; nothing was published",
-    }
+    assert job.error == JobError("Stopped", "the job was stopped before it had finished; nothing was published")
     assert _lease(repository.store, spec.ref).released
     assert repository.manifest(spec.ref) is None
     assert list((tmp_path / "work").iterdir()) == []
@@ -185,8 +182,8 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
         lease_path(spec.ref), LeaseRecord(holder=thief, expires_at=expires, renewals=0).model_dump_json().encode()
     )
     assert job.wait() == 1  # at the next heartbeat
-    assert job.error["type"] == "StageError"
-    assert "was taken by process 7 on far" in job.error["message"]
+    assert job.error.type == "StageError"
+    assert "was taken by process 7 on far" in job.error.message
     assert _lease(local.store, spec.ref).holder == thief
 
 

@@ -18,7 +18,7 @@ from tests.rlhf_core.artifacts.manifests import manifest
 pytestmark = pytest.mark.usefixtures("own_folders")
 
 
-def test_it_is_made_of_manifests_and_figures_and_fetches_no_weights(local: ArtifactRepository, tmp_path: Path) -> None:
+def test_it_reads_manifests_and_metrics_and_fetches_no_weights(local: ArtifactRepository, tmp_path: Path) -> None:
     made = tmp_path / "made"
     made.mkdir()
     (made / "metrics.jsonl").write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": 1.0}\n')

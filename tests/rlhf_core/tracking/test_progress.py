@@ -1,12 +1,9 @@
-"""Progress lines: what they say, how often, and when it will be over."""
+"""Progress lines: their content, their rate, and the time left."""
 
 from __future__ import annotations
 
-import json
-from typing import Any
-
-from rlhf_core.tracking.progress import PREFIX, Progress
-from tasks.job_log import parse_progress
+from rlhf_core.tracking.progress import ProgressReporter
+from rlhf_core.tracking.protocol import Progress, parse
 
 
 class _Job:
@@ -14,22 +11,22 @@ class _Job:
 
     def __init__(self) -> None:
         self.now = 0.0
-        self.lines: list[dict[str, Any]] = []
-        self.progress = Progress(self._write, clock=lambda: self.now)
+        self.lines: list[Progress] = []
+        self.progress = ProgressReporter(self._write, clock=lambda: self.now)
 
     def _write(self, line: str) -> None:
-        assert line.startswith(PREFIX)
-        assert parse_progress(line) is not None
-        self.lines.append(json.loads(line.removeprefix(PREFIX)))
+        progress = parse(line)
+        assert isinstance(progress, Progress)
+        self.lines.append(progress)
 
     def left(self) -> list[float | None]:
-        return [line["seconds_left"] for line in self.lines]
+        return [line.seconds_left for line in self.lines]
 
 
-def test_a_line_has_what_a_follower_wants() -> None:
+def test_a_line_has_the_step_the_phase_and_the_metrics() -> None:
     job = _Job()
     job.progress.report(3, 10, "train", {"loss": 0.5})
-    assert job.lines == [{"step": 3, "total": 10, "phase": "train", "figures": {"loss": 0.5}, "seconds_left": None}]
+    assert job.lines == [Progress(3, 10, "train", {"loss": 0.5}, None)]
 
 
 def test_the_time_left_follows_the_pace() -> None:
@@ -48,7 +45,7 @@ def test_only_the_newest_steps_set_the_pace() -> None:
     assert job.left()[-1] == 101.0
 
 
-def test_waiting_counts_as_time_gone() -> None:
+def test_time_since_the_newest_step_is_subtracted() -> None:
     job = _Job()
     job.progress.report(0, 10)
     job.now = 10.0
@@ -64,11 +61,11 @@ def test_at_most_two_lines_a_second_but_never_without_the_last() -> None:
         job.now += 0.1
         job.progress.report(step, 100)
     assert len(job.lines) <= 22
-    assert job.lines[-1]["step"] == 100
+    assert job.lines[-1].step == 100
     assert job.left()[-1] == 0.0
 
 
-def test_a_new_phase_is_shown_at_once_and_starts_the_clock_anew() -> None:
+def test_a_new_phase_is_shown_at_once_and_restarts_the_clock() -> None:
     job = _Job()
     job.progress.report(0, 10, "fetch")
     job.now = 0.1

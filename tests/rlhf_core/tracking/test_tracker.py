@@ -1,4 +1,4 @@
-"""Figures end in metrics.jsonl, whatever else is told."""
+"""Metrics are written to metrics.jsonl, with or without other trackers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def _tracker(folder: Path, *, wandb: bool = False, tensorboard: bool = False) ->
     return Tracker(folder, settings, name="sft", run_id="run-1", key="a" * 64, config={"epochs": 1})
 
 
-def test_lines_have_step_time_and_figures_and_are_there_at_once(tmp_path: Path) -> None:
+def test_lines_have_step_time_and_metrics_and_are_written_at_once(tmp_path: Path) -> None:
     with _tracker(tmp_path) as tracker:
         tracker.log(1, {"loss": 0.5, "tokens": 7})
         line = json.loads((tmp_path / "metrics.jsonl").read_text())
@@ -47,14 +47,14 @@ def test_the_file_is_there_when_nothing_was_logged(tmp_path: Path) -> None:
         tracker.keep(tmp_path / "artifact")
 
 
-def test_tensorboard_reads_the_same_figures(tmp_path: Path) -> None:
+def test_tensorboard_reads_the_same_metrics(tmp_path: Path) -> None:
     with _tracker(tmp_path / "t", tensorboard=True) as tracker:
         tracker.log(1, {"loss": 0.5})
         tracker.log(2, {"loss": 0.25})
     (tmp_path / "artifact").mkdir()
     tracker.keep(tmp_path / "artifact")
-    told = [(step, tag, value) for step, _, tag, value in scalars(tmp_path / "artifact")]
-    assert told == [(1, "loss", 0.5), (2, "loss", 0.25)]
+    logged = [(step, tag, value) for step, _, tag, value in scalars(tmp_path / "artifact")]
+    assert logged == [(1, "loss", 0.5), (2, "loss", 0.25)]
 
 
 def scalars(folder: Path) -> list[tuple[int, float, str, float]]:
@@ -70,7 +70,7 @@ def test_a_restored_run_has_the_killed_ones_lines_once(tmp_path: Path) -> None:
     killed = _tracker(tmp_path / "killed", tensorboard=True)
     killed.log(1, {"loss": 0.5, "kl": float("nan")})
     kept = killed.logged()
-    killed.log(2, {"loss": 0.25})  # after the checkpoint: computed anew
+    killed.log(2, {"loss": 0.25})  # after the checkpoint: computed again
     with _tracker(tmp_path / "t", tensorboard=True) as tracker:
         tracker.restore(kept)
         tracker.log(2, {"loss": 0.25})
@@ -81,10 +81,10 @@ def test_a_restored_run_has_the_killed_ones_lines_once(tmp_path: Path) -> None:
     tracker.keep(tmp_path / "artifact")
     lines = [json.loads(line) for line in (tmp_path / "artifact" / "metrics.jsonl").read_text().splitlines()]
     assert [(line["step"], line["loss"]) for line in lines] == [(1, 0.5), (2, 0.25)]
-    told = scalars(tmp_path / "artifact")
-    assert [(step, tag) for step, _, tag, _ in told] == [(1, "loss"), (1, "kl"), (2, "loss")]
-    assert told[0][1] == lines[0]["time"]
-    assert told[1][3] != told[1][3]  # NaN
+    logged = scalars(tmp_path / "artifact")
+    assert [(step, tag) for step, _, tag, _ in logged] == [(1, "loss"), (1, "kl"), (2, "loss")]
+    assert logged[0][1] == lines[0]["time"]
+    assert logged[1][3] != logged[1][3]  # NaN
 
 
 def test_wandb_without_a_key_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
