@@ -85,7 +85,8 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         f"{where[0].upper()}{where[1:]}{tag}. {_first_paragraph(config)}".rstrip(),
         "",
     ]
-    lines += ["| key | value | default | in the key | meaning |", "|---|---|---|---|---|"]
+    if config.model_fields.keys() - {"type"}:
+        lines += ["| key | value | default | in the key | meaning |", "|---|---|---|---|---|"]
     schema = config.model_json_schema()
     for name, field in config.model_fields.items():
         if name == "type":
@@ -96,7 +97,7 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         in_key = "yes" if counts and own and not _is_operational(field) else "no"
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def _first_paragraph(config: type[Config]) -> str:

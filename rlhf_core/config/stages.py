@@ -6,8 +6,8 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeFloat, operational
-from rlhf_core.config.training import LoraConfig, Placement, SupervisedConfig
+from rlhf_core.config.base import Config, NonNegativeFloat
+from rlhf_core.config.training import LoraConfig, SupervisedConfig
 
 
 def _moe_coefficient() -> Any:
@@ -40,9 +40,7 @@ class RewardModelConfig(SupervisedConfig):
 
 
 class MergeConfig(Config):
-    """Folds an adapter into its base. A policy of full weights passes through untouched."""
-
-    placement: Placement = operational(Placement, description="unused: a merge runs in its job's own process")
+    """Folds an adapter into its base; it runs in its job's own process. There is nothing to set."""
 
 
 class ReportConfig(Config):

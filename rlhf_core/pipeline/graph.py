@@ -11,6 +11,7 @@ from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.pins import pins
 from rlhf_core.pipeline.user_files import user_files
 from rlhf_core.stages.key import stage_key
 from rlhf_core.stages.table import STAGES
@@ -24,6 +25,7 @@ class Node:
     inputs: Mapping[str, str]  # input name -> the node that makes it
     input_refs: Mapping[str, ArtifactRef]  # input name -> the artifact that this node makes
     user_files: Mapping[str, str]  # path as the recipe names it -> sha256
+    pins: Mapping[str, str]  # URL of a remote source -> its content's identity
     ref: ArtifactRef
 
 
@@ -33,6 +35,7 @@ class _Builder:
         self.root = loaded.root
         self.libraries = libraries
         self.nodes: dict[str, Node] = {}
+        self.resolved: dict[str, str] = {}  # URL of a remote source -> its content's identity
 
     def add(self, name: str, stage_name: str, config: Config, **inputs: str) -> str:
         return self.add_node(name, stage_name, config, inputs)
@@ -40,9 +43,14 @@ class _Builder:
     def add_node(self, name: str, stage_name: str, config: Config, inputs: Mapping[str, str]) -> str:
         stage = STAGES[stage_name]
         files = user_files(config, self.root)
+        pinned = pins(config, self.resolved)
         refs = {input_name: self.nodes[node].ref for input_name, node in inputs.items()}
-        key = stage_key(stage, config, inputs=refs, user_files=files, seed=self.recipe.seed, libraries=self.libraries)
-        self.nodes[name] = Node(name, stage, config, dict(inputs), refs, files, ArtifactRef(stage=stage_name, key=key))
+        key = stage_key(
+            stage, config,
+            inputs=refs, user_files=files, pins=pinned, seed=self.recipe.seed, libraries=self.libraries,
+        )  # fmt: skip
+        ref = ArtifactRef(stage=stage_name, key=key)
+        self.nodes[name] = Node(name, stage, config, dict(inputs), refs, files, pinned, ref)
         return name
 
     def dataset(self, name: str, section: str) -> str:

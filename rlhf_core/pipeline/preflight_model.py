@@ -11,6 +11,7 @@ from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchMod
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rl import block_name
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS
+from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 
 _INDEX = "model.safetensors.index.json"
 
@@ -82,6 +83,8 @@ def _config(folder: Path) -> Iterator[str]:
         yield "config.json does not name a model_type"
     if config.get("quantization_config"):
         yield "the weights are quantised; give the full ones"
+    if needs_remote_code(config):
+        yield REMOTE_CODE
 
 
 def _experts(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[str]:

@@ -38,7 +38,6 @@ TYPOS = {
     "rl.rollout.max_length": "rl.rollout.max_lenght",
     "rl.engine.zero_stage": "rl.engine.zero_stag",
     "evaluation.samples": "evaluation.sampels",
-    "merge.placement": "merge.placment",
     "report.samples": "report.sampels",
     "tracking.wandb": "tracking.wandbb",
 }
