@@ -94,6 +94,8 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
     except (StageError, UnreadableError):
         raise
     except Exception as error:  # each filesystem raises types of its own; all mean that the URL cannot be read
+        if isinstance(error, FileNotFoundError) and error.__cause__ is None:
+            raise UnreadableError("there is no such file or folder") from error
         reason = error.__cause__ or error
         raise UnreadableError(f"{type(reason).__name__}: {reason}") from error
 
