@@ -7,7 +7,7 @@ with a field of that name. Reads in rlhf_core/config itself do not count: a vali
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from functools import cache
 from pathlib import Path
 from typing import Any, get_args
@@ -83,7 +83,7 @@ def reads(files: Iterable[tuple[Path, str]], definitions: str) -> set[tuple[str,
     return plugin.found
 
 
-def unread(configs: Iterable[type[Config]], found: set[tuple[str, str]]) -> list[str]:
+def unread(configs: Iterable[type[Config]], found: Collection[tuple[str, str]]) -> list[str]:
     """`Class.field` of each field that nothing reads, of that class or of a base of it."""
     lacking = []
     for config in configs:
