@@ -31,7 +31,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed.
     """
     started_at = datetime.now(UTC)
-    prepared = prepare(recipe, overrides)
+    prepared = prepare(recipe, overrides, run_id=str(runtime.flow_run.id))
     nodes = prepared.graph if only is None else _chosen(only, prepared)
     runner = StageRunner(_settings(prepared), nodes, prepared.repository, connect())
     futures = _submit(nodes, runner)

@@ -91,6 +91,9 @@ class StageContext(Protocol):
     def user_folder(self, path: str) -> Path:
         """The user's folder that the recipe calls `path`: those of its files that are part of the key."""
 
+    def pin(self, url: str) -> str | None:
+        """The identity of the remote source `url` that the key was computed with; None if none was."""
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         """One line of metrics.jsonl, and the trackers beside it. Only the driver logs."""
 

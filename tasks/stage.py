@@ -100,6 +100,7 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         config=node.config.model_dump(mode="json"),
         inputs=dict(node.input_refs),
         user_files=dict(node.user_files),
+        pins=dict(node.pins),
         seed=settings.seed,
         libraries=dict(settings.libraries),
         tracking=dict(settings.tracking),

@@ -90,6 +90,8 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
     def grow(branch: Tree, manifest: Manifest) -> None:
         for path, sha256 in sorted(manifest.user_files.items()):
             branch.add(f"[dim]file[/] {escape(path)} [dim]{sha256[:12]}[/]")
+        for url, identity in sorted(manifest.pins.items()):
+            branch.add(f"[dim]source[/] {escape(url)} [dim]{escape(_shortened(identity))}[/]")
         for role, ref in sorted(manifest.parents.items()):
             repeated = ref in seen
             seen.add(ref)
@@ -109,6 +111,10 @@ def _described(manifest: Manifest, role: str) -> str:
         f"{prefix}[bold]{manifest.name}[/] {manifest.ref} [dim]{manifest.kind}, seed {manifest.seed}, "
         f"code {manifest.code_revision[:12]}, {took} on {manifest.device}[/]"
     )
+
+
+def _shortened(identity: str) -> str:
+    return identity if len(identity) <= 60 else f"{identity[:60]}…"  # that of a folder lists its files
 
 
 def _size(manifest: Manifest) -> str:

@@ -19,8 +19,6 @@ class Kind(StrEnum):
     POLICY = "policy"
     ADAPTER = "adapter"
     REWARD_MODEL = "reward_model"
-    CRITIC = "critic"
-    PREFERENCES = "preferences"
     EVALUATION = "evaluation"
     REPORT = "report"
 
@@ -62,6 +60,7 @@ class Manifest(Config):
     files: tuple[FileEntry, ...]
     parents: dict[str, ArtifactRef]  # input name -> artifact
     user_files: dict[str, str] = Field({})  # path as the recipe names it -> sha256
+    pins: dict[str, str] = Field({})  # URL of a remote source -> its content's identity
     config: dict[str, Any]
     seed: int
     metrics: dict[str, float | int | str | None] = Field({})

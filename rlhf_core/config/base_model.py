@@ -9,6 +9,8 @@ from pydantic import Field
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Role
 from rlhf_core.config.stage import StageConfig
 
+MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
+
 
 class FolderModel(Config):
     """A folder with config.json, safetensors weights and a tokenizer; `path` may be any fsspec URL."""
@@ -20,8 +22,11 @@ class FolderModel(Config):
 class HubModel(Config):
     type: Literal["hub"]
     repository: str = Field(description="`owner/name` on the Hugging Face hub")
-    revision: str = Field(default="main", description="a branch, a tag, or better: a commit")
-    trust_remote_code: bool = Field(default=False, description="whether the repository's own Python code is run")
+    revision: str = Field(default="main", description="a commit, or a branch or tag, whose commit is part of the key")
+
+    @property
+    def url(self) -> str:
+        return f"hf://{self.repository}@{self.revision}"
 
 
 class WheelModel(Config):

@@ -27,7 +27,11 @@ class HubSource(Config):
     repository: str = Field(description="`owner/name` of a data set on the Hugging Face hub")
     subset: str | None = Field(default=None, description="the data set's configuration, where it has several")
     split: str = Field(default="train", description="which of its splits")
-    revision: str = Field(default="main", description="a branch, a tag, or better: a commit")
+    revision: str = Field(default="main", description="a commit, or a branch or tag, whose commit is part of the key")
+
+    @property
+    def url(self) -> str:
+        return f"hf://datasets/{self.repository}@{self.revision}"
 
 
 class ReasoningGymSource(Config):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.data import (
@@ -15,45 +16,55 @@ from rlhf_core.config.data import (
     ReasoningGymSource,
     Source,
 )
+from rlhf_core.contract import StageContext
 from rlhf_core.data.files import iterate_file
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
+from rlhf_core.data.remote import fetch_file
 from rlhf_core.data.user_code import load_function
 from rlhf_core.errors import StageError
 
 Located = tuple[str, Row]  # where the row is, for messages; the row
 
 
-def iterate_source(source: Source, data_format: DataFormat, user_file: Callable[[str], Path]) -> Iterator[Located]:
+def iterate_source(source: Source, data_format: DataFormat, context: StageContext) -> Iterator[Located]:
     """Each row of `source` with the place it came from.
 
-    user_file: the local copy of a file that the recipe names.
+    context: gives the user's files and the pins of remote sources.
     Raises RowError for a row that cannot be read, and StageError for a source that cannot.
     """
     match source:
         case FilesSource():
             for path in source.paths:
-                yield from iterate_file(path if "://" in path else str(user_file(path)), shown=path)
+                local = _fetched(path, context) if "://" in path else context.user_file(path)
+                yield from iterate_file(str(local), shown=path)
         case HubSource():
-            yield from _hub_rows(source)
+            yield from _hub_rows(source, context.pin(source.url) or source.revision)
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 rows = generate(task, options, size=source.size, seed=source.seed, data_format=data_format)
                 yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
         case FunctionSource():
-            yield from _function_rows(source, user_file(source.path))
+            yield from _function_rows(source, context.user_file(source.path))
 
 
-def _hub_rows(source: HubSource) -> Iterator[Located]:
+def _fetched(url: str, context: StageContext) -> Path:
+    """A local copy of the file at `url`, of the content that the key was computed with."""
+    target = context.workdir / "fetched" / hashlib.sha256(url.encode()).hexdigest()
+    if not target.is_file():
+        target.parent.mkdir(exist_ok=True)
+        fetch_file(url, context.pin(url), target)
+    return target
+
+
+def _hub_rows(source: HubSource, revision: str) -> Iterator[Located]:
     import datasets
 
     name = source.repository if source.subset is None else f"{source.repository}/{source.subset}"
     try:
-        rows = datasets.load_dataset(
-            source.repository, name=source.subset, split=source.split, revision=source.revision
-        )
+        rows = datasets.load_dataset(source.repository, name=source.subset, split=source.split, revision=revision)
     except Exception as error:  # the library raises many types; all mean that this source cannot be had
-        raise StageError(f"{name}, split {source.split}, revision {source.revision}: {error}") from error
+        raise StageError(f"{name}, split {source.split}, revision {revision}: {error}") from error
     for index, row in enumerate(rows):
         yield f"{name} row {index}", dict(row)
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Draft, Outline, outline
+from rlhf_core.pipeline.pins import pins
 from rlhf_core.pipeline.user_files import user_files
 from rlhf_core.stages.key import stage_key
 
@@ -23,29 +23,44 @@ class Node:
     inputs: Mapping[str, str]  # input name -> the node that makes it
     input_refs: Mapping[str, ArtifactRef]  # input name -> the artifact that this node makes
     user_files: Mapping[str, str]  # path as the recipe names it -> sha256
+    pins: Mapping[str, str]  # URL of a remote source -> its content's identity
     ref: ArtifactRef
 
 
-def build_graph(loaded: LoadedRecipe, libraries: Mapping[str, str], drafts: Outline | None = None) -> dict[str, Node]:
+def build_graph(
+    loaded: LoadedRecipe,
+    libraries: Mapping[str, str],
+    drafts: Outline | None = None,
+    resolved: dict[str, str] | None = None,
+) -> dict[str, Node]:
     """All nodes by name, each after those it reads.
 
     libraries: versions of the libraries that compute, by name; part of every key.
-    drafts: the recipe's outline, where it is known already.
-    Raises RecipeError where a setting names something that is not there, or a file cannot be read.
+    drafts: the recipe's outline, where it is known already. resolved: see `pins`.
+    Raises RecipeError where a setting names something that is not there, or a source cannot be read.
     """
     nodes: dict[str, Node] = {}
+    pinned = {} if resolved is None else resolved
     for draft in (drafts or outline(loaded.recipe)).nodes.values():
-        nodes[draft.name] = _node(draft, nodes, loaded.root, loaded.recipe.seed, libraries)
+        if draft.existing is not None:
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, draft.existing.ref)
+        else:
+            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned)
     return nodes
 
 
-def _node(draft: Draft, nodes: Mapping[str, Node], root: Path, seed: int, libraries: Mapping[str, str]) -> Node:
+def _node(
+    draft: Draft,
+    nodes: Mapping[str, Node],
+    loaded: LoadedRecipe,
+    libraries: Mapping[str, str],
+    resolved: dict[str, str],
+) -> Node:
     refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
-    files: Mapping[str, str] = {}
-    if draft.existing is not None:
-        ref = draft.existing.ref
-    else:
-        files = user_files(draft.config, root)
-        key = stage_key(draft.stage, draft.config, inputs=refs, user_files=files, seed=seed, libraries=libraries)
-        ref = ArtifactRef(stage=draft.stage.name, key=key)
-    return Node(draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, ref)
+    files, sources = user_files(draft.config, loaded.root), pins(draft.config, resolved)
+    key = stage_key(
+        draft.stage, draft.config,
+        inputs=refs, user_files=files, pins=sources, seed=loaded.recipe.seed, libraries=libraries,
+    )  # fmt: skip
+    ref = ArtifactRef(stage=draft.stage.name, key=key)
+    return Node(draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, ref)

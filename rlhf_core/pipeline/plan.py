@@ -86,6 +86,11 @@ def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], see
     for path in sorted(node.user_files.keys() | before.user_files.keys()):
         if node.user_files.get(path) != before.user_files.get(path):
             yield f"the file {path} changed"
+    for url, identity in sorted(node.pins.items()):
+        if url not in before.pins:
+            yield f"the source {url} was not pinned before"
+        elif before.pins[url] != identity:
+            yield f"the source {url} changed"
     changed = [node.inputs[name] for name, ref in node.input_refs.items() if before.parents.get(name) != ref]
     if changed:
         yield f"after {', '.join(changed)}"

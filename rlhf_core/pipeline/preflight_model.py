@@ -11,6 +11,7 @@ from typing import Any
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS
+from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.pipeline.outline import Draft
 
 _INDEX = "model.safetensors.index.json"
@@ -120,6 +121,8 @@ def _config(folder: Path) -> Iterator[str]:
         yield "config.json does not name a model_type"
     if config.get("quantization_config"):
         yield "the weights are quantised; give the full ones"
+    if needs_remote_code(config):
+        yield REMOTE_CODE
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:

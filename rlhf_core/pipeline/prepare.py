@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,27 +37,48 @@ class Prepared(Checked):
     repository: ArtifactRepository
 
 
-def check(recipe: str, overrides: Sequence[str]) -> Checked:
+def check(recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None = None) -> Checked:
     """Reads the store only where the recipe names an artifact of it.
 
+    resolved: what was looked up before, artifacts and remote sources alike; extended in place.
     Raises RecipeError for what its writer can correct, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
     libraries = computing_libraries()
-    drafts = outline(loaded.recipe, lambda ref: find_artifact(ArtifactRepository(open_store(store_url())), ref))
+    pinned = {} if resolved is None else resolved
+
+    def find(ref: str) -> Manifest:
+        name = f"artifact:{ref}"
+        manifest = find_artifact(ArtifactRepository(open_store(store_url())), pinned.get(name, ref))
+        pinned[name] = f"{manifest.stage}/{manifest.key}"
+        return manifest
+
+    drafts = outline(loaded.recipe, find)
     preflight(loaded, drafts)
-    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts), drafts.left_out)
+    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out)
 
 
-def prepare(recipe: str, overrides: Sequence[str]) -> Prepared:
-    """Like `check`, with the store that the environment names, which is probed."""
-    checked = check(recipe, overrides)
+def prepare(recipe: str, overrides: Sequence[str], run_id: str = "") -> Prepared:
+    """Like `check`, with the store that the environment names, which is probed.
+
+    run_id: of a run that starts or is retried. A retry uses what aliases, branches and files meant at the first start.
+    """
+    resolved: dict[str, str] = {}
+    if run_id and (kept := open_store(store_url()).get(_pins_path(run_id))) is not None:
+        resolved = json.loads(kept)
+    checked = check(recipe, overrides, resolved)
     url = store_url()
     store = open_store(url)
     store.probe()
+    if run_id and resolved:
+        store.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
     return Prepared(
         checked.loaded, checked.libraries, checked.graph, checked.left_out, url, store, ArtifactRepository(store)
     )
+
+
+def _pins_path(run_id: str) -> str:
+    return f"runs/{run_id}/pins.json"
 
 
 def find_artifact(repository: ArtifactRepository, ref: str) -> Manifest:

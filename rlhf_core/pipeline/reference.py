@@ -90,7 +90,8 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         f"{where[0].upper()}{where[1:]}{tag}. {_first_paragraph(config)}".rstrip(),
         "",
     ]
-    lines += ["| key | value | default | in the key | meaning |", "|---|---|---|---|---|"]
+    if config.model_fields.keys() - {"type"}:
+        lines += ["| key | value | default | in the key | meaning |", "|---|---|---|---|---|"]
     schema = config.model_json_schema()
     for name, field in config.model_fields.items():
         if name == "type":
@@ -105,7 +106,7 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         assert block is not None
         link = f"[{block.__name__}](#{block.__name__.lower()})"
         lines.append(f"| `{name}` | {link} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")
-    return "\n".join(lines)
+    return "\n".join(lines).rstrip()
 
 
 def _first_paragraph(config: type[Config]) -> str:

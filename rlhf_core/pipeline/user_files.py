@@ -7,12 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.base_model import FolderModel
+from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
 from rlhf_core.config.data import FilesSource, FunctionSource
 from rlhf_core.config.rewards import FunctionReward, HTTPReward
 from rlhf_core.errors import RecipeError
-
-_MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")
 
 
 def user_files(config: Config, root: Path) -> dict[str, str]:
@@ -30,18 +28,18 @@ def model_files(root: Path, folder: str) -> list[str]:
         names = sorted(entry.name for entry in (root / folder).iterdir() if entry.is_file())
     except OSError as error:
         raise RecipeError(f"{folder}: this folder of the base model cannot be read ({error.strerror})") from error
-    return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(_MODEL_SUFFIXES)]
+    return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(MODEL_SUFFIXES)]
 
 
 def named_variables(config: Config) -> frozenset[str]:
     """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
-    servers = (found for found in _configs(config) if isinstance(found, HTTPReward))
+    servers = (found for found in configs_below(config) if isinstance(found, HTTPReward))
     named = (name for server in servers for name in (server.url_variable, server.header_variable))
     return frozenset(name for name in named if name is not None)
 
 
 def _paths(config: Config, root: Path) -> Iterator[str]:
-    for found in _configs(config):
+    for found in configs_below(config):
         match found:
             case FolderModel(path=path):
                 yield from model_files(root, path) if "://" not in path else ()
@@ -51,18 +49,18 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
                 yield from (path for path in paths if "://" not in path)
 
 
-def _configs(value: object) -> Iterator[Config]:
+def configs_below(value: object) -> Iterator[Config]:
     """`value`, where it is a config, and every one below it that is used."""
     if isinstance(value, Config):
         yield value
         for name in type(value).model_fields.keys() - value.unused_fields():
-            yield from _configs(getattr(value, name))
+            yield from configs_below(getattr(value, name))
     elif isinstance(value, dict):
         for item in value.values():
-            yield from _configs(item)
+            yield from configs_below(item)
     elif isinstance(value, tuple):
         for item in value:
-            yield from _configs(item)
+            yield from configs_below(item)
 
 
 def _digest(root: Path, path: str) -> str:

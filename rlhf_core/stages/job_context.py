@@ -73,6 +73,9 @@ class JobContext:
             raise StageError(f"{path}: no folder of the recipe that this stage's key was computed with")
         return folder
 
+    def pin(self, url: str) -> str | None:
+        return self._spec.pins.get(url)
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self._job_tracker().log(step, metrics)
 

@@ -6,6 +6,8 @@ import hashlib
 import json
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
+from types import MappingProxyType
+from typing import Any
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, result_settings
@@ -25,9 +27,10 @@ def stage_key(
     user_files: Mapping[str, str],
     seed: int,
     libraries: Mapping[str, str],
+    pins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
     """SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment."""
-    identity = {
+    identity: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
         "config": result_settings(config),
@@ -36,6 +39,8 @@ def stage_key(
         "seed": seed,
         "libraries": dict(libraries),
     }
+    if pins:  # a stage without remote sources keeps the key that it had before there were pins
+        identity["pins"] = dict(pins)
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
 

@@ -122,8 +122,9 @@ def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, Stage
         )
     config = stage.config.model_validate_json(json.dumps(spec.config))
     key = stage_key(
-        stage, config, inputs=spec.inputs, user_files=spec.user_files, seed=spec.seed, libraries=spec.libraries
-    )
+        stage, config,
+        inputs=spec.inputs, user_files=spec.user_files, pins=spec.pins, seed=spec.seed, libraries=spec.libraries,
+    )  # fmt: skip
     if key != spec.key:
         raise StageError(
             f"the code on the cluster computes the key {key[:12]} from the spec of {spec.ref}: it is not the code that "
@@ -170,6 +171,7 @@ def _manifest(
         files=(),  # filled in when they are stored
         parents=spec.inputs,
         user_files=spec.user_files,
+        pins=spec.pins,
         config=spec.config,
         seed=spec.seed,
         metrics=_plain(output.metrics),

@@ -116,10 +116,10 @@ def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int) -> list[
 class SupervisedWorker(SnapshotWorker):
     """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
 
-    def __init__(self, config: Any, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
+    def __init__(self, config: SupervisedConfig, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
         super().__init__(context)
         seed_everything(context.seed)
-        self.config = config
+        self.config: Any = config  # a subclass reads the settings of its own stage too
         self.seed = context.seed
         self.folder = context.fetch(model).folder
         self.engine = DeepSpeedEngine(

@@ -15,7 +15,7 @@ from tests.rlhf_core.artifacts.manifests import manifest
 
 RECIPE = """
 name: r
-data: {d: {format: prompts, source: {type: hub, repository: some/set}}}
+data: {d: {format: prompts, source: {type: files, paths: [d.jsonl]}}}
 base: {source: {type: scratch}}
 rl:
   algorithm: grpo
@@ -35,6 +35,7 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
 ) -> None:
     for name in ("JUDGE_URL", "JUDGE_HEADER", "ANOTHER", "HF_TEST"):
         monkeypatch.setenv(name, f"of {name}")
+    (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(RECIPE, encoding="utf-8")
     graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
     settings = RunSettings("run", "store", tmp_path, 0, {}, {})

@@ -21,7 +21,7 @@ RL = (
     "critic_optimizer: {learning_rate: 1e-4}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
-DATA = "{format: prompts, source: {type: hub, repository: some/set}}"
+DATA = "{format: prompts, source: {type: hub, repository: some/set, revision: " + "f" * 40 + "}}"
 FULL = ("pretrain=" + TRAIN, "sft=" + TRAIN, "reward_model=" + TRAIN, "rl=" + RL, "evaluation=" + EVALUATION)
 
 

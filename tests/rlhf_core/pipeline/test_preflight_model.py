@@ -40,6 +40,13 @@ def test_one_thing_wrong_with_a_model_from_scratch_is_one_sentence(
         ),
         (lambda folder: (folder / "config.json").write_text("{"), "model: config.json is not JSON"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model: config.json does not name a model_type"),
+        (
+            lambda folder: (folder / "config.json").write_text(
+                '{"model_type": "own", "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}'
+            ),
+            "model: config.json names Python code of the model's own (`auto_map`), which is never run, and "
+            "transformers has no language model of its model_type",
+        ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model: model.safetensors is empty"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
@@ -72,6 +79,16 @@ def test_a_model_folder_that_is_not_whole(problems: Problems, break_it: Callable
 def test_a_dense_model_has_no_experts_to_balance(problems: Problems, keys: tuple[str, ...]) -> None:
     said = problems(put(*keys, "moe_coefficient", value=0.01))
     assert said == [f"{'.'.join(keys)}.moe_coefficient is 0.01, but the base model has no experts to balance; set it 0"]
+
+
+def test_an_auto_map_of_an_architecture_that_transformers_has_is_ignored(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        put("base", "source", value={"type": "folder", "path": "model"})(recipe, root)
+        model_folder(root)
+        path = root / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"auto_map": {"AutoConfig": "configuration.Own"}}))
+
+    assert problems(change) == []
 
 
 @pytest.mark.parametrize("config", [{"num_experts_per_tok": 2}, {"text_config": {"num_experts_per_tok": 2}}], ids=str)

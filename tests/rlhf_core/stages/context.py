@@ -36,6 +36,7 @@ class LocalContext:
     logs: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     progresses: list[tuple[int, int, str, dict[str, float]]] = field(default_factory=list)
     libraries: dict[str, str] = field(default_factory=dict)
+    pins: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
@@ -52,6 +53,9 @@ class LocalContext:
 
     def user_folder(self, path: str) -> Path:
         return self._below_root(path)
+
+    def pin(self, url: str) -> str | None:
+        return self.pins.get(url)
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.logs.append((step, dict(metrics)))

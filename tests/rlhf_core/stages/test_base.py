@@ -86,6 +86,33 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, missing: str, message: str) 
         make(tmp_path, {"type": "folder", "path": "given"})
 
 
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"quantization_config": {"bits": 4}}, r"the weights are quantised; give the full ones$"),
+        ({"model_type": "own", "auto_map": {"AutoModelForCausalLM": "modeling_own.Own"}}, r"`auto_map`.* is never run"),
+    ],
+)
+def test_a_folder_that_cannot_be_trained(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
+    config = tmp_path / "given" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | settings))
+    with pytest.raises(StageError, match=message):
+        make(tmp_path, {"type": "folder", "path": "given"})
+
+
+def test_code_of_a_model_is_not_taken_along(tmp_path: Path) -> None:
+    """Its auto_map is of the time before transformers had the class."""
+    shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
+    config = tmp_path / "given" / "config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"auto_map": {"AutoConfig": "configuration_own.Own"}})
+    )
+    (tmp_path / "given" / "configuration_own.py").write_text("raise AssertionError('it was run')")
+    folder = make(tmp_path, {"type": "folder", "path": "given"})
+    assert list(folder.glob("*.py")) == []
+
+
 def _write_gguf(path: Path) -> dict[str, torch.Tensor]:
     """A small Llama as a GGUF file of full precision, the way llama.cpp names its tensors; returns the weights."""
     torch.manual_seed(0)

@@ -1,0 +1,195 @@
+"""Every setting of a recipe is read by the code that runs; one that nothing reads promises what nothing does.
+
+mypy resolves the attribute accesses, so that `config.name` counts for the class of `config` alone, not for every class
+with a field of that name. Reads in rlhf_core/config itself do not count: a validator alone makes nothing happen.
+"""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Callable, Collection, Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from mypy.build import build
+from mypy.modulefinder import BuildSource
+from mypy.options import Options
+from mypy.plugin import AttributeContext, Plugin
+from mypy.types import Instance, Type, TypeVarType, flatten_nested_unions, get_proper_type
+
+from rlhf_core.config.base import Config
+from rlhf_core.pipeline.recipe import Recipe
+
+ROOT = Path(__file__).resolve().parents[3]
+LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
+
+# Settings that are used without an access that mypy sees, and how.
+USED_OTHERWISE = {
+    "Recipe.description": "for people who read the recipe",
+    **dict.fromkeys(
+        (f"RLConfig.{block}" for block in (
+            "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "grpo", "dr_grpo", "dapo", "gspo",
+            "cispo",
+        )),
+        "RLConfig.settings picks the block of the algorithm by its name",
+    ),
+    "PPOConfig.critic_warmup_steps": "rl/worker.py and rl/ranks.py read it with getattr",
+    "PPOConfig.save_critic": "rl/worker.py reads it with getattr",
+}  # fmt: skip
+
+
+class Reads(Plugin):
+    """Notes each attribute that is read of a class: (the class's full name, attribute)."""
+
+    def __init__(self, options: Options, definitions: str) -> None:
+        """definitions: the module or package of the classes that count; what it reads itself does not."""
+        super().__init__(options)
+        self.found: set[tuple[str, str]] = set()
+        self._definitions = definitions
+
+    def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
+        if not fullname.startswith(f"{self._definitions}."):
+            return None
+        attribute = fullname.rpartition(".")[2]
+
+        def note(context: AttributeContext) -> Type:
+            path = Path(context.api.path).with_suffix("").as_posix()
+            if f"/{self._definitions.replace('.', '/')}/" not in f"{path}/":
+                self.found |= {(name, attribute) for name in _classes(context.type)}
+            return context.default_attr_type
+
+        return note
+
+
+def _classes(value: Type) -> Iterable[str]:
+    for item in flatten_nested_unions([value], handle_type_alias_type=True):
+        proper = get_proper_type(item)
+        if isinstance(proper, TypeVarType):
+            yield from _classes(proper.upper_bound)
+        elif isinstance(proper, Instance):
+            yield proper.type.fullname
+
+
+def reads(files: Iterable[tuple[Path, str]], definitions: str) -> set[tuple[str, str]]:
+    """(class, attribute) of all that the files, each with its module name, read of classes in `definitions`."""
+    options = Options()
+    options.incremental = False
+    options.follow_imports = "skip"
+    options.ignore_missing_imports = True
+    plugin = Reads(options, definitions)
+    build([BuildSource(str(path), module) for path, module in files], options, extra_plugins=[plugin])
+    return plugin.found
+
+
+def unread(configs: Iterable[type[Config]], found: Collection[tuple[str, str]]) -> list[str]:
+    """`Class.field` of each field that nothing reads, of that class or of a base of it."""
+    lacking = []
+    for config in configs:
+        names = [f"{base.__module__}.{base.__qualname__}" for base in config.__mro__]
+        for field, info in config.model_fields.items():
+            chooses_the_class = field == "type" and len(get_args(info.annotation)) == 1
+            if not chooses_the_class and not any((name, field) in found for name in names):
+                lacking.append(f"{config.__name__}.{field}")
+    return lacking
+
+
+def reachable(config: type[Config]) -> list[type[Config]]:
+    """`config` and every config class that it can hold, at any depth."""
+    found = [config]
+    for known in found:
+        for field in known.model_fields.values():
+            found += [below for below in _held(field.annotation) if below not in found]
+    return found
+
+
+def _held(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [below for argument in get_args(annotation) for below in _held(argument)]
+
+
+@cache
+def reads_of_the_product() -> frozenset[tuple[str, str]]:
+    files = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
+    modules = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in files]
+    named = zip(files, (module.removesuffix(".__init__") for module in modules), strict=True)
+    return frozenset(reads(named, "rlhf_core.config"))
+
+
+def test_every_setting_is_read() -> None:
+    lacking = [name for name in unread(reachable(Recipe), reads_of_the_product()) if name not in USED_OTHERWISE]
+    assert lacking == [], "remove these settings, or make the code read them"
+
+
+def test_the_exceptions_are_needed() -> None:
+    assert set(USED_OTHERWISE) - set(unread(reachable(Recipe), reads_of_the_product())) == set()
+
+
+TOY = """
+class Inner:
+    size: int = 1
+    name: str = ""
+    limit: int = 1
+
+class Other(Inner):
+    width: int = 1
+
+class Toy:
+    size: int = 1
+    inner: Inner = Inner()
+    matched: int = 1
+    many: dict[str, Inner | Other] = {}
+"""
+READER = """
+from toy_settings import Inner, Other, Toy
+
+def use(toy: Toy, anything) -> int:
+    anything.limit
+    match toy:
+        case Toy(matched=found):
+            pass
+    return toy.inner.size + max(one.name for one in toy.many.values())
+"""
+
+
+def test_a_setting_that_nothing_reads_is_found(tmp_path: Path) -> None:
+    """Also where another class has a field of that name which is read."""
+    for name, text in (("toy_settings", TOY), ("reader", READER)):
+        (tmp_path / f"{name}.py").write_text(textwrap.dedent(text))
+    found = reads([(tmp_path / f"{name}.py", name) for name in ("toy_settings", "reader")], "toy_settings")
+    assert found == {
+        ("toy_settings.Toy", "inner"),
+        ("toy_settings.Toy", "many"),
+        ("toy_settings.Toy", "matched"),
+        ("toy_settings.Inner", "size"),
+        ("toy_settings.Inner", "name"),
+        ("toy_settings.Other", "name"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("read", "lacking"),
+    [
+        ({("Toy", "size"), ("Inner", "size")}, ["Toy.inner", "Inner.name"]),
+        ({("Toy", "size"), ("Toy", "inner"), ("Toy", "name")}, ["Inner.size", "Inner.name"]),
+        ({("Toy", "size"), ("Toy", "inner"), ("Base", "size"), ("Inner", "name")}, []),
+    ],
+)
+def test_a_read_counts_for_its_class_and_what_inherits_from_it(read: set[tuple[str, str]], lacking: list[str]) -> None:
+    class Base(Config):
+        size: int = 1
+
+    class Inner(Base):
+        name: str = ""
+
+    class Toy(Config):
+        size: int = 1
+        inner: tuple[Inner, ...] = ()
+
+    Toy.model_rebuild(_types_namespace={"Inner": Inner})
+    assert reachable(Toy) == [Toy, Inner]
+    full = {"Toy": Toy, "Inner": Inner, "Base": Base}
+    named = {(f"{full[name].__module__}.{full[name].__qualname__}", field) for name, field in read}
+    assert unread(reachable(Toy), named) == lacking

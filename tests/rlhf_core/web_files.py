@@ -1,0 +1,58 @@
+"""Files on an HTTP server on loopback. Import it as tests.rlhf_core.web_files."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+
+@dataclass
+class WebFiles:
+    url: str = ""
+    contents: dict[str, bytes] = field(default_factory=dict)  # path, with its slash -> content
+    versions: str = "ETag"  # what tells a version: ETag, Last-Modified or nothing
+    modified: str = "Mon, 05 Jan 2026 10:00:00 GMT"
+    after_get: dict[str, bytes] = field(default_factory=dict)  # path -> content from its next download on
+    requests: list[str] = field(default_factory=list)  # "HEAD /path"
+
+    def headers(self, content: bytes) -> dict[str, str]:
+        version = {
+            "ETag": {"ETag": f'"{hashlib.md5(content).hexdigest()}"'},
+            "Last-Modified": {"Last-Modified": self.modified},
+        }
+        return {"Content-Length": str(len(content)), **version.get(self.versions, {})}
+
+
+@contextmanager
+def web_files() -> Iterator[WebFiles]:
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            files.requests.append(f"{self.command} {self.path}")
+            content = files.contents.get(self.path)
+            self.send_response(404 if content is None else 200)
+            for name, value in files.headers(content or b"").items():
+                self.send_header(name, value)
+            self.end_headers()
+            if self.command == "GET" and content is not None:
+                self.wfile.write(content)
+                files.contents[self.path] = files.after_get.pop(self.path, content)
+
+        do_HEAD = do_GET  # noqa: N815
+
+        def log_message(self, *_: Any) -> None:
+            pass
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        files = WebFiles(f"http://127.0.0.1:{server.server_port}")
+        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+        thread.start()
+        try:
+            yield files
+        finally:
+            server.shutdown()
+            thread.join()
