@@ -58,6 +58,12 @@ class Trajectory:
     extra: Mapping[str, Any] = field(default_factory=dict)
 
 
+def sequence_ids(sequence_lengths: Tensor) -> Tensor:
+    """(N,) int64: which sequence each token belongs to. sequence_lengths: (S,) int64, sums to N."""
+    sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
+    return torch.repeat_interleave(sequences, sequence_lengths)
+
+
 @dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence.
@@ -98,9 +104,7 @@ class PackedBatch:
     @property
     def sequence_ids(self) -> Tensor:
         """(N,) int64: which sequence each token belongs to."""
-        return torch.repeat_interleave(torch.arange(self.num_sequences), self.sequence_lengths.cpu()).to(
-            self.input_ids.device
-        )
+        return sequence_ids(self.sequence_lengths)
 
     @property
     def last_token_indices(self) -> Tensor:

@@ -12,11 +12,11 @@ from torch import Tensor
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.losses import kl
-from rlhf_core.losses.masking import sequence_ids, weighted_sum
+from rlhf_core.losses.masking import weighted_sum
 from rlhf_core.losses.mismatch import corrected
 from rlhf_core.losses.policy import clipped_policy_loss
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.types import Experience
+from rlhf_core.types import Experience, sequence_ids
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import masked_mean, sequence_ids
+from rlhf_core.losses.masking import masked_mean
+from rlhf_core.types import sequence_ids
 
 _VARIANCE_FLOOR = 1e-8
 _STD_EPSILON = 1e-6

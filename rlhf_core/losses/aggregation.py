@@ -7,7 +7,7 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import sequence_ids
+from rlhf_core.types import sequence_ids
 
 Aggregation = Literal["token", "sequence", "constant"]
 

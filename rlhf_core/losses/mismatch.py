@@ -7,8 +7,8 @@ from typing import Literal, assert_never
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import sequence_ids
 from rlhf_core.metrics import Max, Metric, TokenMean
+from rlhf_core.types import sequence_ids
 
 Correction = Literal["truncate", "token_filter", "sequence_filter"]
 

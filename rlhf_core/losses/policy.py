@@ -12,8 +12,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from rlhf_core.losses.masking import sequence_ids
 from rlhf_core.metrics import LossAndMetrics, TokenMean
+from rlhf_core.types import sequence_ids
 
 # exp(20) is far beyond any clip range and far below overflow in float32.
 _LARGEST_LOG_RATIO = 20.0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.config.stages import RewardModelConfig
@@ -18,6 +17,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
+from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import hidden_states
@@ -118,7 +118,7 @@ class RewardModel(nn.Module):
 
     @property
     def _classifier(self) -> Any:
-        return self.model.get_base_model() if isinstance(self.model, PeftModel) else self.model
+        return base_model(self.model)
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
         """Scores (N,) float32 at each token, and (N,) float32 log-probs of the trained tokens (0 elsewhere) or None."""

@@ -1,4 +1,4 @@
-"""Work that goes on beside the training, and whose error is not lost."""
+"""Work in a background thread whose error is not lost."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 class Background(Generic[T]):
-    """`function()` in a thread of its own, which does not keep the process alive."""
+    """Runs `function()` in a daemon thread."""
 
     def __init__(self, function: Callable[[], T], name: str) -> None:
         self._function = function
@@ -22,7 +22,7 @@ class Background(Generic[T]):
     def _run(self) -> None:
         try:
             self._value.append(self._function())
-        except BaseException as error:  # whoever asks for the result gets it
+        except BaseException as error:  # raised again by `result`
             self._error = error
 
     @property
@@ -30,7 +30,7 @@ class Background(Generic[T]):
         return self._thread.is_alive()
 
     def result(self) -> T:
-        """Waits for the end. Raises what the function raised."""
+        """Wait for the end. Raises what the function raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,4 +1,4 @@
-"""One rank's share of a model under DeepSpeed: optimizer steps over any number of micro-batches, and plain forwards."""
+"""One rank of a model under DeepSpeed: optimizer steps over any number of micro-batches, and plain forwards."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class DeepSpeedEngine:
     def __init__(
         self, model: nn.Module, *, engine: EngineConfig, optimizer: OptimizerConfig | None, total_steps: int
     ) -> None:
-        """optimizer None: a frozen model, for forwards alone. total_steps: optimizer steps of the whole schedule."""
+        """optimizer None: a frozen model, for forwards only. total_steps: optimizer steps of the whole schedule."""
         if not dist.is_initialized():
             raise RuntimeError("call rlhf_core.training.distributed.join_group before building an engine")
         self.module = model
@@ -66,17 +66,17 @@ class DeepSpeedEngine:
         self._total_steps = total_steps
         self.counters = StepCounters()
         self._size = dist.get_world_size()
-        # Without ZeRO, DeepSpeed clips but never tells the norm: then the reduced gradients are ours to clip.
+        # Without ZeRO, DeepSpeed clips but does not report the norm, so the reduced gradients are clipped here.
         self._manual = engine.sharding == 0
         self.device = (
             torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
         )
         self.optimizer = None if optimizer is None else build_optimizer(model, engine, optimizer)
         self._engine = self._start(model)
-        self._offloaded: list[Tensor] | None = None  # while the device is lent to others
+        self._offloaded: list[Tensor] | None = None  # while the device is lent
 
     def _start(self, model: nn.Module) -> Any:
-        """DeepSpeed's engine; the bare module where nothing is trained or sharded, which needs none."""
+        """DeepSpeed's engine, or the bare module if nothing is trained or sharded."""
         if self._optimizer_config is None:
             model.requires_grad_(False)
             if self._config.zero_stage < 3:
@@ -118,7 +118,7 @@ class DeepSpeedEngine:
             if self._manual:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
             value, metrics = loss(self._engine, micro_batch)
-            # DeepSpeed takes the mean over ranks; we want the sum.
+            # DeepSpeed takes the mean over ranks, and the update needs the sum.
             self._engine.backward(value * self._size)
             totals.add(metrics, micro_batch.loss_mask.sum())
         norm = self._apply()
@@ -128,10 +128,10 @@ class DeepSpeedEngine:
         return StepMetrics(norm, rate, skipped=not math.isfinite(norm), means=means, maxima=maxima)
 
     def _apply(self) -> float:
-        """Clip and apply the gradients if they are finite; the global norm they had before clipping."""
+        """Clip and apply the gradients if they are finite; returns their global norm before clipping."""
         assert self._optimizer_config is not None
         if not self._manual:
-            self._engine.step()  # skips what is not finite, on all ranks
+            self._engine.step()  # skips an update that is not finite, on all ranks
             return float(self._engine.get_global_grad_norm())
         parameters = [p for p in self._engine.module.parameters() if p.grad is not None]
         norm = float(nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_gradient_norm))
@@ -159,7 +159,7 @@ class DeepSpeedEngine:
             return [function(self._engine, micro_batch.to(self.device)) for micro_batch in micro_batches]
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
-        """The sum of what `forward` gives, over micro-batches and ranks; on every rank."""
+        """The sum of what `forward` returns, over micro-batches and ranks; on every rank."""
         total = torch.stack(self.forward(micro_batches, function)).sum(0)
         if self._size > 1:
             dist.all_reduce(total)
@@ -168,7 +168,7 @@ class DeepSpeedEngine:
     def full_state_dict(self) -> dict[str, Tensor] | None:
         """On rank 0 the whole weights as CPU tensors, under the names of the wrapped HF model; None on other ranks.
 
-        Weights that are tied appear once. A PeftModel gives its adapter alone, under the names of an adapter folder.
+        Tied weights appear once. Of a PeftModel only the adapter is returned, under the names of an adapter folder.
         """
         model = self._wrapped
         wanted = {
@@ -187,7 +187,7 @@ class DeepSpeedEngine:
         return master_weights(self._wrapped, zero_stage=self._config.sharding)
 
     def replaced(self, weights: Mapping[str, Tensor] | None) -> AbstractContextManager[None]:
-        """Inside, forwards and `full_state_dict` are of `weights` (rank 0's, others give None), which have the names of
+        """Inside, forwards and `full_state_dict` use `weights` (rank 0's, others pass None), which have the names of
         `master_weights`; nothing may be trained. Every rank must enter."""
         return replaced(self._wrapped, weights)
 
@@ -198,12 +198,12 @@ class DeepSpeedEngine:
         return model
 
     def offload(self) -> None:
-        """Move everything that this engine keeps on the device to main memory; until `reload`, it computes nothing."""
+        """Move everything that this engine keeps on the device to host memory. It cannot compute until `reload`."""
         if self._offloaded is None:
             self._offloaded = offload_states(self._engine)
 
     def reload(self) -> None:
-        """Back to the device, as it was."""
+        """Undo `offload`."""
         if self._offloaded is not None:
             reload_states(self._engine, self._offloaded, self.device)
             self._offloaded = None
@@ -217,7 +217,7 @@ class DeepSpeedEngine:
             return parameter.detach().cpu().clone() if dist.get_rank() == 0 else None
 
     def _require_same_count(self, count: int) -> None:
-        """Ranks that run different numbers of forwards would wait for each other for ever."""
+        """Ranks that run different numbers of forwards would deadlock."""
         if self._size == 1:
             if count == 0:
                 raise StageError("no micro-batches; use a filler on a rank that has no sequences")

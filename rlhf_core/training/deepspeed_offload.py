@@ -1,9 +1,9 @@
-"""A DeepSpeed engine's tensors off the device and back: what a training rank does when it lends its device.
+"""Moves a DeepSpeed engine's tensors off the device and back, when a training rank lends its device.
 
-DeepSpeed moves what ZeRO 1 and 2 have laid out in flat buffers. The rest is moved here: its ZeRO 3 moves master weights
-and optimizer state for its own Adam only, and takes its buffer of weights for one of all weights in the model's order,
-which it is not (it has the trained ones, in the optimizer's order); and no stage moves weights that are not trained.
-What lies in main memory by the settings stays there.
+DeepSpeed moves the flat buffers of ZeRO 1 and 2. The rest is moved here: its ZeRO 3 moves master weights and optimizer
+state for its own Adam only, and treats its buffer of weights as one of all weights in the model's order, which it is
+not (it has the trained ones, in the optimizer's order); and no stage moves weights that are not trained. Tensors that
+the settings keep in host memory stay there.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from rlhf_core.training.deepspeed_settings import import_deepspeed
 
 
 def offload_states(engine: Any) -> list[Tensor]:
-    """Leave nothing on the device that outlives a step; what `reload_states` wants. Every rank must call it.
+    """Move everything off the device that outlives a step; returns what `reload_states` needs. Every rank must call it.
 
     engine: DeepSpeed's, or the bare module of a model that is neither trained nor sharded.
     """
@@ -32,10 +32,10 @@ def offload_states(engine: Any) -> list[Tensor]:
         if zero and _is_trained(engine):
             engine.offload_states(include=_states_of_deepspeed(zero), pin_memory=torch.cuda.is_available())
     if zero == 3 and _is_trained(engine):
-        _move_partitions(engine.optimizer, _in_main_memory(engine.optimizer.lp_param_buffer))
+        _move_partitions(engine.optimizer, _in_host_memory(engine.optimizer.lp_param_buffer))
     moved = [tensor for tensor in _other_tensors(engine, zero) if tensor.device.type != "cpu"]
     for tensor in moved:
-        tensor.data = _in_main_memory(tensor)
+        tensor.data = _in_host_memory(tensor)
     if torch.cuda.is_available():
         torch.cuda.synchronize()
         torch.cuda.empty_cache()
@@ -43,7 +43,7 @@ def offload_states(engine: Any) -> list[Tensor]:
 
 
 def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> None:
-    """Undo `offload_states`, which gave `moved`. Every rank must call it."""
+    """Undo `offload_states`, which returned `moved`. Every rank must call it."""
     for tensor in moved:
         tensor.data = tensor.data.to(device, non_blocking=True)
     zero = _zero_stage(engine)
@@ -57,7 +57,7 @@ def reload_states(engine: Any, moved: list[Tensor], device: torch.device) -> Non
 
 @contextmanager
 def _few_objects_to_collect() -> Iterator[None]:
-    """DeepSpeed collects garbage at every turn, and would walk over all that was ever imported: a second, or more."""
+    """DeepSpeed collects garbage at every move, and would traverse every imported object: a second, or more."""
     gc.freeze()
     try:
         yield
@@ -107,7 +107,7 @@ def _move_partitions(zero: Any, buffer: Tensor) -> None:
 
 
 def _other_tensors(engine: Any, zero: int) -> Iterator[Tensor]:
-    """Tensors that nobody else holds a view of, so that their data can be moved one by one."""
+    """Tensors of which there are no other views, so that their data can be moved one by one."""
     module = engine.module if _is_deepspeed(engine) else engine
     yield from module.buffers()
     for parameter in module.parameters():
@@ -123,6 +123,6 @@ def _other_tensors(engine: Any, zero: int) -> Iterator[Tensor]:
     yield from chain(masters, (value for value in state if isinstance(value, Tensor) and value.ndim))
 
 
-def _in_main_memory(tensor: Tensor) -> Tensor:
+def _in_host_memory(tensor: Tensor) -> Tensor:
     host = torch.empty_like(tensor.data, device="cpu", pin_memory=tensor.is_cuda)
     return host.copy_(tensor.data)

@@ -1,4 +1,4 @@
-"""How DeepSpeed is imported, and what it is told."""
+"""How DeepSpeed is imported and configured."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rlhf_core.config.training import EngineConfig, OptimizerConfig
 
 
 def import_deepspeed() -> Any:
-    """DeepSpeed without its chatter; it reads the environment and prints while it is imported."""
+    """Import DeepSpeed without its log output; it reads the environment and prints at import."""
     os.environ.setdefault("DS_LOG_LEVEL", "error")
     logging.getLogger("DeepSpeed").setLevel(logging.ERROR)
     import deepspeed
@@ -31,7 +31,7 @@ def import_deepspeed() -> Any:
 def deepspeed_settings(
     engine: EngineConfig, optimizer: OptimizerConfig | None, size: int, parameters: int
 ) -> dict[str, Any]:
-    """DeepSpeed's configuration of an engine on `size` ranks for a model of so many parameters."""
+    """DeepSpeed's configuration of an engine on `size` ranks for a model with this number of parameters."""
     stage = engine.sharding
     settings: dict[str, Any] = {
         # The caller's micro-batches vary in number, and nothing is divided by a count: step() is the boundary, or, at
@@ -42,10 +42,10 @@ def deepspeed_settings(
         "train_batch_size": size,
         "steps_per_print": 1 << 62,
         "zero_allow_untested_optimizer": True,
-        # torch's own AdamW serves in main memory too; DeepSpeed's would be compiled at the first start.
+        # torch's own AdamW works in host memory too; DeepSpeed's would be compiled at the first start.
         "zero_force_ds_cpu_optimizer": False,
         "zero_optimization": _zero(engine, parameters, trained=optimizer is not None),
-        # Said even where it is 0: DeepSpeed clips at 1 unless told otherwise.
+        # Set even if it is 0: DeepSpeed's default is to clip at 1.
         "gradient_clipping": optimizer.max_gradient_norm if optimizer is not None and stage > 0 else 0.0,
     }
     if engine.dtype == "bfloat16":
@@ -56,16 +56,16 @@ def deepspeed_settings(
 
 
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
-    bucket = min(parameters, 500_000_000)  # elements; DeepSpeed would set its 500 million aside for any model
+    bucket = min(parameters, 500_000_000)  # elements; DeepSpeed would reserve its 500 million for any model
     zero: dict[str, Any] = {
         "stage": engine.sharding,
         "overlap_comm": False,
         "reduce_bucket_size": bucket,
         "allgather_bucket_size": bucket,
     }
-    in_main_memory = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
+    in_host_memory = {"device": "cpu", "pin_memory": torch.cuda.is_available()}
     if engine.offload_optimizer and trained:
-        zero["offload_optimizer"] = in_main_memory
+        zero["offload_optimizer"] = in_host_memory
     if engine.offload_parameters:
-        zero["offload_param"] = in_main_memory
+        zero["offload_param"] = in_host_memory
     return zero

@@ -1,4 +1,4 @@
-"""The trained weights of a DeepSpeed engine, one whole weight at a time, whatever the ranks share out between them."""
+"""The trained weights of a DeepSpeed engine, one whole weight at a time, however they are sharded over the ranks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def master_weights(model: nn.Module, *, zero_stage: int) -> Iterator[tuple[str, 
 
 @contextmanager
 def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator[None]:
-    """Inside, the model has `weights` (rank 0's; None on others) in place of the trained ones; afterwards its own.
+    """Inside, the model has `weights` (rank 0's; None on others) in place of the trained ones, which come back at exit.
 
     Master weights and optimizer state stay as they are: nothing may be trained inside. Every rank must enter.
     """
@@ -44,7 +44,7 @@ def replaced(model: nn.Module, weights: Mapping[str, Tensor] | None) -> Iterator
 
 @torch.no_grad()
 def _exchange(parameter: Any, value: Tensor | None) -> Tensor | None:
-    """Puts `value` (rank 0's) in place on all ranks; what was there before, on rank 0."""
+    """Set the parameter to `value` (rank 0's) on all ranks; returns its previous value on rank 0."""
     sharded = hasattr(parameter, "ds_id")
     with import_deepspeed().zero.GatheredParameters([parameter], modifier_rank=0) if sharded else nullcontext():
         before = parameter.detach().cpu().clone() if dist.get_rank() == 0 else None

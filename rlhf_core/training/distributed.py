@@ -9,7 +9,7 @@ from datetime import timedelta
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import HashStore  # the types of torch.distributed do not export it
 
 TIMEOUT = timedelta(minutes=30)
 

@@ -47,7 +47,7 @@ def build_optimizer(model: nn.Module, engine: EngineConfig, config: OptimizerCon
         settings = config.muon or MuonConfig()
         dtype = torch_dtype(engine.dtype)  # as all matrix products of this engine
         return Muon(muon_groups(model, config, settings), settings, betas=config.betas, dtype=dtype)
-    # In main memory the fused kernel computes the same, on all cores at once.
+    # In host memory the fused kernel computes the same, on all cores at once.
     return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=engine.offload_optimizer)
 
 

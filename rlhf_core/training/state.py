@@ -1,7 +1,7 @@
-"""What an engine's next step depends on, as named tensors.
+"""The state that an engine's next step depends on, as named tensors.
 
-They are the live ones: a checkpoint copies them out, a restored run copies them in, in place, so that the views and
-buckets that DeepSpeed keeps of them stay true. Frozen weights, such as the base of a LoRA model, are not among them.
+The tensors are live: a checkpoint copies them out, a restored run copies them in, in place, so that DeepSpeed's views
+and buckets of them stay valid. Frozen weights, such as the base of a LoRA model, are not among them.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ class Stateful(Protocol):
     """A part of a rank that the next step depends on."""
 
     def state(self) -> RankState:
-        """The live tensors, and new ones for what is no tensor."""
+        """References to the live tensors; non-tensor state is encoded as new tensors."""
 
     def load_state(self, state: RankState) -> None:
-        """Take over `state`, tensors on the CPU. Every rank must call it. Raises StageError if it does not fit."""
+        """Load `state`, tensors on the CPU. Every rank must call it. Raises StageError if it does not fit."""
 
 
 class EngineState:
     """Weights, buffers, master weights, optimizer state and counters of an engine that trains.
 
     Under ZeRO 1 and 2 every rank has the whole weights, and its partition of the rest; under ZeRO 3 a partition of all;
-    without ZeRO, everything is the same everywhere.
+    without ZeRO, everything is equal on all ranks.
     """
 
     def __init__(self, engine: DeepSpeedEngine) -> None:
@@ -59,7 +59,7 @@ class EngineState:
         live = self._live()
         copy_into({**live.shared, **live.own}, saved)
         self._engine.counters = StepCounters(*counters)
-        # Under ZeRO 3, small weights stay gathered between steps: they are put together again from what was restored.
+        # Under ZeRO 3, small weights stay gathered between steps: they are gathered again from the restored partitions.
         cut: list[Any] = [parameter for parameter in self._engine.module.parameters() if _is_cut(parameter)]
         gathered = [parameter for parameter in cut if parameter.ds_status.name == "AVAILABLE"]
         if gathered:
@@ -91,14 +91,14 @@ class EngineState:
         return self._engine.zero_optimizer is not self._engine.optimizer
 
     def _optimized(self) -> list[Tensor]:
-        """What the optimizer steps: the weights themselves, or this rank's partitions of the master weights."""
+        """The parameters of the optimizer: the weights themselves, or this rank's partitions of the master weights."""
         if any(map(_is_cut, self._engine.module.parameters())):
-            # In its groups the optimizer has each of these only while it steps it.
+            # The optimizer has each of these in its groups only while it steps it.
             return list(self._engine.zero_optimizer.fp32_partitioned_groups_flat)
         return [parameter for group in self._optimizer.param_groups for parameter in group["params"]]
 
     def _create_optimizer_state(self, saved: Mapping[str, Tensor]) -> None:
-        """An optimizer has no state before its first step: empty tensors for all that was saved."""
+        """An optimizer has no state before its first step: create empty tensors for all saved ones."""
         for i, parameter in enumerate(self._optimized()):
             prefix = f"optimizer.{i}."
             for name, tensor in saved.items():
@@ -125,7 +125,7 @@ def copy_into(live: Mapping[str, Tensor], saved: Mapping[str, Tensor]) -> None:
 
 
 def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Trained weights, as far as this rank has them, and all buffers that are part of the model's state."""
+    """Trained weights (under ZeRO 3, this rank's partitions), and all buffers of the model's state dict."""
     for name, parameter in module.named_parameters():
         if parameter.requires_grad:
             yield f"weight.{name}", getattr(parameter, "ds_tensor", parameter).data
@@ -134,5 +134,5 @@ def _weights(module: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 def _is_cut(parameter: nn.Parameter) -> bool:
-    """Whether ZeRO 3 has cut it: each rank has a piece."""
+    """Whether ZeRO 3 has partitioned it."""
     return hasattr(parameter, "ds_id")

@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from rlhf_core.losses.masking import masked_mean, masked_sum, sequence_ids, weighted_sum
+from rlhf_core.losses.masking import masked_mean, masked_sum, weighted_sum
+from rlhf_core.types import sequence_ids
 
 MASK = torch.tensor([True, False, True, False])
 

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
-from rlhf_core.metrics import LossAndMetrics
+from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.packing import select
@@ -172,7 +172,7 @@ def test_with_the_adapter_off_it_is_the_base(folder: Path, stage: int) -> None:
         off = engine.forward([batch()], logprobs)[0]
     torch.testing.assert_close(off, plain(batch())[0], rtol=0, atol=1e-5)
     assert (engine.forward([batch()], logprobs)[0] - off).abs().max() > 1e-3
-    assert engine.step([batch()], loss)["gradient_norm"] > 0
+    assert engine.step([batch()], loss).gradient_norm > 0
 
 
 @pytest.mark.parametrize("stage", [0, 2, 3])
@@ -185,9 +185,9 @@ def test_a_scalar_model_trains_its_head_and_its_backbone(folder: Path, stage: in
 
     def squares(model: nn.Module, part: PackedBatch) -> LossAndMetrics:
         value = ((model(part) - 1) ** 2).sum() / part.num_tokens
-        return value, {"loss": value}
+        return value, {"loss": Sum(value)}
 
-    losses = [engine.step([batch()], squares)["loss"] for _ in range(3)]
+    losses = [engine.step([batch()], squares).means["loss"] for _ in range(3)]
     after = engine.full_state_dict()
     assert losses[2] < losses[0]
     assert before is not None
