@@ -70,7 +70,9 @@ class LoraConfig(Config):
     alpha: PositiveFloat = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
     dropout: Share = Field(default=0.0, description="before the adapter")
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
-        default="all-linear", description="names of the layers that get an adapter"
+        default="all-linear",
+        description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
+        "blocks of experts, which engines cannot serve with adapters",
     )
 
 

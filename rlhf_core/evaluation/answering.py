@@ -47,11 +47,8 @@ def answer(
     progress(1, "sampled")
     sampled = engines.generate(
         [prompt.token_ids for prompt in prompts for _ in range(samples)],
-        SamplingParameters(
-            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
-            stop_token_ids=stop, seed=seed,
-        ),
-    )  # fmt: skip
+        SamplingParameters.of(sampling, stop, seed),
+    )
     # Prompt by prompt, the greedy completion first.
     completions: list[tuple[Prompt, Completion]] = []
     for index, prompt in enumerate(prompts):

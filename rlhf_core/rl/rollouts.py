@@ -40,14 +40,8 @@ class RolloutSampler:
         repeated = [prompt for prompt in prompts for _ in range(self._config.settings.group_size)]
         if len(repeated) > _REQUESTS:
             raise ValueError(f"{len(repeated)} completions of one round; there are seeds for {_REQUESTS}")
-        sampling = self._config.sampling
-        parameters = SamplingParameters(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            stop_token_ids=stop_token_ids(self._tokenizer),
-            seed=first_seed(self._seed, step, sampling_round),
-        )
+        seed = first_seed(self._seed, step, sampling_round)
+        parameters = SamplingParameters.of(self._config.sampling, stop_token_ids(self._tokenizer), seed)
         completions = self._engines.generate([prompt.token_ids for prompt in repeated], parameters)
         return [self._trajectory(prompt, c) for prompt, c in zip(repeated, completions, strict=True)]
 

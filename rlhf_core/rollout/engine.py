@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.types import Completion
 
 
@@ -17,6 +18,15 @@ class SamplingParameters:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     seed: int  # request i of a call is sampled with seed + i, so a call repeats exactly
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParameters:
+        return cls(
+            temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens,
+            stop_token_ids=stop_token_ids, seed=seed, top_k=config.top_k, min_p=config.min_p,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
