@@ -36,6 +36,7 @@ class RewardModelConfig(SupervisedConfig):
     language_model_coefficient: NonNegativeFloat = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )
+    moe_coefficient: NonNegativeFloat = _moe_coefficient()
     lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
 
 

@@ -162,10 +162,25 @@ def test_a_publish_with_other_tensors_is_refused(served: Served, spoiled: str) -
     assert engine.weight_version != 8
 
 
+def leave_heads(worker: Any) -> None:
+    """In vLLM's worker: a publish no longer packs the output head again."""
+    from rlhf_core.rollout import vllm_worker
+
+    worker.packed_before = vllm_worker.repack_heads
+    vllm_worker.repack_heads = lambda model: None
+
+
+def pack_heads(worker: Any) -> None:
+    from rlhf_core.rollout import vllm_worker
+
+    vllm_worker.repack_heads = worker.packed_before
+
+
 def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
     """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
     model = make_model(tmp_path, tied=True)
-    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
+    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0)
+    engine.in_worker(leave_heads)
     with publication(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
     assert verify_weights(InlineEngines(engine), PROBE, before, 1e-4).difference < 1e-4
@@ -181,4 +196,7 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExec
         WeightSyncError, match=rf"version 2 as published: {named} of the probe are off by [0-9.]+ on average [(]"
     ):
         prove(model, engine, 2, digests, before, tolerance=1e-4)
+    engine.in_worker(pack_heads)
+    digests = publish(InlineEngines(engine), model.state_dict(), 3)
+    assert prove(model, engine, 3, digests, tolerance=1e-4).difference < 1e-4
     engine.shutdown()
