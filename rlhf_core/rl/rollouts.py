@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engines import Sampler
 from rlhf_core.types import Completion, Prompt, Trajectory
 
 # Seeds of requests below 2^62, in blocks: one for each round of each step.
@@ -19,14 +19,8 @@ _ROUNDS = 2**8
 _REQUESTS = 2**20
 
 
-class Engines(Protocol):
-    """What the loop needs of the engines, one or many."""
-
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]: ...
-
-
 class RolloutSampler:
-    def __init__(self, config: RLConfig, engines: Engines, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, config: RLConfig, engines: Sampler, tokenizer: Tokenizer, seed: int) -> None:
         self._config = config
         self._engines = engines
         self._tokenizer = tokenizer

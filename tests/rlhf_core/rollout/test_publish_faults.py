@@ -48,7 +48,7 @@ def prove(
 ) -> Proof:
     """By default whatever the log-probs say: most faults are smaller than rounding."""
     expected = Expected(version, expected_logprobs(model, PROBE), digests)
-    return verify_weights(InlineEngines(engine), PROBE, expected, tolerance, before)
+    return verify_weights(InlineEngines(engine).probe(PROBE), expected, tolerance, before)
 
 
 def spoil(worker: Any, module: str, row: int, column: int) -> None:
@@ -183,7 +183,7 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExec
     engine.in_worker(leave_heads)
     with publication(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
-    assert verify_weights(InlineEngines(engine), PROBE, before, 1e-4).difference < 1e-4
+    assert verify_weights(InlineEngines(engine).probe(PROBE), before, 1e-4).difference < 1e-4
     named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1 + 2**-20)  # too small a step for log-probs to show it

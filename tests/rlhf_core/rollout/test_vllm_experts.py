@@ -47,7 +47,7 @@ def published(model: PreTrainedModel, engine: RemoteEngine, version: int) -> Exp
 
 
 def prove(engine: RemoteEngine, expected: Expected, before: Expected | None = None, tolerance: float = 1e-4) -> Proof:
-    return verify_weights(InlineEngines(engine), PROBE, expected, tolerance, before)
+    return verify_weights(InlineEngines(engine).probe(PROBE), expected, tolerance, before)
 
 
 def test_every_publish_of_all_experts_is_proven_by_each_tensor(served: Served) -> None:
