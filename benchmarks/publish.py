@@ -64,7 +64,7 @@ def measure(workload: Workload, model: Path, repeats: int) -> Result:
             length = len(PROBE[0])
             expected = [list(logprobs[i : i + length]) for i in range(0, len(logprobs), length)]
             verify_weights(
-                engines, PROBE, Expected(version, expected, weights.digests), default_tolerance(workload.dtype)
+                engines.probe(PROBE), Expected(version, expected, weights.digests), default_tolerance(workload.dtype)
             )
             taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - taken["read back"][-1])
     return Result(size, {phase: statistics.median(seconds) for phase, seconds in taken.items()})

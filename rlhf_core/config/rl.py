@@ -158,6 +158,12 @@ class RLConfig(StageConfig):
     def _rollouts_explore(self) -> RLConfig:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")
+        if self.sampling.truncation:
+            raise ValueError(
+                f"sampling.{self.sampling.truncation[0]}: rollouts are sampled from all tokens, since the policy is "
+                "trained on its own log-probs, not on those of a truncated distribution: ratios, KL and gradient would "
+                "be wrong; leave it out (evaluation and validation take it)"
+            )
         if self.sampling.max_tokens >= self.rollout.max_length:
             raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
         return self

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import (
     Config,
@@ -10,16 +10,46 @@ from rlhf_core.config.base import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    PositiveShare,
     Share,
     operational,
 )
 from rlhf_core.config.stage import Reservation
 
+# What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+
 
 class SamplingConfig(Config):
-    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy")
-    top_p: Share = Field(default=1.0, description="sample from the smallest set of tokens with this probability")
+    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy; else 0.01 to 2")
+    top_p: PositiveShare = Field(
+        default=1.0,
+        description="below 1: sample from the smallest set of tokens with this probability; not in RL's rollouts",
+    )
+    top_k: NonNegativeInt = Field(
+        default=0, description="sample from this many of the most likely tokens; 0: from all; not in RL's rollouts"
+    )
+    min_p: Share = Field(
+        default=0.0,
+        description="sample from tokens with this share of the most likely token's probability or more; not in RL's "
+        "rollouts",
+    )
     max_tokens: PositiveInt = Field(description="longest completion, in tokens")
+
+    @model_validator(mode="after")
+    def _temperature_is_served(self) -> SamplingConfig:
+        if self.temperature and not LOWEST_TEMPERATURE <= self.temperature <= HIGHEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature:g}, but the engines sample at {LOWEST_TEMPERATURE:g} to "
+                f"{HIGHEST_TEMPERATURE:g}; for greedy completions set 0"
+            )
+        return self
+
+    @property
+    def truncation(self) -> tuple[str, ...]:
+        """The settings by which unlikely tokens are never sampled."""
+        cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        return tuple(name for name, cut in cuts.items() if cut)
 
 
 class RolloutEngineConfig(Config):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -15,10 +14,6 @@ from rlhf_core.config.training import LoraConfig, SupervisedConfig
 MERGE_COPIES = 4.0
 
 
-def _moe_coefficient() -> Any:
-    return Field(default=0.0, description="weight of a mixture-of-experts model's load-balancing loss")
-
-
 def _dataset(data_format: str) -> Any:
     return Field(description=f"name of an entry of the recipe's `data`, format {data_format}")
 
@@ -27,7 +22,6 @@ class PretrainConfig(SupervisedConfig):
     """Plain text, every token trained, documents cut into sequences of `max_length`."""
 
     dataset: Annotated[str, Reads("dataset", format="text")] = _dataset("text")
-    moe_coefficient: NonNegativeFloat = _moe_coefficient()
 
     @property
     def makes(self) -> Role:
@@ -36,15 +30,11 @@ class PretrainConfig(SupervisedConfig):
     def row_limit(self, dataset: str) -> RowLimit | None:
         return None  # a long document is cut
 
-    def moe_coefficients(self) -> Mapping[str, float]:
-        return {"moe_coefficient": self.moe_coefficient}
-
 
 class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
     dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
-    moe_coefficient: NonNegativeFloat = _moe_coefficient()
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
 
     @property
@@ -54,9 +44,6 @@ class SFTConfig(SupervisedConfig):
     @property
     def trains_adapter(self) -> bool:
         return self.lora is not None
-
-    def moe_coefficients(self) -> Mapping[str, float]:
-        return {"moe_coefficient": self.moe_coefficient}
 
 
 class RewardModelConfig(SupervisedConfig):

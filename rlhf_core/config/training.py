@@ -73,7 +73,9 @@ class LoraConfig(Config):
     alpha: PositiveFloat = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
     dropout: Share = Field(default=0.0, description="before the adapter")
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
-        default="all-linear", description="names of the layers that get an adapter"
+        default="all-linear",
+        description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
+        "blocks of experts, which engines cannot serve with adapters",
     )
 
 
@@ -147,6 +149,9 @@ class SupervisedConfig(StageConfig):
     batch_size: PositiveInt = Field(description="sequences of one optimizer step, over all workers")
     max_length: PositiveInt = Field(description="longest sequence in tokens; a longer one is an error")
     optimizer: OptimizerConfig = Field(description="of the weights")
+    moe_coefficient: NonNegativeFloat = Field(
+        default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
+    )
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
@@ -171,3 +176,6 @@ class SupervisedConfig(StageConfig):
 
     def row_limit(self, dataset: str) -> RowLimit | None:
         return RowLimit("max_length", self.max_length)
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {"moe_coefficient": self.moe_coefficient}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
@@ -11,18 +11,15 @@ from rlhf_core.errors import RewardError
 from rlhf_core.evaluation.summary import Answered, ScoredCompletion
 from rlhf_core.rewards import Reward
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engines import Sampler
 from rlhf_core.types import Completion, Prompt
 
 STEPS = 3  # steps of its progress: greedy completions, sampled completions, scores
 
 
-class Engines(Protocol):
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]: ...
-
-
 def answer(
     prompts: Sequence[Prompt],
-    engines: Engines,
+    engines: Sampler,
     tokenizer: Tokenizer,
     scorers: Mapping[str, Reward],
     *,
@@ -47,11 +44,8 @@ def answer(
     progress(1, "sampled")
     sampled = engines.generate(
         [prompt.token_ids for prompt in prompts for _ in range(samples)],
-        SamplingParameters(
-            temperature=sampling.temperature, top_p=sampling.top_p, max_tokens=sampling.max_tokens,
-            stop_token_ids=stop, seed=seed,
-        ),
-    )  # fmt: skip
+        SamplingParameters.of(sampling, stop, seed),
+    )
     # Grouped by prompt, the greedy completion first.
     completions: list[tuple[Prompt, Completion]] = []
     for index, prompt in enumerate(prompts):

@@ -9,6 +9,7 @@ import torch
 from peft import PeftModel
 from torch import nn
 from transformers import PreTrainedModel
+from transformers.pytorch_utils import Conv1D
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
@@ -22,9 +23,14 @@ def base_model(model: nn.Module) -> Any:
 def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
     """`model` frozen under a fresh LoRA adapter, arXiv:2106.09685. `task` is peft's: CAUSAL_LM or SEQ_CLS.
 
-    A scalar model's head is trained in full and saved with the adapter. Raises StageError if no module matches.
+    A scalar model's head is trained in full and saved with the adapter. Raises StageError if no module matches, or if
+    the adapter would change stacked experts: engines do not serve that, and nothing can write it for each expert.
     """
-    targets = lora.target_modules if isinstance(lora.target_modules, str) else list(lora.target_modules)
+    targets: str | list[str] = list(lora.target_modules)
+    layers = adapted_layers(model)
+    if lora.target_modules == "all-linear":
+        # By itself peft would take the experts and their router too, which are no linear layers.
+        targets = layers if _expert_blocks(model) else lora.target_modules
     config = peft.LoraConfig(
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
@@ -34,12 +40,45 @@ def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
     )
     try:
         # The engine decides the dtype of the working copy; its fp32 master weights are the optimizer's.
-        return peft.get_peft_model(model, config, autocast_adapter_dtype=False)
+        adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
         names = sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
         raise StageError(
             f"lora.target_modules {targets}: {error}; linear modules here are {', '.join(names)}"
         ) from error
+    settings: Any = adapted.peft_config["default"]
+    if stacked := settings.target_parameters:
+        raise StageError(
+            f"lora.target_modules {targets} would adapt the experts of {type(model).__name__} or their router "
+            f"({', '.join(sorted(stacked))}), which the rollout engines cannot serve; name other layers, such as "
+            f"{', '.join(layers)}, or train all weights"
+        )
+    return adapted
+
+
+def adapted_layers(model: PreTrainedModel) -> list[str]:
+    """Names of the layers that `all-linear` adapts: linear layers except the output head, and except all of a
+    mixture-of-experts block, whose shared experts have the same names as the stacked ones."""
+    blocks, heads = _expert_blocks(model), (model.get_output_embeddings(), getattr(model, "score", None))
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, layer in model.named_modules()
+            if isinstance(layer, nn.Linear | Conv1D)
+            and not any(layer is head for head in heads)
+            and not name.startswith(blocks)
+        }
+    )
+
+
+def _expert_blocks(model: PreTrainedModel) -> tuple[str, ...]:
+    """Prefixes of the blocks whose experts are stacked in tensors (experts, out, in)."""
+    stacks = [
+        name
+        for name, layer in model.named_modules()
+        if not isinstance(layer, nn.Conv1d) and any(p.ndim == 3 for p in layer.parameters(recurse=False))
+    ]
+    return tuple(sorted({f"{name.rpartition('.')[0]}." for name in stacks}))
 
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

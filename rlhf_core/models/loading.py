@@ -12,6 +12,7 @@ from peft import PeftModel
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
+from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
@@ -122,6 +123,19 @@ def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path,
         model.save_pretrained(folder, state_dict=tensors)
     if tokenizer_folder is not None:
         copy_tokenizer(tokenizer_folder, folder)
+
+
+def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`state_dict` under the names, and in the shapes, that a folder of `model` has; an adapter's is the same in both.
+
+    In memory transformers stacks all experts of a layer in one tensor; on disk, where engines look, each has its own.
+    The tensors may be views of the given ones.
+    """
+    if isinstance(model, PeftModel):
+        return dict(state_dict)
+    assert isinstance(model, PreTrainedModel)
+    stored: dict[str, Tensor] = revert_weight_conversion(model, dict(state_dict))
+    return stored
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

@@ -63,7 +63,7 @@ class PolicyModel(nn.Module):
         return (
             _scatter(logprobs, places, batch),
             None if entropy is None else _scatter(entropy, places, batch),
-            routing_sums(router_logits, _of_trained(batch), experts_per_token(causal)) if with_routing else None,
+            routing_sums(router_logits, in_trained_example(batch), experts_per_token(causal)) if with_routing else None,
         )
 
 
@@ -98,6 +98,12 @@ def hidden_states(model: PreTrainedModel, batch: PackedBatch) -> Tensor:
     return _run(model, batch)[0]
 
 
+def routed_hidden_states(model: PreTrainedModel, batch: PackedBatch, counted: Tensor) -> tuple[Tensor, Tensor]:
+    """The hidden states (N, d) of a mixture-of-experts model, and `routing_sums` (2, E) of the tokens in `counted`."""
+    hidden, router_logits = _run(model, batch, routers=True)
+    return hidden, routing_sums(router_logits, counted, experts_per_token(model))
+
+
 def _run(model: PreTrainedModel, batch: PackedBatch, *, routers: bool = False) -> tuple[Tensor, list[Tensor]]:
     """The hidden states (N, d), and, if asked for, each router's logits (N, E)."""
     options = {"output_router_logits": True} if routers else {}
@@ -127,11 +133,12 @@ def _rows(batch: PackedBatch) -> tuple[Tensor, Tensor]:
     return ids.masked_scatter(real, batch.input_ids), real
 
 
-def _of_trained(batch: PackedBatch) -> Tensor:
-    """(N,) bool: whether any token of its sequence is trained."""
-    ids = batch.sequence_ids
-    trained = torch.zeros(batch.num_sequences, device=ids.device).index_add_(0, ids, batch.loss_mask.float())
-    return trained[ids] > 0
+def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:
+    """(N,) bool: whether any token of the same example is trained. sequences: side by side in each example."""
+    examples = batch.sequence_ids // sequences
+    count = batch.num_sequences // sequences
+    trained = torch.zeros(count, device=examples.device).index_add_(0, examples, batch.loss_mask.float())
+    return trained[examples] > 0
 
 
 def _rows_are_cheaper(model: PreTrainedModel, batch: PackedBatch) -> bool:

@@ -17,6 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engines import Engines, SleepingEngines
 from rlhf_core.rollout.proof import ProbeAnswer
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.training.group import WorkerGroup, is_host_memory_only
@@ -65,22 +66,6 @@ class OwnDevices:
     def publish(self) -> None: ...
 
     def sample(self) -> None: ...
-
-
-class Engines(Protocol):
-    """As they are seen in their turn."""
-
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]: ...
-
-    def publish(self, weights: Publication, version: int) -> None: ...
-
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]: ...
-
-
-class SleepingEngines(Engines, Protocol):
-    def sleep(self, *, keep_weights: bool) -> None: ...
-
-    def wake(self) -> None: ...
 
 
 class HybridEngine(Generic[W]):

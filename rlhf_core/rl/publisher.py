@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence, Set
-from typing import Protocol
 
 import torch
 
@@ -13,13 +12,9 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.weights import WeightSource
-from rlhf_core.rollout.proof import Expected, Proof, ProvenEngines, default_tolerance, verify_weights
-from rlhf_core.rollout.publication import Publication
+from rlhf_core.rollout.engines import Engines
+from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
-
-
-class PublishedEngines(ProvenEngines, Protocol):
-    def publish(self, weights: Publication, version: int) -> None: ...
 
 
 class Publisher:
@@ -29,7 +24,7 @@ class Publisher:
         self,
         config: RLConfig,
         trainer: PolicyTrainer,
-        engines: PublishedEngines,
+        engines: Engines,
         probe: Sequence[Prompt],
         turns: Turns,
     ) -> None:
@@ -84,7 +79,7 @@ class Publisher:
 
     def _prove(self, expected: Expected) -> Proof:
         before, self._proven = self._proven, None
-        proof = verify_weights(self._engines, self._sequences, expected, self._tolerance, before)
+        proof = verify_weights(self._engines.probe(self._sequences), expected, self._tolerance, before)
         self._proven = expected
         return proof
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
 
 import torch
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engines import Sampler
 from rlhf_core.types import Completion, Prompt, Trajectory
 
 # Seeds of requests below 2^62, in blocks: one for each round of each step.
@@ -19,14 +19,8 @@ _ROUNDS = 2**8
 _REQUESTS = 2**20
 
 
-class Engines(Protocol):
-    """What the loop needs of the engines, one or many."""
-
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]: ...
-
-
 class RolloutSampler:
-    def __init__(self, config: RLConfig, engines: Engines, tokenizer: Tokenizer, seed: int) -> None:
+    def __init__(self, config: RLConfig, engines: Sampler, tokenizer: Tokenizer, seed: int) -> None:
         self._config = config
         self._engines = engines
         self._tokenizer = tokenizer
@@ -40,14 +34,8 @@ class RolloutSampler:
         repeated = [prompt for prompt in prompts for _ in range(self._config.settings.group_size)]
         if len(repeated) > _REQUESTS:
             raise ValueError(f"{len(repeated)} completions of one round; there are seeds for {_REQUESTS}")
-        sampling = self._config.sampling
-        parameters = SamplingParameters(
-            temperature=sampling.temperature,
-            top_p=sampling.top_p,
-            max_tokens=sampling.max_tokens,
-            stop_token_ids=stop_token_ids(self._tokenizer),
-            seed=first_seed(self._seed, step, sampling_round),
-        )
+        seed = first_seed(self._seed, step, sampling_round)
+        parameters = SamplingParameters.of(self._config.sampling, stop_token_ids(self._tokenizer), seed)
         completions = self._engines.generate([prompt.token_ids for prompt in repeated], parameters)
         return [self._trajectory(prompt, c) for prompt, c in zip(repeated, completions, strict=True)]
 

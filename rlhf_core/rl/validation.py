@@ -11,11 +11,12 @@ from rlhf_core.data.chat import Tokenizer
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
 from rlhf_core.rewards import Reward
-from rlhf_core.rl.hybrid import Engines, Turns
+from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engines import Sampler
 from rlhf_core.types import Completion, Prompt
 
 _PREFIX = "validation/"
@@ -37,7 +38,7 @@ class Validation:
         tokenizer: Tokenizer,
         trainer: PolicyTrainer,
         publisher: Publisher,
-        engines: Engines,
+        engines: Sampler,
         turns: Turns,
         *,
         seed: int,
@@ -102,7 +103,7 @@ class Validation:
 class _ProvenWeights:
     """Engines whose every completion must be by the weights that were published last."""
 
-    def __init__(self, engines: Engines, publisher: Publisher) -> None:
+    def __init__(self, engines: Sampler, publisher: Publisher) -> None:
         self._engines, self._publisher = engines, publisher
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:

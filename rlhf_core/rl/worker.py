@@ -19,7 +19,7 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.weights import KeptWeights, WeightAverage, WeightSource
@@ -213,7 +213,8 @@ class RLWorker(SnapshotWorker):
             state = self._policy.full_state_dict()
         if state is None:
             return None
-        self._written = self._publishing.enter_context(publication(state, lora=self._config.lora))
+        stored = stored_state(self._causal, state)
+        self._written = self._publishing.enter_context(publication(stored, lora=self._config.lora))
         return self._written.folder, self._written.digests
 
     @host_memory_only

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.types import Completion
 
 
@@ -17,6 +18,15 @@ class SamplingParameters:
     max_tokens: int
     stop_token_ids: tuple[int, ...]
     seed: int  # request i of a call is sampled with seed + i, so a call repeats exactly
+    top_k: int = 0  # 0: all tokens
+    min_p: float = 0.0
+
+    @classmethod
+    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParameters:
+        return cls(
+            temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens,
+            stop_token_ids=stop_token_ids, seed=seed, top_k=config.top_k, min_p=config.min_p,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,11 +36,14 @@ class ServedTensor:
     name: str  # the engine's own: a head that is tied to the embedding has one too
     published: str  # the tensor of a publish whose values it should have
     digest: str  # proof.tensor_digest of its values
-    read_back: bool = True  # False: of the values that the engine was given, since its layout cannot be read
+    read_back: bool = True  # False: the digest is of the values that the engine was given; its layout cannot be read
 
 
 class RolloutEngine(Protocol):
-    """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions."""
+    """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions.
+
+    An engine that keeps nothing on a device inherits `sleep`, `wake` and `shutdown`.
+    """
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         """One completion of each prompt, in their order. A prompt that leaves no room raises ValueError."""
@@ -42,17 +55,20 @@ class RolloutEngine(Protocol):
         """log p(token t | tokens < t) at temperature 1 of every token; the first of each sequence is 0.0."""
 
     def served(self) -> tuple[ServedTensor, ...]:
-        """Every weight that it serves, as far as it can tell: what a publish is proven by."""
+        """Every weight that it serves, as far as it can be read back: what a publish is proven by."""
 
     @property
     def weight_version(self) -> int:
         """The version being served; 0 is the weights the engine was started with."""
 
     def sleep(self, *, keep_weights: bool) -> None:
-        """Leave the device to others. Weights that are not kept must be loaded again before anything is sampled."""
+        """Release the device. Weights that are not kept must be loaded again before anything is sampled."""
+        return None
 
     def wake(self) -> None:
         """Take the device back."""
+        return None
 
     def shutdown(self) -> None:
-        """Free what it holds; it is of no use afterwards."""
+        """Release all resources. The engine cannot be used afterwards."""
+        return None

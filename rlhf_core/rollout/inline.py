@@ -15,7 +15,7 @@ class InlineEngines:
         self._engine = engine
 
     def wait_ready(self) -> None:
-        """It is: the engine was started by whoever made it."""
+        """No-op: the engine is already running."""
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         return self._engine.generate(prompts, parameters)

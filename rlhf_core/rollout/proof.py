@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import torch
 import xxhash
@@ -66,11 +65,6 @@ class Proof:
     not_read_back: tuple[str, ...]  # tensors whose layout an engine cannot read: of these, only log-probs tell
 
 
-class ProvenEngines(Protocol):
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        """Every engine's log-probs of all `sequences`, at temperature 1, and what it says it serves."""
-
-
 def default_tolerance(dtype: str) -> float:
     """The mean |log-prob difference| over the probe that rounding explains, with room for larger models.
 
@@ -83,20 +77,19 @@ def default_tolerance(dtype: str) -> float:
 
 
 def verify_weights(
-    engines: ProvenEngines,
-    sequences: Sequence[Sequence[int]],
+    answers: Sequence[ProbeAnswer],
     expected: Expected,
     tolerance: float,
     before: Expected | None = None,
 ) -> Proof:
-    """Ask every engine; `sequences` are the probe's token ids. `before`: what was published last, to tell old values.
+    """answers: of every engine, to the probe. before: what was published last, to recognise old values.
 
     Raises WeightSyncError naming version and engine if the mean difference is above `tolerance`, or for every tensor
     that is not as published, with where its values come from if that can be told.
     """
     worst = largest = 0.0
     blind: set[str] = set()
-    for answer in engines.probe(sequences):
+    for answer in answers:
         if answer.version != expected.version:
             raise WeightSyncError(
                 f"{answer.engine} serves version {answer.version}, but version {expected.version} was published"

@@ -1,19 +1,19 @@
-"""An engine without a model, for tests and dry runs: a function says what it samples."""
+"""An engine without a model, for tests and dry runs: a function decides what it samples."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
 from rlhf_core.types import Completion
 
 # (prompt, seed of the request, or None when greedy) -> completion tokens
 Script = Callable[[Sequence[int], int | None], Sequence[int]]
 
 
-class ScriptedEngine:
-    """Keeps the contract of rollout.engine.RolloutEngine: cuts at the first stop token, at max_tokens, at max_length.
+class ScriptedEngine(RolloutEngine):
+    """Cuts at the first stop token, at max_tokens, at max_length.
 
     Every token has the log-prob `logprob`. `loaded` keeps (folder, version) of each load.
     """
@@ -58,12 +58,3 @@ class ScriptedEngine:
 
     def served(self) -> tuple[ServedTensor, ...]:
         return ()
-
-    def sleep(self, *, keep_weights: bool) -> None:
-        """There is nothing to free."""
-
-    def wake(self) -> None:
-        """There is nothing to take back."""
-
-    def shutdown(self) -> None:
-        """There is nothing to end."""

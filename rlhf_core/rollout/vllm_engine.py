@@ -39,18 +39,15 @@ class VllmEngine:
         seed: int,
         lora: LoraConfig | None = None,
         sleeps: bool = False,
-        repack_tied_head: bool = True,
     ) -> None:
         """Starts the engine with the weights in `folder` as version 0.
 
         sleeps: `sleep` shall free the device; on CPU it frees nothing, and the engine sleeps all the same.
-        repack_tied_head: False leaves out the cure of vllm_worker, to see that the proof of a publish catches it.
         Raises ValueError where the model cannot be served with these settings.
         """
         self._folder = folder
         self._config = config
         self._lora = lora
-        self._repack_tied_head = repack_tied_head
         self._version = 0
         self._state: EngineState = "awake"
         self._keeps_weights = True
@@ -72,8 +69,9 @@ class VllmEngine:
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         """One completion of each prompt, in their order; prompt and completion fit in `max_length` together.
 
-        The log-probs are those of the distribution sampled from: after temperature and top-p. A greedy token has
-        its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
+        The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
+        without the last three are they those of the policy (docs/decisions/0010-sampling-and-log-probs.md). A greedy
+        token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
         from vllm import SamplingParams
 
@@ -81,6 +79,8 @@ class VllmEngine:
             SamplingParams(
                 temperature=parameters.temperature,
                 top_p=parameters.top_p,
+                top_k=parameters.top_k,
+                min_p=parameters.min_p,
                 max_tokens=min(parameters.max_tokens, self._room(index, prompt)),
                 stop_token_ids=list(parameters.stop_token_ids),
                 seed=(parameters.seed + index) % 2**63,
@@ -167,7 +167,7 @@ class VllmEngine:
             self._load_adapter(folder, version)
         else:
             self._check_tensors(folder, version)
-            self._llm.collective_rpc("load_published", args=(str(folder), self._repack_tied_head))
+            self._llm.collective_rpc("load_published", args=(str(folder),))
         self._llm.reset_prefix_cache()
         self._version = version
         self._state = "awake"

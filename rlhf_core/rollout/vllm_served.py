@@ -16,6 +16,8 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
+from rlhf_core.rollout.vllm_experts import expert_weights, experts_of
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 _HEAD = "lm_head.weight"
@@ -51,6 +53,10 @@ def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[S
                 rows = [shapes[name][0] for name in published]
                 if (read := _reader(layer, leaf, sum(rows))) is not None:
                     yield ServedLayer(names, published, rows, read)
+    for module, layer in experts_of(model):
+        for names, read in expert_weights(module, layer):
+            if all(name in shapes for name in names):
+                yield ServedLayer(names, names, [shapes[name][0] for name in names], read)
 
 
 def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:

@@ -6,9 +6,12 @@ import os
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
-from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.models.adapters import adapted_layers
 
 Dtype = Literal["float32", "bfloat16"]
 
@@ -115,8 +118,9 @@ def _lora_rank(rank: int) -> int:
 def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
     """Layers that adapters may change. vLLM would wrap the output head too, and then fails to score prompts on CPU."""
     if lora.target_modules == "all-linear":
-        matrices = {name.split(".")[-2] for name, shape in tensor_shapes(folder).items() if len(shape) == 2}
-        return sorted(matrices - {"embed_tokens", "lm_head"})
+        with torch.device("meta"):  # layers without weights: their types and names are all that is asked for
+            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+        return adapted_layers(model)
     if "lm_head" in lora.target_modules:
         raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
     return sorted(lora.target_modules)

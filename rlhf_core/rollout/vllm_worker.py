@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import torch
 from safetensors import safe_open
 from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
@@ -18,7 +19,11 @@ from vllm.platforms import current_platform
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.vllm_experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm_served import ServedLayer, served_adapter, served_layers
+
+if current_platform.is_cpu():  # this module is imported in each worker before it loads its model
+    choose_kernels_as_without_adapters()
 
 
 class PublishedWeights:
@@ -28,14 +33,21 @@ class PublishedWeights:
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
 
-    def load_published(self, folder: str, repack_tied_head: bool) -> None:
+    def load_published(self, folder: str) -> None:
         """Every tensor of the safetensors files in `folder` replaces the one being served."""
         worker: Any = self
+        if current_platform.is_cpu():
+            forget_kernels(worker.model_runner.get_model())
         worker.reload_weights(weights_iterator=_tensors(Path(folder)))
-        if repack_tied_head and current_platform.is_cpu():
-            _repack_heads(worker.model_runner.get_model())
-        readable = {name for layer in self._served_layers() for name in layer.published}
-        self._unread_digests = {n: tensor_digest(t) for n, t in _tensors(Path(folder)) if n not in readable}
+        if current_platform.is_cpu():
+            repack_heads(worker.model_runner.get_model())
+        self._unread_digests = self._digests_of_unread(Path(folder))
+
+    def _digests_of_unread(self, folder: Path, dtype: torch.dtype | None = None) -> dict[str, str]:
+        """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
+        readable = {name for layer in self._served_layers() for name in (*layer.published, *layer.names)}
+        unread = ((name, tensor) for name, tensor in _tensors(folder) if name not in readable)
+        return {name: tensor_digest(tensor if dtype is None else tensor.to(dtype)) for name, tensor in unread}
 
     def remember_adapter(self, folder: str) -> None:
         """Keep what `served_tensors` compares the adapter in use with."""
@@ -56,13 +68,15 @@ class PublishedWeights:
                 for name, values in served
             ]
         dtype = worker.model_config.dtype  # some layers keep a bias in float32
+        if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
+            self._unread_digests = self._digests_of_unread(Path(worker.model_config.model), dtype)
         return [
             *(
                 ServedTensor(n, p, tensor_digest(t.to(dtype)))
                 for own in self._served_layers()
                 for n, p, t in own.tensors()
             ),
-            *(ServedTensor(n, n, digest, False) for n, digest in getattr(self, "_unread_digests", {}).items()),
+            *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
         ]
 
     def _served_layers(self) -> Iterator[ServedLayer]:
@@ -79,7 +93,7 @@ def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
                 yield name, opened.get_tensor(name)
 
 
-def _repack_heads(model: nn.Module) -> None:
+def repack_heads(model: nn.Module) -> None:
     """Packs the output head again from the weight it shares with the embedding.
 
     On CPU a head computes with a packed copy of its weight, made once after loading. A reload packs the layers that

@@ -14,8 +14,8 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.contract import Input, StageContext
-from rlhf_core.rl.hybrid import SleepingEngines
 from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.engines import SleepingEngines
 from rlhf_core.training.group import WorkerGroup
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -31,6 +31,7 @@ from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.randomness import derived_seed, seed_everything, seed_rank
+from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 from rlhf_core.types import PackedBatch
@@ -132,15 +133,23 @@ class SupervisedWorker(SnapshotWorker):
         """The module to train, from `self.folder`; its attribute `model` is the transformers or peft model in it."""
 
     @abstractmethod
-    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
-        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `shard`."""
+    def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
+        """The micro-batch's part of the step's loss and metrics: sums, divided by the totals of `shard`.
+
+        step_routing: how the experts are chosen over the whole step; with it, the micro-batch's load is balanced too.
+        """
 
     def parts(self) -> Mapping[str, Stateful]:
         return {"model": EngineState(self.engine)}
 
     def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
         """One optimizer step for each shard."""
-        return [self.engine.step(shard.micro_batches, partial(self.loss, shard=shard)) for shard in steps]
+        return [self._step(shard) for shard in steps]
+
+    def _step(self, shard: Shard) -> StepMetrics:
+        """One optimizer step; of a mixture of experts after a forward that counts how tokens are routed."""
+        routing = step_routing(self.engine, shard.micro_batches) if self.config.moe_coefficient > 0 else None
+        return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
     def save(self, folder: Path) -> None:
         """Write the model's folder (with LoRA: the adapter's), on rank 0's node. Every rank must call it."""

@@ -14,13 +14,15 @@ from torch import Tensor, nn
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.data.chat import encode_completion, stop_token_ids
 from rlhf_core.errors import StageError
+from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
-from rlhf_core.models.packed import hidden_states
+from rlhf_core.models.packed import hidden_states, in_trained_example, routed_hidden_states
+from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
 from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker, divide, shuffled
 from rlhf_core.training.group import WorkerGroup
@@ -120,18 +122,30 @@ class RewardModel(nn.Module):
     def _classifier(self) -> Any:
         return base_model(self.model)
 
-    def forward(self, batch: PackedBatch) -> tuple[Tensor, Tensor | None]:
-        """Scores (N,) float32 at each token, and (N,) float32 log-probs of the trained tokens (0 elsewhere) or None."""
-        hidden = hidden_states(self._classifier, batch)
+    def forward(
+        self, batch: PackedBatch, *, only: Tensor | None = None, with_routing: bool = False
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Scores (N,) float32 at each token; (N,) float32 log-probs of the trained tokens (0 elsewhere) or None; and
+        `routing_sums` (2, E) of the experts, over both completions of each trained pair, or None.
+
+        only: (N,) bool, the trained tokens whose log-probs are computed.
+        """
+        routing = None
+        if with_routing:
+            counted = in_trained_example(batch, sequences=2)
+            hidden, routing = routed_hidden_states(self._classifier, batch, counted)
+        else:
+            hidden = hidden_states(self._classifier, batch)
         scores: Tensor = self._classifier.score(hidden).squeeze(-1).float()
         if self.language_head is None:
-            return scores, None
-        places = (batch.loss_mask & (batch.position_ids != 0)).nonzero().squeeze(-1)
+            return scores, None, routing
+        computed = batch.loss_mask if only is None else batch.loss_mask & only
+        places = (computed & (batch.position_ids != 0)).nonzero().squeeze(-1)
         logprobs, _ = chunked_logprobs(
             self.language_head, hidden[places - 1], batch.input_ids[places],
             vocabulary=self.language_head.out_features,
         )  # fmt: skip
-        return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs)
+        return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs), routing
 
 
 class RewardModelWorker(SupervisedWorker):
@@ -147,11 +161,16 @@ class RewardModelWorker(SupervisedWorker):
             gradient_checkpointing=config.engine.gradient_checkpointing,
             seed=self.seed,
         )
+        if config.moe_coefficient > 0:
+            experts_per_token(model)
         return RewardModel(model, language=config.language_model_coefficient > 0)
 
-    def loss(self, model: nn.Module, batch: PreferenceBatch, shard: Shard) -> LossAndMetrics:
+    def loss(
+        self, model: nn.Module, batch: PreferenceBatch, shard: Shard, step_routing: Tensor | None = None
+    ) -> LossAndMetrics:
+        """step_routing: of the experts over the whole step; with it, the load of the micro-batch is balanced too."""
         config: RewardModelConfig = self.config
-        scores, logprobs = model(batch)
+        scores, logprobs, routing = model(batch, with_routing=step_routing is not None)
         chosen, rejected, real = _rewards(scores, batch)
         assert batch.margins is not None
         loss, metrics = pairwise_loss(chosen[real], rejected[real], batch.margins[real], num_pairs=shard.num_examples)
@@ -159,7 +178,12 @@ class RewardModelWorker(SupervisedWorker):
             language = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
             loss = loss + config.language_model_coefficient * language
             metrics = merged(metrics, {"language_model_loss": Sum(language.detach())})
-        return loss, merged(metrics, {"loss": Sum(loss.detach())})
+        metrics = merged(metrics, {"loss": Sum(loss.detach())})
+        if step_routing is not None:
+            balance = load_balancing_loss(routing, step_routing)
+            loss = loss + config.moe_coefficient * balance
+            metrics = merged(metrics, {"load_balancing_loss": Sum(balance.detach())})
+        return loss, metrics
 
     def score(self, shard: Shard) -> Tensor:
         """(P, 2) float32 on CPU: the rewards of the chosen and the rejected completion of each pair of this rank."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor, nn
@@ -18,8 +17,6 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
 from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker
-from rlhf_core.training.metrics import StepMetrics
-from rlhf_core.training.routing import step_routing
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -76,16 +73,6 @@ class LanguageModelWorker(SupervisedWorker):
         if self.config.moe_coefficient > 0:
             experts_per_token(model)
         return PolicyModel(model)
-
-    def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
-        if self.config.moe_coefficient == 0:
-            return super().train(steps)
-        return [self._train_experts(shard) for shard in steps]
-
-    def _train_experts(self, shard: Shard) -> StepMetrics:
-        """One optimizer step, after a forward that counts how tokens are routed."""
-        routing = step_routing(self.engine, shard.micro_batches)
-        return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
     def loss(
         self, model: nn.Module, batch: PackedBatch, shard: Shard, step_routing: Tensor | None = None

@@ -56,7 +56,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         disturb(model, seed=1)
         digests = publish(engines, model.state_dict(), 1)
         expected = Expected(1, expected_logprobs(model, PROBE), digests)
-        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
+        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
         assert engines.logprobs(PROBE)[1] == pytest.approx(expected.logprobs[1], abs=1e-4)
         assert [c.weight_version for c in engines.generate(PROMPTS, SAMPLED)] == [1] * 5
 
@@ -64,11 +64,11 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         with publication(model.state_dict()) as weights:  # as engines on another node see it
             engines.publish(Publication(tmp_path / "elsewhere", weights.digests, weights.files), 2)
             expected = Expected(2, expected_logprobs(model, PROBE), weights.digests)
-        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
+        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
 
         disturb(model, seed=3)  # and nothing published
         with pytest.raises(WeightSyncError, match="engine 0 does not serve version 2 as published: it serves each"):
-            verify_weights(engines, PROBE, Expected(2, expected_logprobs(model, PROBE)), 1e-4)
+            verify_weights(engines.probe(PROBE), Expected(2, expected_logprobs(model, PROBE)), 1e-4)
 
         engines.sleep(keep_weights=True)
         with pytest.raises(StageError, match="the engine is asleep; this needs it awake"):

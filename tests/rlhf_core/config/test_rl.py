@@ -51,6 +51,34 @@ def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None
     assert config.keeps_best
 
 
+@pytest.mark.parametrize(
+    ("sampling", "says"),
+    [
+        (
+            {"top_p": 0.9},
+            r"sampling.top_p: rollouts are sampled from all tokens, since the policy is trained on its own",
+        ),
+        ({"top_k": 50}, r"sampling.top_k: rollouts are sampled from all tokens"),
+        ({"min_p": 0.1}, r"sampling.min_p: rollouts are sampled from all tokens"),
+        ({"temperature": 0.0}, r"greedy rollouts of one prompt are all the same"),
+        ({"temperature": 0.009}, r"temperature is 0.009, but the engines sample at 0.01 to 2; for greedy completions"),
+        ({"temperature": 2.5}, r"temperature is 2.5, but the engines sample at 0.01 to 2"),
+    ],
+)
+def test_rollouts_that_would_have_other_log_probs_than_the_trainers(sampling: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError, match=says):
+        RLConfig.model_validate({**COMMON, "sampling": {"max_tokens": 4, **sampling}})
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}, {"temperature": 0.0}], ids=str)
+def test_what_trains_nothing_may_be_sampled_in_any_way(cut: dict[str, float]) -> None:
+    validation = {
+        "dataset": "held", "every_steps": 2, "scorers": {"exact": {"type": "verifier"}}, "samples": 2,
+        "sampling": {"max_tokens": 4, **cut},
+    }  # fmt: skip
+    RLConfig.model_validate({**COMMON, "validation": validation})
+
+
 @pytest.mark.parametrize("decay", [0.0, 1.0])
 def test_an_average_of_all_or_nothing_is_refused(decay: float) -> None:
     with pytest.raises(ValidationError, match="ema_decay"):

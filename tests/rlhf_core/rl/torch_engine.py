@@ -10,18 +10,17 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import published_tensors
 from rlhf_core.types import Completion
 
 
-class TorchEngine:
-    """Keeps the contract of rollout.engine.RolloutEngine."""
+class TorchEngine(RolloutEngine):
+    weight_version: int = 0
 
     def __init__(self, folder: Path) -> None:
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
-        self.weight_version = 0
 
     @torch.no_grad()
     def _logprobs(self, tokens: Sequence[int]) -> Tensor:
@@ -64,12 +63,3 @@ class TorchEngine:
     def served(self) -> tuple[ServedTensor, ...]:
         weights = published_tensors(self._model.state_dict())
         return tuple(ServedTensor(name, name, tensor_digest(tensor)) for name, tensor in weights.items())
-
-    def sleep(self, *, keep_weights: bool) -> None:
-        """There is nothing to free."""
-
-    def wake(self) -> None:
-        """There is nothing to take back."""
-
-    def shutdown(self) -> None:
-        """Nothing to free."""

@@ -8,7 +8,17 @@ from typing import Any, Protocol
 
 import torch
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
+    PreTrainedModel,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
+)
 
 from rlhf_core.rollout.publication import Publication, publication
 
@@ -33,7 +43,27 @@ def make_model(folder: Path, *, tied: bool, seed: int = 0, dtype: torch.dtype = 
     return model
 
 
-def disturb(model: LlamaForCausalLM, seed: int) -> None:
+def make_experts(folder: Path, family: str) -> PreTrainedModel:
+    """A mixture of four experts in two layers, saved in `folder`. Widths of 48 vLLM fills up to 64 on CPU."""
+    torch.manual_seed(0)
+    shape = {
+        "vocab_size": VOCABULARY, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2,
+        "num_key_value_heads": 1, "max_position_embeddings": 64, "initializer_range": 0.15, "num_experts_per_tok": 2,
+        "bos_token_id": 1, "eos_token_id": EOS, "pad_token_id": 0, "tie_word_embeddings": False,
+    }  # fmt: skip
+    model: PreTrainedModel
+    if family == "mixtral":
+        model = MixtralForCausalLM(MixtralConfig(num_local_experts=4, intermediate_size=48, **shape))
+    elif family == "qwen2_moe":
+        shared = {"shared_expert_intermediate_size": 32, "moe_intermediate_size": 32}
+        model = Qwen2MoeForCausalLM(Qwen2MoeConfig(num_experts=4, **shared, **shape))
+    else:
+        model = Qwen3MoeForCausalLM(Qwen3MoeConfig(num_experts=4, moe_intermediate_size=48, head_dim=32, **shape))
+    model.save_pretrained(folder)
+    return model.eval()
+
+
+def disturb(model: PreTrainedModel, seed: int) -> None:
     """Changes every weight a little, as an optimizer step would."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 import pytest
 import torch
@@ -14,23 +12,12 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import Expected, ProbeAnswer, Proof, default_tolerance, tensor_digest, verify_weights
 
-SEQUENCES = [[1, 2, 3], [4, 5]]
-LOGPROBS = [[0.0, -1.0, -2.0], [0.0, -3.0]]
-
-
-@dataclass
-class Answering:
-    """Engines that answer the probe with given log-probs."""
-
-    answers: list[ProbeAnswer]
-
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        return self.answers
+LOGPROBS = [[0.0, -1.0, -2.0], [0.0, -3.0]]  # of two sequences
 
 
 def verify(*answers: ProbeAnswer, tolerance: float = 0.1, **expected: object) -> Proof:
     wanted = Expected(**{"version": 3, "logprobs": LOGPROBS, **expected})  # type: ignore[arg-type]
-    return verify_weights(Answering(list(answers)), SEQUENCES, wanted, tolerance)
+    return verify_weights(answers, wanted, tolerance)
 
 
 def test_the_differences_of_the_worst_engine_are_given_back() -> None:
@@ -67,7 +54,7 @@ def test_every_tensor_that_is_wrong_is_named_with_where_its_values_come_from() -
     expected = Expected(3, LOGPROBS, {"a": "1", "b": "2", "c": "3", "d": "4", "e": "5"})
     before = Expected(2, LOGPROBS, {"a": "old", "c": "old"})
     with pytest.raises(WeightSyncError) as caught:
-        verify_weights(Answering([ProbeAnswer("engine 0", 3, LOGPROBS, served)]), SEQUENCES, expected, 1.0, before)
+        verify_weights([ProbeAnswer("engine 0", 3, LOGPROBS, served)], expected, 1.0, before)
     assert str(caught.value) == (
         "engine 0 does not serve version 3 as published: b has the values of c, c still has the values of version 2, "
         "d has other values, head (tied to a) still has the values of version 2, more was not published, "
@@ -83,7 +70,7 @@ def test_of_many_tensors_the_first_are_named() -> None:
 
 def test_what_cannot_be_read_back_is_told() -> None:
     answer = ProbeAnswer("engine 0", 3, LOGPROBS, (ServedTensor("a", "a", "1", False), ServedTensor("b", "b", "2")))
-    proof = verify_weights(Answering([answer]), SEQUENCES, Expected(3, LOGPROBS, {"a": "1", "b": "2"}), 0.0)
+    proof = verify_weights([answer], Expected(3, LOGPROBS, {"a": "1", "b": "2"}), 0.0)
     assert proof.not_read_back == ("a",)
 
 

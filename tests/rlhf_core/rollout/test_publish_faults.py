@@ -48,7 +48,7 @@ def prove(
 ) -> Proof:
     """By default whatever the log-probs say: most faults are smaller than rounding."""
     expected = Expected(version, expected_logprobs(model, PROBE), digests)
-    return verify_weights(InlineEngines(engine), PROBE, expected, tolerance, before)
+    return verify_weights(InlineEngines(engine).probe(PROBE), expected, tolerance, before)
 
 
 def spoil(worker: Any, module: str, row: int, column: int) -> None:
@@ -162,13 +162,28 @@ def test_a_publish_with_other_tensors_is_refused(served: Served, spoiled: str) -
     assert engine.weight_version != 8
 
 
+def leave_heads(worker: Any) -> None:
+    """In vLLM's worker: a publish no longer packs the output head again."""
+    from rlhf_core.rollout import vllm_worker
+
+    worker.packed_before = vllm_worker.repack_heads
+    vllm_worker.repack_heads = lambda model: None
+
+
+def pack_heads(worker: Any) -> None:
+    from rlhf_core.rollout import vllm_worker
+
+    vllm_worker.repack_heads = worker.packed_before
+
+
 def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
     """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
     model = make_model(tmp_path, tied=True)
-    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0, repack_tied_head=False)
+    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0)
+    engine.in_worker(leave_heads)
     with publication(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
-    assert verify_weights(InlineEngines(engine), PROBE, before, 1e-4).difference < 1e-4
+    assert verify_weights(InlineEngines(engine).probe(PROBE), before, 1e-4).difference < 1e-4
     named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1 + 2**-20)  # too small a step for log-probs to show it
@@ -181,4 +196,7 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExec
         WeightSyncError, match=rf"version 2 as published: {named} of the probe are off by [0-9.]+ on average [(]"
     ):
         prove(model, engine, 2, digests, before, tolerance=1e-4)
+    engine.in_worker(pack_heads)
+    digests = publish(InlineEngines(engine), model.state_dict(), 3)
+    assert prove(model, engine, 3, digests, tolerance=1e-4).difference < 1e-4
     engine.shutdown()

@@ -107,7 +107,7 @@ def test_published_weights_are_served_and_proven(served: Served) -> None:
         disturb(model, seed=version)
         digests = publish(engines, model.state_dict(), version)
         expected = Expected(version, expected_logprobs(model, PROBE), digests)
-        assert verify_weights(engines, PROBE, expected, 1e-4).difference < 1e-4
+        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
         assert engine.weight_version == version
 
 
@@ -156,7 +156,7 @@ def test_bfloat16_is_proven_too(engine_process: ProcessPoolExecutor, tmp_path: P
     digests = publish(engines, model.float().state_dict(), 1, dtype=torch.bfloat16)
     expected = Expected(1, expected_logprobs(model.bfloat16(), PROBE), digests)
     tolerance = default_tolerance("bfloat16")
-    assert verify_weights(engines, PROBE, expected, tolerance).difference < tolerance
+    assert verify_weights(engines.probe(PROBE), expected, tolerance).difference < tolerance
     engine.shutdown()
 
 

@@ -50,7 +50,7 @@ def train_a_little(model: PeftModel, seed: int) -> None:
 def test_before_the_first_publish_the_base_model_is_served(served: Served) -> None:
     model, engine = served
     expected = Expected(0, expected_logprobs(model, PROBE))
-    assert verify_weights(InlineEngines(engine), PROBE, expected, 1e-4).difference < 1e-4
+    assert verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e-4).difference < 1e-4
 
 
 def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) -> None:
@@ -61,7 +61,7 @@ def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) ->
         expected = expected_logprobs(model, PROBE)
         assert max(abs(a - b) for a, b in zip(before[0], expected[0], strict=True)) > 0.01
         digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), version, lora=LORA)
-        proof = verify_weights(InlineEngines(engine), PROBE, Expected(version, expected, digests), 1e-4)
+        proof = verify_weights(InlineEngines(engine).probe(PROBE), Expected(version, expected, digests), 1e-4)
         assert proof.difference < 1e-4
         assert proof.not_read_back == ()
     assert len(digests) == len(engine.served()) == 2 * 2 * 7  # two factors of seven layers in two blocks
@@ -77,7 +77,7 @@ def test_an_adapter_that_was_not_published_is_caught(served: Served) -> None:
     digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), 4, lora=LORA)
     train_a_little(model, seed=4)
     with pytest.raises(WeightSyncError, match="engine 0 does not serve version 4 as published: it serves each tensor"):
-        verify_weights(InlineEngines(engine), PROBE, Expected(4, expected_logprobs(model, PROBE), digests), 1e-4)
+        verify_weights(InlineEngines(engine).probe(PROBE), Expected(4, expected_logprobs(model, PROBE), digests), 1e-4)
 
 
 def spoil(worker: Any, module: str, part: int) -> None:
@@ -89,11 +89,11 @@ def test_one_element_of_an_adapter_is_named(served: Served) -> None:
     model, engine = served
     digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), 5, lora=LORA)
     expected = Expected(5, expected_logprobs(model, PROBE), digests)
-    verify_weights(InlineEngines(engine), PROBE, expected, 1e-4)
+    verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e-4)
     engine.in_worker(spoil, "model.layers.1.self_attn.qkv_proj", 2)
     named = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight has other values; its"
     with pytest.raises(WeightSyncError, match=f"version 5 as published: {named}"):
-        verify_weights(InlineEngines(engine), PROBE, expected, 1e9)
+        verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e9)
 
 
 def test_an_adapter_engine_sleeps_with_its_base_weights(served: Served) -> None:

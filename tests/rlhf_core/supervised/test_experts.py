@@ -12,14 +12,17 @@ from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.stages import RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.stages import sft
+from rlhf_core.stages import reward_model, sft
+from rlhf_core.supervised.loop import Example
+from rlhf_core.supervised.reward_model import RewardModel, pack_pairs
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience
 from tests.rlhf_core.stages.supervised_runs import (
@@ -30,6 +33,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     conversations,
     dataset,
     inline,
+    pairs,
 )
 
 
@@ -77,6 +81,54 @@ def test_sft_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> Non
     assert (weights["on"][router] - weights["off"][router]).abs().max() > 1e-3
     for tensor, same in zip(weights["on"].values(), weights["on, small"].values(), strict=True):
         torch.testing.assert_close(tensor, same, rtol=0, atol=1e-4)
+
+
+def reward_config(**settings: Any) -> RewardModelConfig:
+    common = {"dataset": "d", "batch_size": 8, "max_length": 32, "optimizer": OPTIMIZER, "log_every": 1}
+    return RewardModelConfig(**{"engine": ENGINE, **common, **settings})
+
+
+def test_a_reward_model_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> None:
+    inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", pairs(18))}
+    losses, weights = {}, {}
+    for name, settings in {
+        "off": {},
+        "on": {"moe_coefficient": 1.0},
+        "on, small": {"moe_coefficient": 1.0, "engine": ENGINE.model_copy(update={"tokens_per_micro_batch": 16})},
+    }.items():
+        context = context_of(tmp_path / name, inputs)
+        folder = reward_model.run(reward_config(**settings), inputs, context, inline).folder
+        weights[name] = load_file(folder / "model.safetensors")
+        losses[name] = [
+            metrics["load_balancing_loss"] for _, metrics in context.logs if "load_balancing_loss" in metrics
+        ]
+    assert losses["off"] == []
+    assert len(losses["on"]) == 3
+    assert all(loss > 2.0 for loss in losses["on"])  # 2: evenly, two a token
+    assert losses["on"] == pytest.approx(losses["on, small"], rel=1e-4)
+    router = next(name for name in weights["on"] if name.endswith("gate.weight"))
+    assert (weights["on"][router] - weights["off"][router]).abs().max() > 1e-3
+    for tensor, same in zip(weights["on"].values(), weights["on, small"].values(), strict=True):
+        torch.testing.assert_close(tensor, same, rtol=0, atol=1e-4)
+
+
+def test_the_experts_of_both_completions_count_and_those_of_a_filler_do_not(tmp_path: Path) -> None:
+    model = load_scalar_model(experts(tmp_path).folder, dtype=torch.float32, attention="sdpa")
+    rewards = RewardModel(model, language=False)
+    one = Example("a", ([5, 6, 7], [5, 8, 9, 6]), ([False, True, True], [False] * 4))
+    other = Example("b", ([7, 7], [9, 6]), ([False] * 2, [False] * 2))
+    with_filler = rewards(pack_pairs([one, other]), with_routing=True)[2]
+    torch.testing.assert_close(with_filler, rewards(pack_pairs([one]), with_routing=True)[2])
+    layers, per_token = 2, 2
+    assert float(with_filler[0].sum()) == 7 * layers * per_token
+    assert rewards(pack_pairs([one]))[2] is None
+
+
+def test_a_reward_model_of_a_dense_model_with_a_coefficient_is_refused(tmp_path: Path) -> None:
+    inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "data", pairs(6))}
+    says = "moe_coefficient is set, but LlamaForSequenceClassification has no experts to balance"
+    with pytest.raises(StageError, match=says):
+        reward_model.run(reward_config(moe_coefficient=0.1), inputs, context_of(tmp_path / "run", inputs), inline)
 
 
 def test_sft_of_a_dense_model_with_a_coefficient_is_refused(tmp_path: Path) -> None:

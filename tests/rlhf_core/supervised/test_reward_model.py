@@ -62,10 +62,10 @@ def _load(folder: Path, language: bool) -> RewardModel:
 def test_the_language_term_is_that_of_the_causal_model(tmp_path: Path) -> None:
     folder = base_model(tmp_path).folder
     batch = pack_pairs(pair_examples(load_tokenizer(folder), [{"id": str(i), **row} for i, row in enumerate(pairs(3))]))
-    scores, logprobs = _load(folder, language=True)(batch)
+    scores, logprobs, _ = _load(folder, language=True)(batch)
     causal = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
     assert torch.allclose(logprobs, causal(batch, only=batch.loss_mask)[0], atol=1e-6)
-    plain, nothing = _load(folder, language=False)(batch)
+    plain, nothing, _ = _load(folder, language=False)(batch)
     assert nothing is None
     assert torch.equal(scores, plain)
 

@@ -1,0 +1,32 @@
+"""A group of rollout engines with the same weights, as its users see it: actors.EngineGroup, InlineEngines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.proof import ProbeAnswer
+from rlhf_core.rollout.publication import Publication
+from rlhf_core.types import Completion
+
+
+class Sampler(Protocol):
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        """One completion per prompt, in their order; request i is sampled with seed + i, whichever engine serves it."""
+
+
+class Engines(Sampler, Protocol):
+    def publish(self, weights: Publication, version: int) -> None:
+        """Every engine serves `weights` as `version` from now on; proof.verify_weights checks that it does."""
+
+    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
+        """Of every engine: its log-probs of all `sequences` at temperature 1, and the tensors that it serves."""
+
+
+class SleepingEngines(Engines, Protocol):
+    """Engines that can release their devices."""
+
+    def sleep(self, *, keep_weights: bool) -> None: ...
+
+    def wake(self) -> None: ...

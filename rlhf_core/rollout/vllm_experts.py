@@ -1,0 +1,131 @@
+"""The stacked experts of mixture-of-experts models in vLLM: reloading them on CPU, and reading each one back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import lru_cache, partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.fused_moe import unquantized_fused_moe_method as unquantized
+from vllm.model_executor.layers.fused_moe.oracle.unquantized import UnquantizedMoeBackend
+from vllm.model_executor.layers.fused_moe.routed_experts import RoutedExperts
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
+
+_PLAIN_BACKENDS = (UnquantizedMoeBackend.TRITON, UnquantizedMoeBackend.BATCHED_TRITON)
+_DIGIT = 128  # integers up to it are exact in every dtype of weights
+
+
+def experts_of(model: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Name and layer of each stack of experts."""
+    for name, layer in model.named_modules():
+        if isinstance(layer, RoutedExperts):
+            yield name, layer
+
+
+def choose_kernels_as_without_adapters() -> None:
+    """On CPU, with adapters, vLLM gives the experts Triton's kernel, which does not run there. Adapters never change
+    experts (models.adapters.add_lora refuses that), so the kernel that would serve them without adapters is right."""
+    module: Any = unquantized
+    choose = module.select_unquantized_moe_backend
+
+    def chosen(moe_config: Any) -> Any:
+        moe_config.is_lora_enabled = False
+        return choose(moe_config)
+
+    module.select_unquantized_moe_backend = chosen
+
+
+def forget_kernels(model: nn.Module) -> None:
+    """Makes vLLM pack the experts again at the next reload, as it did when it started.
+
+    On CPU experts compute with packed weights. vLLM packs them where it builds their kernel, which a reload does not do
+    again: the kernel would read plain weights as packed ones, without an error. Without a kernel, a reload builds it.
+    """
+    for _, layer in experts_of(model):
+        if isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+            layer.quant_method.moe_kernel = None
+
+
+def expert_weights(name: str, layer: Any) -> Iterator[tuple[list[str], Callable[[], Tensor]]]:
+    """For each expert its published tensors, of equal heights, and how to read them, one below the other.
+
+    Nothing where the layer is split over GPUs or quantised, or has a layout that we do not know.
+    """
+    parallel = layer.moe_config.moe_parallel_config
+    if parallel.tp_size > 1 or parallel.use_ep or not isinstance(layer.quant_method, UnquantizedFusedMoEMethod):
+        return
+    if not layer.moe_config.is_act_and_mul or not _layout_is_known(layer):
+        return
+    parent = name.rpartition(".")[0]  # the experts lie one level below the module that was published
+    for expert in range(layer.local_num_experts):
+        prefix = f"{parent}.{expert}."
+        gate, up, down = (
+            f"{prefix}{part}.weight"
+            for part in (layer.ckpt_gate_proj_name, layer.ckpt_up_proj_name, layer.ckpt_down_proj_name)
+        )
+        yield [gate, up], partial(_gate_and_up, layer, expert)
+        yield [down], partial(_down, layer, expert)
+
+
+def _gate_and_up(layer: Any, expert: int) -> Tensor:
+    width = _width(layer)
+    weight = _plain(layer, layer.w13_weight[expert])
+    padded = weight.shape[0] // 2
+    return torch.cat([weight[:width], weight[padded : padded + width]])
+
+
+def _down(layer: Any, expert: int) -> Tensor:
+    return _plain(layer, layer.w2_weight[expert])[:, : _width(layer)]
+
+
+def _width(layer: Any) -> int:
+    """Of an expert's hidden layer; the engine may keep more of it, filled up with zeros."""
+    return int(layer.moe_config.intermediate_size_per_partition_unpadded)
+
+
+def _layout_is_known(layer: Any) -> bool:
+    method = layer.quant_method
+    if method.unquantized_backend is not UnquantizedMoeBackend.CPU:
+        return method.unquantized_backend in _PLAIN_BACKENDS
+    weights = (layer.w13_weight[0], layer.w2_weight[0])
+    return _packing(layer) is None or all(_packed_order(w.shape, w.dtype, _packing(layer)) is not None for w in weights)
+
+
+def _packing(layer: Any) -> str | None:
+    """The instruction set that the weights are packed for; None: they are not packed."""
+    if layer.quant_method.unquantized_backend is not UnquantizedMoeBackend.CPU:
+        return None
+    experts = layer.quant_method.moe_kernel.fused_experts
+    return None if experts._use_zentorch else str(experts.isa)
+
+
+def _plain(layer: Any, served: Tensor) -> Tensor:
+    """One expert's weight (out, in), from the values that the kernel computes with."""
+    packing = _packing(layer)
+    if packing is None:
+        return served
+    order = _packed_order(served.shape, served.dtype, packing)
+    assert order is not None
+    plain = torch.empty_like(served).flatten()
+    plain[order] = served.flatten()
+    return plain.view(served.shape)
+
+
+@lru_cache(maxsize=8)
+def _packed_order(shape: torch.Size, dtype: torch.dtype, packing: str) -> Tensor | None:
+    """Which element of a plain weight each element of the packed one is; None if packing is more than a reordering.
+
+    Found by packing the elements' own numbers, digit by digit, so that it holds for any kernel's layout.
+    """
+    from vllm._custom_ops import cpu_prepack_moe_weight
+
+    numbers = torch.arange(shape.numel())
+    order = torch.zeros_like(numbers)
+    place = 1
+    while place < len(numbers):
+        digits = (numbers // place % _DIGIT).to(dtype).view(1, *shape)
+        order += cpu_prepack_moe_weight(digits, packing).flatten().long() * place
+        place *= _DIGIT
+    return order if torch.equal(order.sort().values, numbers) else None

@@ -1,0 +1,92 @@
+"""The log-probs that an engine returns with its samples, against the trainer's of the same tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaForCausalLM
+
+from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.packing import pack
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Completion
+from tests.rlhf_core.rollout.engine_process import RemoteEngine
+from tests.rlhf_core.rollout.models import EOS, make_model
+
+CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
+PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 8]] * 16
+
+Served = tuple[LlamaForCausalLM, RemoteEngine]
+
+
+@pytest.fixture(scope="module")
+def served(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    folder = tmp_path_factory.mktemp("sampling")
+    model = make_model(folder, tied=True)
+    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    yield model, engine
+    engine.shutdown()
+
+
+def sampled(engine: RemoteEngine, **settings: float) -> tuple[list[Completion], Tensor]:
+    """Completions of all prompts, and the log-probs that came with them, one after the other."""
+    sampling = SamplingConfig.model_validate({"max_tokens": 24, **settings})
+    completions = engine.generate(PROMPTS, SamplingParameters.of(sampling, (EOS,), seed=3))
+    return completions, torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
+
+
+@torch.no_grad()
+def trainers_logprobs(model: LlamaForCausalLM, completions: list[Completion], temperature: float) -> Tensor:
+    """As a training rank computes them, over the whole vocabulary."""
+    pairs = list(zip(PROMPTS, completions, strict=True))
+    batch = pack(
+        [[*prompt, *completion.token_ids] for prompt, completion in pairs],
+        [[False] * len(prompt) + [True] * len(completion.token_ids) for prompt, completion in pairs],
+    )
+    logprobs: Tensor = PolicyModel(model)(batch, temperature=temperature, only=batch.loss_mask)[0]
+    return logprobs[batch.loss_mask]
+
+
+@pytest.mark.parametrize("temperature", [0.01, 0.3, 0.7, 1.0, 1.5, 2.0])
+def test_the_kl_of_a_policy_to_itself_is_zero_at_every_temperature(served: Served, temperature: float) -> None:
+    model, engine = served
+    completions, rollout = sampled(engine, temperature=temperature)
+    difference = rollout - trainers_logprobs(model, completions, temperature)
+    rounding = 2e-5 / min(temperature, 1.0)  # a temperature multiplies the logits' rounding by its inverse
+    assert abs(float(difference.mean())) < rounding / 10
+    assert float(difference.abs().max()) < rounding
+
+
+@pytest.mark.parametrize("cut", [{"top_p": 0.5}, {"top_k": 3}, {"min_p": 0.3}], ids=str)
+def test_a_truncated_distribution_is_another_than_the_policys(served: Served, cut: dict[str, float]) -> None:
+    """Why RL refuses these settings; an evaluation, which trains on no log-prob, samples from exactly what they say."""
+    model, engine = served
+    completions, rollout = sampled(engine, temperature=0.7, **cut)
+    whole = trainers_logprobs(model, completions, temperature=0.7)
+    assert float((rollout - whole).mean()) > 0.3
+    for prompt, completion in list(zip(PROMPTS, completions, strict=True))[:4]:
+        expected = truncated_logprobs(model, prompt, completion, temperature=0.7, **cut)
+        torch.testing.assert_close(torch.tensor(completion.logprobs), expected, rtol=0, atol=1e-4)
+
+
+@torch.no_grad()
+def truncated_logprobs(
+    model: LlamaForCausalLM, prompt: list[int], completion: Completion, *, temperature: float,
+    top_p: float = 1.0, top_k: int = 0, min_p: float = 0.0,
+) -> Tensor:  # fmt: skip
+    """Of the distribution that is left when the unlikely tokens are taken out, by the settings' definitions."""
+    tokens = torch.tensor(completion.token_ids)
+    logits = model(input_ids=torch.tensor([[*prompt, *completion.token_ids]])).logits[0, len(prompt) - 1 : -1]
+    probabilities, order = torch.softmax(logits / temperature, dim=-1).sort(descending=True)
+    kept = probabilities >= min_p * probabilities[:, :1]
+    kept &= probabilities.cumsum(-1) - probabilities < top_p  # those before it are not yet enough
+    if top_k:
+        kept[:, top_k:] = False
+    left = (probabilities * kept) / (probabilities * kept).sum(-1, keepdim=True)
+    place = (order == tokens.unsqueeze(1)).int().argmax(-1, keepdim=True)
+    return left.gather(1, place).squeeze(1).log()
