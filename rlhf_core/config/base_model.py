@@ -29,7 +29,6 @@ class WheelModel(Config):
     type: Literal["wheel"]
     requirement: str = Field(description="exact requirement, e.g. name==1.2.3")
     file: str = Field(description="path of the GGUF file inside the wheel")
-    chat_template: str | None = Field(default=None, description="Jinja text; none: the template in the GGUF file")
 
 
 class ScratchModel(Config):
@@ -51,4 +50,17 @@ BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, 
 
 class BaseModelConfig(Config):
     source: BaseModelSource = Field(description="where the model comes from")
+    chat_template: str | None = Field(
+        default=None,
+        description="a .jinja file, or `chatml`, `llama3`, `plain` (see Chat templates); none: the model's own",
+    )
+    input_template: str | None = Field(
+        default=None,
+        description="for a model without chat: text around `{prompt}`; the completion and EOS follow it",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")
+
+    @property
+    def template_file(self) -> str | None:
+        """The path of the chat template, where it is a file of the user."""
+        return self.chat_template if self.chat_template is not None and self.chat_template.endswith(".jinja") else None

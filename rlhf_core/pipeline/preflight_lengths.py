@@ -11,6 +11,7 @@ from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
 from rlhf_core.data.formats import Row
+from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.preflight_data import Located, Use
@@ -59,9 +60,9 @@ def check_lengths(recipe: Recipe, uses: list[Use], samples: dict[str, list[Locat
 def _tokenizer(recipe: Recipe, root: Path) -> Tokenizer | None:
     match recipe.base.source:
         case ScratchModel(words=words, context_length=length):
-            return word_level_tokenizer(words, length)
+            return with_template(word_level_tokenizer(words, length), recipe.base, root.joinpath)
         case FolderModel(path=path) if "://" not in path:
-            return load_tokenizer(root / path)
+            return with_template(load_tokenizer(root / path), recipe.base, root.joinpath)
         case _:
             return None
 
@@ -116,12 +117,13 @@ def _characters(row: Row) -> int:
 
 
 def _prompt_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return len(encode_prompt(tokenizer, row["prompt"]))
+    return len(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
 
 
 def _conversation_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return len(encode_conversation(tokenizer, row["messages"])[0])
+    return max(len(ids) for ids, _ in encode_conversation(tokenizer, row["messages"], row.get("tools")))
 
 
 def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return max(len(encode_completion(tokenizer, row["prompt"], row[side])[0]) for side in ("chosen", "rejected"))
+    sides = ("chosen", "rejected")
+    return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in sides)

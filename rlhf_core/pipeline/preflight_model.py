@@ -10,22 +10,32 @@ from typing import Any
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rl import block_name
-from rlhf_core.data.tokenizers import SPECIAL_TOKENS
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.rendering import NO_TEMPLATE
+from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
+from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 
 _INDEX = "model.safetensors.index.json"
 
 
 def check_base(recipe: Recipe, root: Path) -> list[str]:
     """Problems of the base model; those of a remote one are seen by its job."""
+    templates = list(check_templates(recipe.base, root))
+    if templates:
+        return templates
     match recipe.base.source:
-        case ScratchModel():
+        case ScratchModel(words=words, context_length=length):
             return [
                 *(f"base.source: {problem}" for problem in _scratch(recipe.base.source)),
                 *_experts(recipe, {}),
+                *unfit_template(recipe.base, root, lambda: word_level_tokenizer(words, length)),
             ]
         case FolderModel(path=path) if "://" not in path:
             found = [f"base.source.path: {path}: {problem}" for problem in _folder(recipe, root / path)]
-            return found or list(_experts(recipe, _json(root / path / "config.json")))
+            return found or [
+                *_experts(recipe, _json(root / path / "config.json")),
+                *unfit_template(recipe.base, root, lambda: load_tokenizer(root / path)),
+            ]
         case _:
             return []
 
@@ -62,11 +72,8 @@ def _folder(recipe: Recipe, folder: Path) -> Iterator[str]:
     yield from _weights(folder)
     if not (folder / "tokenizer.json").is_file():
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
-    elif _needs_template(recipe) and not _has_template(folder):
-        yield (
-            "the tokenizer has no chat template, which all stages but pre-training need; "
-            "put a chat_template.jinja into the folder"
-        )
+    elif _needs_template(recipe) and not _has_template(folder, recipe.base):
+        yield NO_TEMPLATE
 
 
 def _config(folder: Path) -> Iterator[str]:
@@ -118,8 +125,8 @@ def _needs_template(recipe: Recipe) -> bool:
     return any((recipe.sft, recipe.reward_model, recipe.rl, recipe.evaluation))
 
 
-def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
+def _has_template(folder: Path, base: BaseModelConfig) -> bool:
+    if base.chat_template or base.input_template or (folder / TEMPLATE_FILE).is_file():
         return True
     settings = folder / "tokenizer_config.json"
     return settings.is_file() and bool(_json(settings).get("chat_template"))

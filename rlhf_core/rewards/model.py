@@ -128,7 +128,8 @@ class OtherTokenizer:
         return pack(sequences, [[True] * len(sequence) for sequence in sequences])
 
     def _sequence(self, trajectory: Trajectory) -> list[int]:
-        ids, said = encode_completion(self.tokenizer, trajectory.prompt.row["prompt"], trajectory.completion)
+        row = trajectory.prompt.row
+        ids, said = encode_completion(self.tokenizer, row["prompt"], trajectory.completion, row.get("tools"))
         # As in its training: what the template writes after the end of the turn is not read.
         length = max((index + 1 for index, own in enumerate(said) if own), default=len(ids))
         if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):

@@ -19,6 +19,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, HubModel, ScratchModel, WheelModel
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 
@@ -50,8 +51,11 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
             _from_folder(_download_hub(config.source), dtype, folder)
         case WheelModel():
             _from_wheel(config.source, dtype, context, folder)
-    vocabulary = len(load_tokenizer(folder))
-    return Output(Kind.BASE_MODEL, folder, {"parameters": _parameters(folder), "vocabulary": vocabulary})
+    tokenizer = load_tokenizer(folder)
+    if config.chat_template is not None or config.input_template is not None:
+        with_template(tokenizer, config, context.user_file)
+        write_template(folder, str(tokenizer.chat_template))
+    return Output(Kind.BASE_MODEL, folder, {"parameters": _parameters(folder), "vocabulary": len(tokenizer)})
 
 
 def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: Path) -> None:
@@ -169,7 +173,6 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
     torch.nn.Module.to(fresh, dtype)
     fresh.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    tokenizer.chat_template = source.chat_template or tokenizer.chat_template
     tokenizer.save_pretrained(folder)
 
 
