@@ -52,11 +52,11 @@ class BaseModelConfig(Config):
     source: BaseModelSource = Field(description="where the model comes from")
     chat_template: str | None = Field(
         default=None,
-        description="a .jinja file, or `chatml`, `llama3`, `plain` (see Chat templates); none: the model's own",
+        description="`chatml`, `llama3`, `plain`, or a .jinja file in the recipe's folder; none: the model's own",
     )
     input_template: str | None = Field(
         default=None,
-        description="for a model without chat: text around `{prompt}`; the completion and EOS follow it",
+        description="for a model without chat: text around `{prompt}`, which the completion and EOS follow",
     )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")
 

@@ -41,7 +41,7 @@ _CHATML = """\
 {%- if not (tools and loop.first and message.role == 'system') %}
 {{- '<|im_start|>' + message.role + '\\n' + message.content }}
 {%- for call in message.tool_calls or [] %}
-{{- '\\n' if message.content or not loop.first }}
+{{- '\\n' if message.content or not loop.first else '' }}
 {{- '<tool_call>\\n' + call.function | tojson + '\\n</tool_call>' }}
 {%- endfor %}
 {{- '<|im_end|>\\n' }}
@@ -65,7 +65,7 @@ _PLAIN = f"""\
 {{%- for message in messages %}}
 {_NO_TOOLS}
 {{{{- '### ' + message.role | capitalize + ':\\n' + message.content }}}}
-{{{{- eos_token if message.role == 'assistant' }}}}
+{{{{- eos_token if message.role == 'assistant' else '' }}}}
 {{{{- '\\n\\n' }}}}
 {{%- endfor %}}
 {{%- if add_generation_prompt %}}{{{{- '### Assistant:\\n' }}}}{{% endif %}}"""
