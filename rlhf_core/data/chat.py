@@ -58,7 +58,6 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies:
         raise StageError("the conversation has no assistant turn, so there is nothing to train on")
-    messages = messages[: replies[-1] + 1]
     require_written(tokenizer, messages, tools)
     sequences: list[list[_Turn]] = []
     for index in replies:

@@ -152,7 +152,7 @@ def _download_hub(source: HubModel) -> Path:
         patterns.append("*.py")
     try:
         return Path(snapshot_download(source.repository, revision=source.revision, allow_patterns=patterns))
-    except Exception as error:  # the library raises many types; all mean that this model cannot be had
+    except Exception as error:  # the library raises many types; all mean that the model cannot be fetched
         raise StageError(f"{source.repository} at {source.revision} cannot be fetched from the hub: {error}") from error
 
 
