@@ -35,7 +35,6 @@ class WheelModel(Config):
     type: Literal["wheel"]
     requirement: str = Field(description="exact requirement, e.g. name==1.2.3")
     file: str = Field(description="path of the GGUF file inside the wheel")
-    chat_template: str | None = Field(default=None, description="Jinja text; none: the template in the GGUF file")
 
 
 class ScratchModel(Config):
@@ -57,6 +56,14 @@ BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, 
 
 class BaseModelConfig(StageConfig):
     source: BaseModelSource = Field(description="where the model comes from")
+    chat_template: str | None = Field(
+        default=None,
+        description="`chatml`, `llama3`, `plain`, or a .jinja file in the recipe's folder; none: the model's own",
+    )
+    input_template: str | None = Field(
+        default=None,
+        description="for a model without chat: text around `{prompt}`, which the completion and EOS follow",
+    )
     dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")
     kind: Literal["policy", "reward_model"] = Field(
         default="policy", description="a language model, or a model with a score head that gives rewards"
@@ -65,3 +72,8 @@ class BaseModelConfig(StageConfig):
     @property
     def makes(self) -> Role:
         return "model" if self.kind == "policy" else "reward_model"
+
+    @property
+    def template_file(self) -> str | None:
+        """The path of the chat template, where it is a file of the user."""
+        return self.chat_template if self.chat_template is not None and self.chat_template.endswith(".jinja") else None

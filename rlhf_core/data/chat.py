@@ -1,26 +1,25 @@
 """The only place that tokenises. Text in, token ids out; loads no torch.
 
-A conversation is tokenised in segments, cut where an assistant turn begins and ends, so that the tokens of a prompt
-are always a prefix of the tokens of the conversation, and no merge of two segments can hide what the model must say.
+An assistant turn is trained as the model will be asked for it: the tokens of its prompt (the conversation before it,
+with the generation prompt), then what the template writes for the turn where it is the last one, up to the token that
+ends it. Turns that continue each other, token by token, are one sequence. Where a template rewrites earlier turns (it
+drops their reasoning, or ends only the last turn), the turn that follows begins a sequence of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
+from rlhf_core.data.rendering import Message, Tools, render, require_written, untagged
+from rlhf_core.data.rendering import Tokenizer as Tokenizer
 from rlhf_core.errors import StageError
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
 
-    Tokenizer = PreTrainedTokenizerFast
-else:
-    Tokenizer = Any  # importing transformers takes a second; the name is for annotations
-
-Message = Mapping[str, str]
+_TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "answer"}}}
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
@@ -37,38 +36,45 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
     """A document: BOS if the tokenizer adds one (never two), the text, EOS."""
-    ids = list(tokenizer(text, verbose=False)["input_ids"])  # lengths are checked, and named, by whoever encodes
+    ids = list(tokenizer(text, verbose=False)["input_ids"])  # the caller checks lengths
     bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
     if bos is not None and ids[:2] == [bos, bos]:
         ids = ids[1:]
     return ids if ids and ids[-1] == eos else [*ids, eos]
 
 
-def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message]) -> list[int]:
+def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
     """What an engine is given to answer: the chat template with its generation prompt."""
-    return [token for ids, _ in _segments(tokenizer, messages, generation_prompt=True) for token in ids]
+    require_written(tokenizer, messages, tools)
+    return _ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
 
 
-def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message]) -> tuple[list[int], list[bool]]:
-    """Token ids and mask, equally long; the mask is true on what an assistant says, and on the token that ends it."""
-    ids: list[int] = []
-    mask: list[bool] = []
-    for tokens, said in _segments(tokenizer, messages, generation_prompt=False):
-        ids += tokens
-        mask += [said] * len(tokens)
-    trained = [token for token, said in zip(ids, mask, strict=True) if said]
-    if messages[-1]["role"] == "assistant" and trained[-1] not in stop_token_ids(tokenizer):
-        # The template writes no end after the last turn: without one the model would never learn to stop.
-        ids.append(_eos(tokenizer))
-        mask.append(True)
-    return ids, mask
+def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[Encoded]:
+    """Sequences in which every assistant turn is trained exactly once, with the token that ends it.
+
+    Mostly one; several where the template rewrites earlier turns. What follows the last assistant turn is left out.
+    Raises StageError for a conversation that the template cannot write as it is.
+    """
+    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    if not replies:
+        raise StageError("the conversation has no assistant turn, so there is nothing to train on")
+    require_written(tokenizer, messages, tools)
+    sequences: list[list[_Turn]] = []
+    for index in replies:
+        turn = _turn(tokenizer, messages[: index + 1], tools)
+        if sequences and turn.continues(sequences[-1][-1]):
+            sequences[-1].append(turn)
+        else:
+            sequences.append([turn])
+    return [_sequence(turns) for turns in sequences]
 
 
-def encode_completion(tokenizer: Tokenizer, prompt: Sequence[Message], completion: str) -> tuple[list[int], list[bool]]:
+def encode_completion(
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: str, tools: Tools | None = None
+) -> Encoded:
     """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
-    ids, mask = encode_conversation(tokenizer, [*prompt, {"role": "assistant", "content": completion}])
-    start = len(encode_prompt(tokenizer, prompt))
-    return ids, [said and index >= start for index, said in enumerate(mask)]
+    require_written(tokenizer, prompt, tools)
+    return _sequence([_turn(tokenizer, [*prompt, {"role": "assistant", "content": completion}], tools)])
 
 
 def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -76,66 +82,126 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-@lru_cache(maxsize=32)
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
-    """Tokens that end a completion: EOS, and the special token that the template writes after an assistant turn."""
+    """Tokens that end a completion: EOS, and the special tokens that the template writes after an assistant turn."""
+    return _stop_token_ids(tokenizer, str(tokenizer.chat_template))
+
+
+@lru_cache(maxsize=32)
+def _stop_token_ids(tokenizer: Tokenizer, template: str) -> tuple[int, ...]:
+    """template: so that a tokenizer whose template is replaced is asked again."""
     stop = [_eos(tokenizer)]
-    if tokenizer.chat_template is not None:
-        question = [{"role": "user", "content": "question"}]
-        before = _render(tokenizer, question, generation_prompt=True)
-        whole = _render(tokenizer, [*question, {"role": "assistant", "content": "answer"}], generation_prompt=False)
-        if whole.startswith(before + "answer"):
-            ending = _ids(tokenizer, whole.removeprefix(before + "answer"))
-            stop += [token for token in ending[:1] if token in tokenizer.all_special_ids and token not in stop]
-    return tuple(stop)
-
-
-def _segments(
-    tokenizer: Tokenizer, messages: Sequence[Message], *, generation_prompt: bool
-) -> Iterator[tuple[list[int], bool]]:
-    """Token ids of each segment, and whether an assistant says it."""
-    whole = _render(tokenizer, messages, generation_prompt=generation_prompt)
-    done = 0
-    for index, message in enumerate(messages):
-        if message["role"] != "assistant":
-            continue
-        before = _render(tokenizer, messages[:index], generation_prompt=True)
-        until = _render(tokenizer, messages[: index + 1], generation_prompt=False)
-        if not (whole.startswith(until) and until.startswith(before)):
-            raise StageError(
-                f"the chat template writes turn {index} differently when later turns follow, so what the assistant "
-                "says cannot be told apart; train on single turns, or change the template"
-            )
-        yield _ids(tokenizer, whole[done : len(before)]), False
-        said = _ids(tokenizer, until[len(before) :])
-        end = _end_of_turn(tokenizer, said)
-        yield said[:end], True
-        yield said[end:], False  # such as the newline that some templates write after the end of a turn
-        done = len(until)
-    yield _ids(tokenizer, whole[done:]), False
-
-
-def _end_of_turn(tokenizer: Tokenizer, said: Sequence[int]) -> int:
-    stop = stop_token_ids(tokenizer)
-    return next((index for index in range(len(said), 0, -1) if said[index - 1] in stop), len(said))
-
-
-def _render(tokenizer: Tokenizer, messages: Sequence[Message], *, generation_prompt: bool) -> str:
     if tokenizer.chat_template is None:
-        raise StageError("the tokenizer has no chat template; give the base model one, or train on text")
-    from jinja2 import TemplateError
+        return tuple(stop)
+    question = {"role": "user", "content": "question"}
+    whole = render(tokenizer, [question, {"role": "assistant", "content": "answer"}], None, generation_prompt=False)
+    _, _, ending = whole.rpartition("answer")
+    if ending != whole:
+        stop += _special(tokenizer, ending)[:1]
+    if "tool_calls" in template:
+        calling = {"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}
+        try:
+            whole = render(tokenizer, [question, calling], None, generation_prompt=False)
+        except StageError:
+            pass  # a row with tool calls will be refused with the reason
+        else:
+            stop += _special(tokenizer, whole)[-1:]  # the last one: calls may have special tokens around them
+    return tuple(dict.fromkeys(stop))
 
-    conversation: list[dict[str, Any]] = [dict(message) for message in messages]
-    try:
-        text = tokenizer.apply_chat_template(conversation, tokenize=False, add_generation_prompt=generation_prompt)
-    except TemplateError as error:
-        raise StageError(f"the chat template refuses a conversation: {error}") from error
-    return str(text)
+
+def _special(tokenizer: Tokenizer, text: str) -> list[int]:
+    return [token for token in _ids(tokenizer, text) if _is_special(tokenizer, token)]
+
+
+@dataclass(frozen=True, slots=True)
+class _Turn:
+    prompt: list[int]
+    completion: list[int]  # trained: what the assistant writes, and the token that ends it
+    rest: list[int]  # what the template writes after that, such as a newline
+
+    def continues(self, earlier: _Turn) -> bool:
+        return self.prompt[: len(earlier.prompt) + len(earlier.completion)] == [*earlier.prompt, *earlier.completion]
+
+
+def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> _Turn:
+    """The last of `messages`, an assistant's. Raises StageError if it cannot be told apart from its prompt."""
+    index = len(messages) - 1
+    if index == 0:
+        raise StageError("the conversation begins with an assistant turn, which answers nothing: leave it out")
+    before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
+    whole = render(tokenizer, messages, tools, generation_prompt=False)
+    if not whole.startswith(before):
+        common = next(n for n, (a, b) in enumerate(zip(before, whole + "\0", strict=False)) if a != b)
+        raise StageError(
+            f"the chat template asks for turn {index} with {before[max(0, common - 20) :][-60:]!r} but writes the turn "
+            f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
+            "it is asked with; change base.chat_template"
+        )
+    prompt, tokens = _ids(tokenizer, before), _ids(tokenizer, whole)
+    # Tokenised as one text where that begins with the prompt's tokens: some tokenizers put a space before every text.
+    as_one_text = tokens[: len(prompt)] == prompt
+    written = tokens[len(prompt) :] if as_one_text else _ids(tokenizer, whole[len(before) :])
+    end = _end_of_turn(tokenizer, written)
+    _require_tagged(tokenizer, messages, tools, start=len(before))
+    if end is None:
+        # The template writes no end: without one the model would never learn to stop.
+        return _Turn(prompt, [*written, _eos(tokenizer)], [])
+    return _Turn(prompt, written[:end], written[end:])
+
+
+def _end_of_turn(tokenizer: Tokenizer, written: Sequence[int]) -> int | None:
+    """Number of tokens up to the first of the stop tokens that the turn ends with; None if it ends with none.
+
+    Content may hold a stop token too, and templates may write more than one at the end, with white space between.
+    """
+    stop = stop_token_ids(tokenizer)
+    last = max((index for index, token in enumerate(written) if token in stop), default=None)
+    if last is None:
+        return None
+    end = last
+    for index in range(last, -1, -1):
+        if written[index] in stop:
+            end = index
+        elif _is_special(tokenizer, written[index]) or decode_completion(tokenizer, [written[index]]).strip():
+            break
+    return end + 1
+
+
+def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> None:
+    """Raise StageError if the template has `{% generation %}`, and does not tag all that is trained of the last turn.
+
+    Tags may reach further (over the generation prompt, which is not trained), and need not hold the end of the turn.
+    """
+    left = untagged(tokenizer, messages, tools, start)
+    for token in stop_token_ids(tokenizer):
+        left = left.replace(str(tokenizer.convert_ids_to_tokens(token)), "")
+    if left.strip():
+        raise StageError(
+            f"the chat template does not tag {left.strip()[:60]!r} of turn {len(messages) - 1} with "
+            "{% generation %}, but writes it after its generation prompt, where the model must write it itself: "
+            "correct the tags, or take them out"
+        )
+
+
+def _sequence(turns: Sequence[_Turn]) -> Encoded:
+    """Turns that continue each other."""
+    last = turns[-1]
+    ids = [*last.prompt, *last.completion, *last.rest]
+    mask = [False] * len(ids)
+    for turn in turns:
+        start = len(turn.prompt)
+        mask[start : start + len(turn.completion)] = [True] * len(turn.completion)
+    return ids, mask
 
 
 def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
     # The template has written every special token already: BOS must not be added again.
     return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
+
+
+def _is_special(tokenizer: Tokenizer, token: int) -> bool:
+    added = tokenizer.added_tokens_decoder.get(token)
+    return token in tokenizer.all_special_ids or (added is not None and added.special)
 
 
 def _eos(tokenizer: Tokenizer) -> int:

@@ -1,12 +1,14 @@
 """Canonical rows: what every dataset artifact holds, whatever its source looked like.
 
     text           {id, text}
-    conversations  {id, messages: [{role, content}]}                         at least one assistant turn
-    preferences    {id, prompt: [messages], chosen: str, rejected: str, margin?: float}
-    prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, and all other columns}
+    conversations  {id, messages: [messages], tools?}                        at least one assistant turn
+    preferences    {id, prompt: [messages], chosen: str, rejected: str, margin?: float, tools?}
+    prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, tools?, and all other columns}
+    a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?}
 
 `id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
 `{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+Tools and tool calls are read by rlhf_core/data/tools.py.
 """
 
 from __future__ import annotations
@@ -17,11 +19,14 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.data import DataFormat, DatasetConfig
+from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
 from rlhf_core.errors import did_you_mean
 
 Row = dict[str, Any]
+Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
 _ROLE_NAMES = {"human": "user", "gpt": "assistant", **{role: role for role in ROLES}}
+_TEXT_KEYS = ("reasoning_content", "name", "tool_call_id")  # of a message
 _ID_LENGTH = 16  # hex digits: 64 bits
 
 
@@ -35,7 +40,10 @@ def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: M
     columns: canonical column -> the source's column.
     Raises RowError that names the column, and the columns there are.
     """
-    row = _FORMATS[data_format](_renamed(source, columns))
+    renamed = _renamed(source, columns)
+    row = _FORMATS[data_format](renamed)
+    if data_format != "text":
+        row |= _tools(renamed)
     row.pop("id", None)
     return {"id": row_id(row), **row}
 
@@ -86,7 +94,9 @@ def duplicate_key(row: Mapping[str, Any], data_format: DataFormat) -> str:
     """Rows with the same key are duplicates: the same prompt, or in other formats the same content."""
     if data_format != "prompts":
         return str(row["id"])
-    return json.dumps([[m["role"], normalised(m["content"])] for m in row["prompt"]])
+    turns = [[m["role"], normalised(m["content"])] for m in row["prompt"]]
+    calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]
+    return json.dumps([turns, calls, row["tools"]] if calls or "tools" in row else turns)
 
 
 def _user_turns(row: Mapping[str, Any]) -> list[str]:
@@ -160,7 +170,7 @@ def _prompt_column(row: Row) -> str | None:
     return next((name for name in ("prompt", "question") if name in row), None)
 
 
-def _prompt(row: Row) -> list[dict[str, str]]:
+def _prompt(row: Row) -> list[Message]:
     column = _prompt_column(row)
     if column is None:
         raise missing_column("prompt", row)
@@ -173,33 +183,64 @@ def _prompt(row: Row) -> list[dict[str, str]]:
     return messages
 
 
-def _completion(value: Any, column: str) -> tuple[list[dict[str, str]], str]:
+def _completion(value: Any, column: str) -> tuple[list[Message], str]:
     """The conversation that leads to it, if the source gives one, and the completion's text."""
     if isinstance(value, str):
         if not value.strip():
             raise RowError(f"`{column}` is empty")
         return [], value
     messages = _messages([value] if isinstance(value, Mapping) else value, column)
-    if messages[-1]["role"] != "assistant":
+    *before, reply = messages
+    if reply["role"] != "assistant":
         raise RowError(f"`{column}` does not end with an assistant turn")
-    return messages[:-1], messages[-1]["content"]
+    if "tool_calls" in reply or "reasoning_content" in reply:
+        raise RowError(f"`{column}` ends with tool calls or reasoning_content; a preference compares texts alone")
+    return before, reply["content"]
 
 
-def _messages(value: Any, column: str) -> list[dict[str, str]]:
+def _messages(value: Any, column: str) -> list[Message]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise RowError(f"`{column}` must be a list of messages {{role, content}}")
     return [_message(message, f"{column}[{index}]") for index, message in enumerate(value)]
 
 
-def _message(value: Any, where: str) -> dict[str, str]:
+def _message(value: Any, where: str) -> Message:
     if not isinstance(value, Mapping):
         raise RowError(f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}")
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if role not in _ROLE_NAMES:
         raise RowError(f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}")
-    if not isinstance(content, str) or not content.strip():
+    message = {"role": _ROLE_NAMES[role], "content": content} | _beside_content(value, _ROLE_NAMES[role], where)
+    if content is None and "tool_calls" in message:
+        message["content"] = ""  # templates differ in what they do with null
+    elif not isinstance(content, str) or not (content.strip() or "tool_calls" in message):
         raise RowError(f"`{where}` has no text in `content`")
-    return {"role": _ROLE_NAMES[role], "content": content}
+    return message
+
+
+def _beside_content(value: Mapping[str, Any], role: str, where: str) -> Message:
+    """What templates read of a message beside its role and content. A column of null or nothing counts as absent."""
+    given = {name: value[name] for name in ("tool_calls", *_TEXT_KEYS) if value.get(name)}
+    for name in given:
+        if name in ("tool_calls", "reasoning_content") and role != "assistant":
+            raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
+        if name in _TEXT_KEYS and not isinstance(given[name], str):
+            raise RowError(f"`{where}.{name}` must be text, this is {type(given[name]).__name__}")
+    if "tool_calls" in given:
+        try:
+            given["tool_calls"] = canonical_tool_calls(given["tool_calls"])
+        except ToolError as error:
+            raise RowError(f"`{where}.tool_calls` {error}") from error
+    return given
+
+
+def _tools(row: Row) -> Row:
+    if not row.get("tools"):
+        return {}
+    try:
+        return {"tools": canonical_tools(row["tools"])}
+    except ToolError as error:
+        raise RowError(f"`tools` {error}") from error
 
 
 def _filled(row: Row, column: str) -> str:

@@ -17,7 +17,7 @@ def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_t
     """
     prompts = []
     for row in rows:
-        token_ids = tuple(encode_prompt(tokenizer, row["prompt"]))
+        token_ids = tuple(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
         text = row["prompt"][-1]["content"]
         if len(token_ids) > max_tokens:
             raise StageError(

@@ -10,6 +10,7 @@ from rlhf_core.config.base_model import FolderModel, ScratchModel
 from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
 from rlhf_core.data.formats import Row
+from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.outline import Draft
@@ -66,11 +67,12 @@ def check_lengths(
 
 
 def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
-    match model.source:
+    match model.config.source:
         case ScratchModel(words=words, context_length=length):
-            return word_level_tokenizer(words, length)
+            own = word_level_tokenizer(words, length)
         case FolderModel(path=path):
-            return load_tokenizer(root / path)
+            own = load_tokenizer(root / path)
+    return with_template(own, model.config, root.joinpath)
 
 
 def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
@@ -108,12 +110,13 @@ def _characters(row: Row) -> int:
 
 
 def _prompt_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return len(encode_prompt(tokenizer, row["prompt"]))
+    return len(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
 
 
 def _conversation_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return len(encode_conversation(tokenizer, row["messages"])[0])
+    return max(len(ids) for ids, _ in encode_conversation(tokenizer, row["messages"], row.get("tools")))
 
 
 def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return max(len(encode_completion(tokenizer, row["prompt"], row[side])[0]) for side in ("chosen", "rejected"))
+    sides = ("chosen", "rejected")
+    return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in sides)

@@ -10,7 +10,10 @@ from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.stage import StageConfig
-from rlhf_core.data.tokenizers import SPECIAL_TOKENS
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.rendering import NO_TEMPLATE
+from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
+from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.pipeline.outline import Draft
 
@@ -21,7 +24,7 @@ _INDEX = "model.safetensors.index.json"
 class BaseModel:
     """The model that a run starts from, where its folder is at hand or it is made from scratch."""
 
-    source: ScratchModel | FolderModel
+    config: BaseModelConfig  # with a source of either kind
     context: int | None  # longest sequence in tokens; None: its config does not say
 
 
@@ -35,18 +38,27 @@ def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
 
 
 def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft], root: Path) -> list[str]:
+    templates = list(check_templates(config, root, node.section))
+    if templates:
+        return templates
     users = [other for other in nodes.values() if base_of(other, nodes) == node.name]
     match config.source:
-        case ScratchModel():
-            problems = [f"{node.section}.source: {problem}" for problem in _scratch(config.source)]
-            return [*problems, *_experts(users, {})]
+        case ScratchModel(words=words, context_length=length):
+            return [
+                *(f"{node.section}.source: {problem}" for problem in _scratch(config.source)),
+                *_experts(users, {}),
+                *unfit_template(config, root, node.section, lambda: word_level_tokenizer(words, length)),
+            ]
         case FolderModel(path=path) if "://" not in path:
             renders = any(other.stage.needs_template for other in users)
             found = [
                 f"{node.section}.source.path: {path}: {problem}"
-                for problem in _folder(root / path, needs_template=renders)
+                for problem in _folder(root / path, needs_template=renders and not _brings_template(config))
             ]
-            return found or list(_experts(users, _json(root / path / "config.json")))
+            return found or [
+                *_experts(users, _json(root / path / "config.json")),
+                *unfit_template(config, root, node.section, lambda: load_tokenizer(root / path)),
+            ]
         case _:
             return []
 
@@ -73,10 +85,10 @@ def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
     assert isinstance(config, BaseModelConfig)
     match config.source:
         case ScratchModel(context_length=length):
-            return BaseModel(config.source, length)
+            return BaseModel(config, length)
         case FolderModel(path=path) if "://" not in path:
             stored = _json(root / path / "config.json").get("max_position_embeddings")
-            return BaseModel(config.source, stored if isinstance(stored, int) else None)
+            return BaseModel(config, stored if isinstance(stored, int) else None)
         case _:
             return None
 
@@ -102,10 +114,7 @@ def _folder(folder: Path, *, needs_template: bool) -> Iterator[str]:
     if not (folder / "tokenizer.json").is_file():
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
     elif needs_template and not _has_template(folder):
-        yield (
-            "the tokenizer has no chat template, which all stages but pre-training need; "
-            "put a chat_template.jinja into the folder"
-        )
+        yield NO_TEMPLATE
 
 
 def _config(folder: Path) -> Iterator[str]:
@@ -150,8 +159,12 @@ def _weights(folder: Path) -> Iterator[str]:
         yield "model.safetensors is empty"
 
 
+def _brings_template(config: BaseModelConfig) -> bool:
+    return config.chat_template is not None or config.input_template is not None
+
+
 def _has_template(folder: Path) -> bool:
-    if (folder / "chat_template.jinja").is_file():
+    if (folder / TEMPLATE_FILE).is_file():
         return True
     settings = folder / "tokenizer_config.json"
     return settings.is_file() and bool(_json(settings).get("chat_template"))

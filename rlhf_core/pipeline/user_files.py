@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
+from rlhf_core.config.base_model import MODEL_SUFFIXES, BaseModelConfig, FolderModel
 from rlhf_core.config.data import FilesSource, FunctionSource
 from rlhf_core.config.rewards import FunctionReward, HTTPReward
 from rlhf_core.errors import RecipeError
@@ -41,6 +41,8 @@ def named_variables(config: Config) -> frozenset[str]:
 def _paths(config: Config, root: Path) -> Iterator[str]:
     for found in configs_below(config):
         match found:
+            case BaseModelConfig(template_file=str(path)):
+                yield path
             case FolderModel(path=path):
                 yield from model_files(root, path) if "://" not in path else ()
             case FunctionSource(path=path) | FunctionReward(path=path):

@@ -128,7 +128,8 @@ class OtherTokenizer:
         return pack(sequences, [[True] * len(sequence) for sequence in sequences])
 
     def _sequence(self, trajectory: Trajectory) -> list[int]:
-        ids, is_assistant = encode_completion(self.tokenizer, trajectory.prompt.row["prompt"], trajectory.completion)
+        row = trajectory.prompt.row
+        ids, is_assistant = encode_completion(self.tokenizer, row["prompt"], trajectory.completion, row.get("tools"))
         # As in its training: tokens that the template adds after the end of the turn are not read.
         length = max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))
         if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):

@@ -26,9 +26,11 @@ from rlhf_core.config.base_model import (
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.remote import fetch_folder
+from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
+from rlhf_core.rollout.publication import tensor_shapes
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 _INDEX = "model.safetensors.index.json"
@@ -59,8 +61,14 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
             _from_folder(_download_hub(config.source.repository, revision), dtype, folder)
         case WheelModel():
             _from_wheel(config.source, dtype, context, folder)
-    vocabulary = len(load_tokenizer(folder))
-    return Output(Kind.BASE_MODEL, folder, {"parameters": _parameters(folder), "vocabulary": vocabulary})
+    tokenizer = load_tokenizer(folder)
+    if config.chat_template is not None or config.input_template is not None:
+        with_template(tokenizer, config, context.user_file)
+        write_template(folder, str(tokenizer.chat_template))
+    if config.kind == "reward_model":
+        _require_score_head(folder)
+    kind = Kind.BASE_MODEL if config.kind == "policy" else Kind.REWARD_MODEL
+    return Output(kind, folder, {"parameters": _parameters(folder), "vocabulary": len(tokenizer)})
 
 
 def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: Path) -> None:
@@ -140,7 +148,7 @@ def _download_hub(repository: str, revision: str) -> Path:
     patterns = [f"*{suffix}" for suffix in MODEL_SUFFIXES]
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
-    except Exception as error:  # the library raises many types; all mean that this model cannot be had
+    except Exception as error:  # the library raises many types; all mean that the model cannot be fetched
         raise StageError(f"{repository} at {revision} cannot be fetched from the hub: {error}") from error
 
 
@@ -161,7 +169,6 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
     torch.nn.Module.to(fresh, dtype)
     fresh.save_pretrained(folder)
     tokenizer = AutoTokenizer.from_pretrained(place, gguf_file=name)
-    tokenizer.chat_template = source.chat_template or tokenizer.chat_template
     tokenizer.save_pretrained(folder)
 
 
@@ -187,3 +194,14 @@ def _parameters(folder: Path) -> int:
         with safe_open(path, framework="pt") as file:
             total += sum(torch.Size(file.get_slice(key).get_shape()).numel() for key in file.keys())  # noqa: SIM118
     return total
+
+
+def _require_score_head(folder: Path) -> None:
+    """Raises StageError unless the model is a classifier with one label, whose `score` a reward is read from."""
+    shapes = tensor_shapes(folder)
+    head = shapes.get("score.weight")
+    if head is None or head[0] != 1:
+        found = "has no tensor score.weight" if head is None else f"has {head[0]} labels"
+        raise StageError(
+            f"base.kind is reward_model, but this model {found}: a reward model is a sequence classifier with one label"
+        )

@@ -68,7 +68,7 @@ def pair_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> li
 def _pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     sequences, masks = [], []
     for completion in (row["chosen"], row["rejected"]):
-        ids, mask = encode_completion(tokenizer, row["prompt"], completion)
+        ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
         # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
         length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
         sequences.append(ids[:length])

@@ -26,12 +26,12 @@ Row = Mapping[str, Any]
 
 
 def conversation_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
-    """One example for each conversation; every assistant turn is trained, with the token that ends it."""
-    examples = []
-    for row in rows:
-        ids, mask = encode_conversation(tokenizer, row["messages"])
-        examples.append(Example(row["id"], (ids,), (_after_first(mask),)))
-    return examples
+    """One example for each sequence of a conversation, mostly one; every assistant turn is trained, with its end."""
+    return [
+        Example(row["id"], (ids,), (_after_first(mask),))
+        for row in rows
+        for ids, mask in encode_conversation(tokenizer, row["messages"], row.get("tools"))
+    ]
 
 
 def document_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row], max_length: int) -> list[Example]:

@@ -9,6 +9,9 @@ from rlhf_core.data.formats import RowError, canonical_row, duplicate_key, row_i
 
 USER = {"role": "user", "content": "2+2?"}
 FOUR = {"role": "assistant", "content": "4"}
+TOOL = {"type": "function", "function": {"name": "add"}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
 def canonical(row: dict[str, Any], data_format: DataFormat, **columns: str) -> dict[str, Any]:
@@ -50,6 +53,38 @@ def canonical(row: dict[str, Any], data_format: DataFormat, **columns: str) -> d
             {"prompt": [USER], "answer": "4", "task": "sums", "metadata": {"a": [1]}, "level": 3},
         ),
         ("prompts", {"prompt": [USER], "answer": None}, {"prompt": [USER]}),
+        (  # what is null or empty counts as absent, as data frames write it
+            "conversations",
+            {
+                "messages": [
+                    {**USER, "tool_calls": None, "name": None},
+                    {"role": "assistant", "content": None, "tool_calls": [{"name": "add", "arguments": '{"a": 2}'}]},
+                    {"role": "tool", "content": "4", "name": "add", "tool_call_id": "c", "tool_calls": []},
+                    {**FOUR, "reasoning_content": "so"},
+                ],
+                "tools": '[{"name": "add"}]',
+            },
+            {
+                "messages": [
+                    USER,
+                    CALLING,
+                    {"role": "tool", "content": "4", "name": "add", "tool_call_id": "c"},
+                    {**FOUR, "reasoning_content": "so"},
+                ],
+                "tools": [TOOL],
+            },
+        ),
+        (
+            "preferences",
+            {"prompt": "2+2?", "chosen": "4", "rejected": "5", "tools": [TOOL["function"]]},
+            {"prompt": [USER], "chosen": "4", "rejected": "5", "tools": [TOOL]},
+        ),
+        (
+            "prompts",
+            {"prompt": [USER, CALLING, {"role": "tool", "content": "4"}], "tools": [TOOL["function"]]},
+            {"prompt": [USER, CALLING, {"role": "tool", "content": "4"}], "tools": [TOOL]},
+        ),
+        ("conversations", {"messages": [USER, FOUR], "tools": []}, {"messages": [USER, FOUR]}),
     ],
 )
 def test_every_accepted_shape_becomes_the_canonical_one(
@@ -88,6 +123,37 @@ def test_columns_rename_the_source() -> None:
             {},
             "`margin` must be a number",
         ),
+        (
+            "conversations",
+            {"messages": [USER, {"role": "assistant", "content": None}]},
+            {},
+            "`messages[1]` has no text",
+        ),
+        ("conversations", {"messages": [{**USER, "tool_calls": [CALL]}]}, {}, "has `tool_calls`, but only assistant"),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "tool_calls": [{"name": "add", "arguments": "a"}]}]},
+            {},
+            "`messages[1].tool_calls` [0]: the arguments are text that is no JSON",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, FOUR], "tools": [3]},
+            {},
+            "`tools` [0] must be {type: function, function",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "name": 3}]},
+            {},
+            "`messages[1].name` must be text, this is int",
+        ),
+        (
+            "preferences",
+            {"chosen": [USER, CALLING], "rejected": [USER, FOUR]},
+            {},
+            "`chosen` ends with tool calls or reasoning_content; a preference compares texts alone",
+        ),
         ("prompts", {"prompt": [USER, FOUR]}, {}, "`prompt` ends with an assistant turn"),
         ("prompts", {"prompt": "a", "answer": True}, {}, "`answer` must be text, this is bool"),
         ("prompts", {"prompt": "a", "when": object()}, {}, "a value cannot be written as JSON"),
@@ -113,6 +179,8 @@ def test_prompts_are_duplicates_by_prompt_other_rows_by_content() -> None:
     a = canonical_row({"prompt": "x  y", "metadata": {"index": 1}}, "prompts", {})
     b = canonical_row({"prompt": "x y", "metadata": {"index": 2}}, "prompts", {})
     assert duplicate_key(a, "prompts") == duplicate_key(b, "prompts")
+    c = canonical_row({"prompt": "x y", "tools": [TOOL]}, "prompts", {})
+    assert duplicate_key(a, "prompts") != duplicate_key(c, "prompts")
     a = canonical_row({"prompt": "x", "chosen": "1", "rejected": "2"}, "preferences", {})
     b = canonical_row({"prompt": "x", "chosen": "1", "rejected": "3"}, "preferences", {})
     assert duplicate_key(a, "preferences") != duplicate_key(b, "preferences")

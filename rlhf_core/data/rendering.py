@@ -1,0 +1,143 @@
+"""Conversations as text, written by the chat template of a tokenizer. Loads no torch.
+
+What a template silently leaves out is an error: the model would be trained on, or asked, something else than the row.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any
+
+from rlhf_core.errors import StageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+    Tokenizer = PreTrainedTokenizerFast
+else:
+    Tokenizer = Any  # importing transformers takes a second; the name is for annotations
+
+Message = Mapping[str, Any]  # role, content, and where the row has them tool_calls, reasoning_content, name, ...
+Tools = Sequence[Mapping[str, Any]]
+
+NO_TEMPLATE = (
+    "the tokenizer has no chat template, which all stages but pre-training need: set base.chat_template to `chatml`, "
+    "`llama3`, `plain` or a .jinja file in the recipe's folder, or for a model without chat set base.input_template, "
+    r'such as "{prompt}\n"'
+)
+# Templates that write today's date would give other tokens tomorrow: here it is always the same day.
+DATE = datetime(2025, 1, 1)
+_OPTIONAL_KEYS = ("tool_calls", "reasoning_content")  # of an assistant message, beside its content
+_REMEDY = "give base.chat_template one that does, or take them out of the rows"
+_GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
+    """The conversation as the template writes it. Raises StageError if there is no template, or it raises an error."""
+    if tokenizer.chat_template is None:
+        raise StageError(NO_TEMPLATE)
+    conversation: list[dict[str, Any]] = [dict(message) for message in messages]
+    from jinja2 import TemplateSyntaxError
+
+    try:
+        text = tokenizer.apply_chat_template(
+            conversation,
+            tools=_schemas(tools),
+            tokenize=False,
+            add_generation_prompt=generation_prompt,
+            strftime_now=DATE.strftime,
+        )
+    except TemplateSyntaxError as error:
+        raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
+    except Exception as error:  # a template is a program: it may raise anything, also on purpose
+        raise StageError(f"the chat template refuses a conversation: {error}") from error
+    return str(text)
+
+
+def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> None:
+    """Raise StageError if the template leaves out tools, tool calls, reasoning, or a turn that is not the assistant's.
+
+    An assistant turn is judged as the last one of its conversation: many templates shorten earlier ones on purpose.
+    """
+    asks = messages[-1]["role"] != "assistant"
+    text = render(tokenizer, messages, tools, generation_prompt=asks)
+    if tools and text == _rendered(tokenizer, messages, None, generation_prompt=asks):
+        raise StageError("the chat template does not write `tools`, so the model would never see them; " + _REMEDY)
+    given = [index for index, message in enumerate(messages) if message["role"] != "assistant"]
+    marked = _rendered(tokenizer, _replaced(messages, given), tools, generation_prompt=asks) or ""
+    for index in given:
+        if _marker(index) in marked:
+            continue  # as nearly always; a template that changes contents is asked about this one alone
+        if text == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=asks):
+            raise StageError(
+                f"the chat template does not write turn {index}, of role {messages[index]['role']}, so the model would "
+                f"never see it; {_REMEDY}"
+            )
+    for index, message in enumerate(messages):
+        if message["role"] == "assistant":
+            _require_keys_written(tokenizer, messages[: index + 1], tools)
+
+
+def _replaced(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
+    """`messages`, those at `indices` with a content that is nowhere else."""
+    return [{**m, "content": _marker(index)} if index in indices else m for index, m in enumerate(messages)]
+
+
+def _marker(index: int) -> str:
+    return f"content-of-turn-{index}-alone"
+
+
+def _require_keys_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> None:
+    *before, reply = messages
+    for key in _OPTIONAL_KEYS:
+        if key not in reply:
+            continue
+        without = {name: value for name, value in reply.items() if name != key}
+        text = render(tokenizer, messages, tools, generation_prompt=False)
+        if text == _rendered(tokenizer, [*before, without], tools, generation_prompt=False):
+            raise StageError(
+                f"the chat template does not write `{key}` of turn {len(before)}, so the model would never learn "
+                f"them; {_REMEDY}"
+            )
+
+
+def _rendered(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool
+) -> str | None:
+    """As `render`; None if the template refuses this conversation."""
+    try:
+        return render(tokenizer, messages, tools, generation_prompt=generation_prompt)
+    except StageError:
+        return None
+
+
+def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> str:
+    """What the template writes from character `start` on outside of `{% generation %}`; empty if it has no such tag."""
+    template = tokenizer.get_chat_template(tools=_schemas(tools))
+    if not _GENERATION_TAG.search(template):
+        return ""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    variables: dict[str, Any] = {**tokenizer.special_tokens_map, "strftime_now": DATE.strftime}
+    rendered: Any = render_jinja_template(
+        conversations=[[dict(message) for message in messages]],
+        tools=_schemas(tools),
+        chat_template=template,
+        return_assistant_tokens_mask=True,
+        **variables,
+    )
+    (text,), (tags,) = rendered
+    return "".join(_outside(text, tags, start))
+
+
+def _schemas(tools: Tools | None) -> list[Any] | None:
+    return [dict(tool) for tool in tools] if tools else None
+
+
+def _outside(text: str, tags: Sequence[tuple[int, int]], start: int) -> Iterator[str]:
+    for begin, end in sorted(tags):
+        yield text[start:begin]
+        start = max(start, end)
+    yield text[start:]

@@ -1,0 +1,321 @@
+"""Tokens and masks of conversations, through templates that behave as those of real families do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_core.data.chat import (
+    encode_completion,
+    encode_conversation,
+    encode_prompt,
+    stop_token_ids,
+)
+from rlhf_core.data.rendering import DATE
+from rlhf_core.data.templates import SHIPPED, _input_template
+from rlhf_core.errors import StageError
+from tests.rlhf_core.data.families import (
+    DATED,
+    DEFAULT_SYSTEM,
+    ENDS_LAST_TURN_ONLY,
+    ENDS_NO_TURN,
+    ENDS_TWICE,
+    MERGES_SYSTEM,
+    REFUSES_SYSTEM,
+    STRIPS_REASONING,
+    TEMPLATES,
+    TURNS,
+    WITH_TOOLS,
+    assistant,
+    byte_level,
+    space_before_text,
+    system,
+    tagged,
+    user,
+)
+
+TALK = [user("q1"), assistant("r1"), user("q2"), assistant("r2")]
+TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
+CALLING = [user("q"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "3"}, assistant("three")]
+
+
+def texts(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) -> list[str]:
+    """Each sequence as text, what is trained in brackets."""
+    shown = []
+    for ids, mask in encode_conversation(tokenizer, messages, tools):
+        text = ""
+        for index, (token, trained) in enumerate(zip(ids, mask, strict=True)):
+            before = index > 0 and mask[index - 1]
+            text += ("⟦" if trained and not before else "⟧" if before and not trained else "") + tokenizer.decode(token)
+        shown.append(text + ("⟧" if mask[-1] else ""))
+    return shown
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "expected"),
+    [
+        (
+            TURNS,
+            [system("s"), *TALK],
+            [
+                "<|im_start|>system\ns<|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
+                "⟦r1<|im_end|>⟧\n<|im_start|>user\nq2<|im_end|>\n<|im_start|>assistant\n⟦r2<|im_end|>⟧\n"
+            ],
+        ),
+        (
+            DEFAULT_SYSTEM,
+            TALK[:2],
+            [
+                "<|im_start|>system\nBe of use.<|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
+                "⟦r1<|im_end|>⟧\n"
+            ],
+        ),
+        (  # a turn's reasoning is trained where the model would write it, and not there when the next turn is asked for
+            STRIPS_REASONING,
+            [user("q1"), assistant("<think>t1</think>\nr1"), user("q2"), assistant("<think>t2</think>\nr2")],
+            [
+                "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n⟦<think>t1</think>\nr1<|im_end|>⟧\n",
+                "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\nr1<|im_end|>\n<|im_start|>user\nq2<|im_end|>\n"
+                "<|im_start|>assistant\n⟦<think>t2</think>\nr2<|im_end|>⟧\n",
+            ],
+        ),
+        (  # without reasoning nothing is rewritten
+            STRIPS_REASONING,
+            TALK,
+            [
+                "<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n⟦r1<|im_end|>⟧\n<|im_start|>user\nq2<|im_end|>\n"
+                "<|im_start|>assistant\n⟦r2<|im_end|>⟧\n"
+            ],
+        ),
+        (
+            MERGES_SYSTEM,
+            [system("s"), user(" q1 "), assistant(" r1\n"), user("q2"), assistant("r2")],
+            ["<bos>[Q] <<s>>\n\nq1 [/Q]⟦ r1 <eos>⟧[Q] q2 [/Q]⟦ r2 <eos>⟧"],
+        ),
+        (
+            REFUSES_SYSTEM,
+            TALK[:2],
+            ["<bos><|im_start|>user\nq1<|im_end|>\n<|im_start|>model\n⟦r1<|im_end|>⟧\n"],
+        ),
+        (
+            ENDS_LAST_TURN_ONLY,
+            TALK,
+            ["user: q1\nassistant: ⟦r1<eos>⟧", "user: q1\nassistant: r1\nuser: q2\nassistant: ⟦r2<eos>⟧"],
+        ),
+        (
+            ENDS_NO_TURN,
+            TALK,
+            ["user: q1\nassistant: ⟦r1\n<eos>⟧", "user: q1\nassistant: r1\nuser: q2\nassistant: ⟦r2\n<eos>⟧"],
+        ),
+        (  # sampling stops at <|im_end|>: the EOS after it is never asked of the model
+            ENDS_TWICE,
+            TALK[:2],
+            ["<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n⟦r1<|im_end|>⟧\n<eos>"],
+        ),
+        (  # a turn that holds the token which ends turns
+            TURNS,
+            [user("q"), assistant("a<|im_end|>b")],
+            ["<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n⟦a<|im_end|>b<|im_end|>⟧\n"],
+        ),
+        (  # what follows the last reply is nobody's context
+            TURNS,
+            [*TALK[:2], user("q2")],
+            ["<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n⟦r1<|im_end|>⟧\n"],
+        ),
+    ],
+)
+def test_what_is_trained_is_what_the_template_writes(template: str, messages: Any, expected: list[str]) -> None:
+    assert texts(byte_level(template), messages) == expected
+
+
+def test_a_merge_over_the_end_of_the_prompt_is_undone() -> None:
+    """Two newlines are one token; the engine's prompt ends with the first, and the reply begins with the second."""
+    tokenizer = byte_level(TURNS)
+    [(ids, mask)] = encode_conversation(tokenizer, [user("q"), assistant("\nr")])
+    assert [tokenizer.decode(t) for t, trained in zip(ids, mask, strict=True) if trained] == ["\n", "r", "<|im_end|>"]
+    whole = tokenizer.apply_chat_template([user("q"), assistant("\nr")])["input_ids"]
+    assert len(ids) == len(whole) + 1
+    # In a later prompt they are one token, so that the later turn cannot continue this sequence.
+    assert len(encode_conversation(tokenizer, [user("q"), assistant("\nr"), *TALK[2:]])) == 2
+
+
+@pytest.mark.parametrize("template", [MERGES_SYSTEM, TURNS], ids=["merges system", "turns"])
+def test_a_tokenizer_that_puts_a_space_before_texts_puts_none_before_replies(template: str) -> None:
+    tokenizer = space_before_text(template)
+    messages = [user("a"), assistant("b"), user("a b"), assistant("b")]
+    [(ids, _)] = encode_conversation(tokenizer, messages)
+    assert ids == tokenizer.apply_chat_template(messages)["input_ids"]
+
+
+def test_no_bos_is_added_to_a_template_that_writes_it() -> None:
+    tokenizer = byte_level(MERGES_SYSTEM, bos=True)
+    assert tokenizer("x")["input_ids"][0] == tokenizer.bos_token_id
+    ids, _ = encode_completion(tokenizer, [user("q")], "r")
+    assert ids.count(tokenizer.bos_token_id) == 1
+    assert encode_prompt(tokenizer, [user("q")]).count(tokenizer.bos_token_id) == 1
+
+
+def test_today_is_always_the_same_day() -> None:
+    tokenizer = byte_level(DATED)
+    assert "Today is 01 Jan 2025 00:00:00.000000<" in tokenizer.decode(encode_prompt(tokenizer, [user("q")]))
+    assert texts(tokenizer, TALK) == texts(tokenizer, TALK)
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "message"),
+    [
+        (REFUSES_SYSTEM, [system("s"), *TALK], "refuses a conversation: no system role"),
+        (MERGES_SYSTEM, [user("a"), user("b"), assistant("c")], "refuses a conversation: turns must alternate"),
+        (TURNS, [assistant("hello"), *TALK], "begins with an assistant turn, which answers nothing: leave it out"),
+        (TURNS, [user("q")], "no assistant turn"),
+        (
+            TURNS.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}"),
+            TALK[:2],
+            r"asks for turn 1 with 'im_start\|>assistant\\n<think>\\n' but writes the turn as "
+            r"'im_start\|>assistant\\nr1<\|im_end\|>\\n': a model that is trained on this has never seen the prompt",
+        ),
+        (
+            "{% for m in messages if m.role != 'system' %}{{ m.role + m.content + eos_token }}{% endfor %}",
+            [system("s"), *TALK],
+            "does not write turn 0, of role system, so the model would never see it",
+        ),
+        ("{{ messages[0].content + nothing.at.all }}", TALK, "refuses a conversation: 'nothing' is undefined"),
+        ("{{ messages[0].content + 1 }}", TALK, "refuses a conversation: can only concatenate str"),
+        (
+            "{% for m in messages %}\n{{ m.content }",
+            TALK,
+            "syntax error in line 2 of the chat template: unexpected '}'",
+        ),
+        (TURNS, [user("q"), assistant("r", reasoning_content="t")], "does not write `reasoning_content` of turn 1"),
+    ],
+)
+def test_what_a_template_cannot_write_is_refused(template: str, messages: Any, message: str) -> None:
+    with pytest.raises(StageError, match=message):
+        encode_conversation(byte_level(template), messages)
+
+
+def test_tools_and_calls_are_given_to_the_template_and_trained_as_written() -> None:
+    tokenizer = byte_level(WITH_TOOLS)
+    [text] = texts(tokenizer, CALLING, [TOOL])
+    assert text == (
+        '<|im_start|>system\n[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]'
+        "<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
+        '⟦call {"name": "add", "arguments": {"a": 1}}<|eom|>⟧\n'
+        "<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n⟦three<|im_end|>⟧\n"
+    )
+    stops = {tokenizer.convert_tokens_to_ids(token) for token in ("<eos>", "<|im_end|>", "<|eom|>")}
+    assert set(stop_token_ids(tokenizer)) == stops
+    prompt = encode_prompt(tokenizer, CALLING[:3], [TOOL])
+    assert prompt == encode_conversation(tokenizer, CALLING, [TOOL])[0][0][: len(prompt)]
+    assert encode_completion(tokenizer, CALLING[:3], "three", [TOOL]) == (
+        encode_conversation(tokenizer, CALLING, [TOOL])[0][0],
+        [False] * len(prompt) + [True] * 6 + [False],
+    )
+
+
+@pytest.mark.parametrize(
+    ("template", "messages", "tools", "message"),
+    [
+        (TURNS, TALK, [TOOL], "does not write `tools`, so the model would never see them; give base.chat_template one"),
+        (TURNS, CALLING, None, "does not write `tool_calls` of turn 1, so the model would never learn them"),
+        (
+            WITH_TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),
+            CALLING,
+            None,
+            "does not write turn 2, of role tool",
+        ),
+    ],
+)
+def test_tools_that_a_template_drops_are_refused(template: str, messages: Any, tools: Any, message: str) -> None:
+    tokenizer = byte_level(template)
+    with pytest.raises(StageError, match=message):
+        encode_conversation(tokenizer, messages, tools)
+    with pytest.raises(StageError, match=message):
+        encode_prompt(tokenizer, [*messages, user("more")], tools)
+    with pytest.raises(StageError, match=message):
+        encode_completion(tokenizer, [*messages, user("more")], "r", tools)
+
+
+HEADER = r"{{ '<|im_start|>assistant\n' }}"
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        tagged("{{ m.content + '<|im_end|>' }}", before=HEADER, after=r"{{ '\n' }}"),
+        tagged(r"{{ m.content }}", before=HEADER, after=r"{{ '<|im_end|>\n' }}"),  # the end is trained all the same
+        tagged(HEADER + r"{{ m.content + '<|im_end|>\n' }}"),  # the header is the prompt's all the same
+    ],
+    ids=["exact", "without the end", "with the header"],
+)
+def test_tags_that_agree_with_the_generation_prompt(template: str) -> None:
+    tokenizer = byte_level(template)
+    [(ids, mask)] = encode_conversation(tokenizer, TALK)
+    assert [(ids, mask)] == encode_conversation(byte_level(TURNS), TALK)
+
+
+def test_exact_tags_give_the_mask_that_transformers_gives() -> None:
+    tokenizer = byte_level(tagged("{{ m.content + '<|im_end|>' }}", before=HEADER, after=r"{{ '\n' }}"))
+    theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
+    assert encode_conversation(tokenizer, TALK) == [(theirs["input_ids"], [bool(m) for m in theirs["assistant_masks"]])]
+
+
+def test_tags_that_leave_out_what_the_model_must_write_are_refused() -> None:
+    template = tagged(r"{{ m.content + '<|im_end|>\n' }}", before=HEADER + "{{ 'Well: ' }}")
+    with pytest.raises(StageError, match=r"does not tag 'Well:' of turn 1 with \{% generation %\}"):
+        encode_conversation(byte_level(template), TALK)
+
+
+# Texts with what tokenizers merge, templates look for, and people write.
+CONTENTS = st.lists(
+    st.sampled_from(["a", "b", " ", "\n", "\n\n", "é", "</think>", "{{ x }}", "<|im_end|>", "<eos>", "[/Q]"]),
+    min_size=1, max_size=6,
+).map("".join).filter(str.strip)  # fmt: skip
+PAIRS = st.lists(st.tuples(CONTENTS, CONTENTS), min_size=1, max_size=3)
+ALL_TEMPLATES = {
+    **TEMPLATES,
+    **{f"shipped {name}": shipped.text for name, shipped in SHIPPED.items()},
+    "input": _input_template("Q: {prompt}\n"),
+}
+
+
+@pytest.mark.parametrize("template", ALL_TEMPLATES.values(), ids=list(ALL_TEMPLATES))
+@given(pairs=PAIRS, opening=st.none() | CONTENTS)
+@settings(max_examples=25, deadline=None)
+def test_prompt_and_completion_are_the_conversation(
+    template: str, pairs: list[tuple[str, str]], opening: str | None
+) -> None:
+    tokenizer = byte_level(template)
+    takes_system = "no system role" not in template and "input_template" not in template
+    messages = [system(opening)] if opening is not None and takes_system else []
+    for question, reply in pairs:
+        messages += [user(question), assistant(reply)]
+    sequences = encode_conversation(tokenizer, messages)
+    found = []
+    for index, message in enumerate(messages):
+        if message["role"] != "assistant":
+            continue
+        prompt = encode_prompt(tokenizer, messages[:index])
+        ids, mask = encode_completion(tokenizer, messages[:index], message["content"])
+        end = max(place for place, trained in enumerate(mask) if trained) + 1
+        assert ids[: len(prompt)] == prompt
+        assert mask == [False] * len(prompt) + [True] * (end - len(prompt)) + [False] * (len(ids) - end)
+        assert ids[end - 1] in stop_token_ids(tokenizer)
+        # The text is the template's own, but for an EOS where it ends a turn with nothing.
+        written = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False, strftime_now=DATE.strftime)
+        assert tokenizer.decode(ids).removesuffix("<eos>") == written.removesuffix("<eos>")
+        # It stands in exactly one sequence of the conversation, trained in the same places.
+        holding = [n for n, (longer, _) in enumerate(sequences) if longer[:end] == ids[:end]]
+        own = [n for n in holding if sequences[n][1][len(prompt) : end] == mask[len(prompt) : end]]
+        assert own, "no sequence trains this turn"
+        found.append(end - len(prompt))
+    assert sum(sum(mask) for _, mask in sequences) == sum(found)
+
+
+def test_contents_are_never_code() -> None:
+    assert "{{ 1 + 1 }}" in texts(byte_level(TURNS), [user("q"), assistant("{{ 1 + 1 }}")])[0]
