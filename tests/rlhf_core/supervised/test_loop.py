@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import json
+import math
 from itertools import chain
 from pathlib import Path
 
@@ -8,8 +10,9 @@ import torch
 
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.errors import StageError
-from rlhf_core.supervised.loop import Example, count_steps, divide, require_fit, shuffled, step_indices
+from rlhf_core.supervised.loop import Example, SinceLastLine, count_steps, divide, require_fit, shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
+from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.supervised_runs import base_model
 
 
@@ -67,3 +70,16 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         require_fit([], folder, 8)
     with pytest.raises(StageError, match="max_length is 65, but the model's context is 64"):
         require_fit([_example(8)], folder, 65)
+
+
+def test_steps_since_the_last_line_survive_a_checkpoint() -> None:
+    kept = SinceLastLine()
+    applied = StepMetrics(0.5, 0.25, skipped=False, means={"loss": 0.1}, maxima={"ratio": 3.0})
+    kept.add([applied, StepMetrics(math.inf, 0.125, skipped=True, means={"loss": 9.0}, maxima={"ratio": 9.0})], 10, 2.0)
+    restored = SinceLastLine()
+    restored.load_state_dict(json.loads(json.dumps(kept.state_dict())))
+    assert restored == kept
+    assert restored.line() == {
+        "loss": 0.1, "ratio": 3.0, "gradient_norm": 0.5, "learning_rate": 0.125, "skipped_updates": 1.0, "tokens": 10,
+        "tokens_per_second": 5.0,
+    }  # fmt: skip
