@@ -16,7 +16,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.data import DataFormat, DatasetConfig
+from rlhf_core.config.data import DataFormat
 from rlhf_core.errors import did_you_mean
 
 Row = dict[str, Any]
@@ -38,14 +38,6 @@ def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: M
     row = _FORMATS[data_format](_renamed(source, columns))
     row.pop("id", None)
     return {"id": row_id(row), **row}
-
-
-def canonical_row_at(where: str, source: Mapping[str, Any], config: DatasetConfig) -> Row:
-    """`canonical_row` with the settings of a dataset; its RowError begins with `where` the row is."""
-    try:
-        return canonical_row(source, config.format, config.columns)
-    except RowError as error:
-        raise RowError(f"{where}: {error}") from error
 
 
 def row_id(row: Mapping[str, Any]) -> str:

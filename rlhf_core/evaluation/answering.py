@@ -52,7 +52,7 @@ def answer(
             stop_token_ids=stop, seed=seed,
         ),
     )  # fmt: skip
-    # Grouped by prompt, the greedy completion first.
+    # Prompt by prompt, the greedy completion first.
     completions: list[tuple[Prompt, Completion]] = []
     for index, prompt in enumerate(prompts):
         of_prompt = sampled[index * samples : (index + 1) * samples]

@@ -1,8 +1,7 @@
 """Sequences, sums and means over the trained tokens of a packed batch.
 
-Values are selected by the mask, never multiplied by it: a NaN or an infinity at a token that is not trained must not
-reach the sum. Losses select their inputs before they compute, because the gradient of exp at infinity is NaN even when
-it is multiplied by 0.
+Values are selected, never multiplied by the mask: a NaN or an infinity at a token that is not trained must not reach
+the sum. Losses select their inputs before they compute: the gradient of exp at an infinity is NaN, even times 0.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from torch import Tensor
 
 
 def sequence_ids(sequence_lengths: Tensor) -> Tensor:
-    """(N,) int64: the index of each token's sequence. sequence_lengths: (S,) int64, sums to N."""
+    """(N,) int64: which sequence each token belongs to. sequence_lengths: (S,) int64, sums to N."""
     sequences = torch.arange(sequence_lengths.numel(), device=sequence_lengths.device)
     return torch.repeat_interleave(sequences, sequence_lengths)
 

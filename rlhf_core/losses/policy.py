@@ -1,6 +1,6 @@
-"""Losses of the policy: functions of tensors and numbers that return a loss and metrics.
+"""Losses of the policy: tensors and numbers in, a loss and figures for the metrics out.
 
-`loss_weights` (N,) float32 is the weight of each token in the loss of the whole optimizer step
+In each, `loss_weights` (N,) float32 says how much a token counts in the loss of the whole optimizer step
 (losses/aggregation.py), so that the gradient does not depend on packing, micro-batching or sharding. All return the
 loss () and sums over the trained tokens, to be divided by their number:
 clipped_tokens: those that the clip stopped or held;
@@ -31,10 +31,10 @@ def clipped_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Loss:
-    """PPO's clipped surrogate, eq. 7 of arXiv:1707.06347, with separate bounds as in eq. 10 of arXiv:2503.14476.
+    """PPO's clipped surrogate, eq. 7 of arXiv:1707.06347; its two sides apart as in eq. 10 of arXiv:2503.14476.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    The ratio is clipped to [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
+    The ratio is held inside [1 - clip_low, 1 + clip_high]; dual_clip: see `_clipped_terms`.
     clipped_tokens: those that have no gradient.
     """
     log_ratio = logprobs[mask] - old_logprobs[mask]
@@ -54,7 +54,7 @@ def sequence_policy_loss(
     clip_high: float,
     dual_clip: float | None = None,
 ) -> Loss:
-    """GSPO: the clipped surrogate with one ratio per sequence, eq. 5-7 of arXiv:2507.18071.
+    """GSPO: the clipped surrogate of one ratio a sequence, eq. 5-7 of arXiv:2507.18071.
 
     Every token of a sequence has the ratio s = exp(mean_t(logprob_t - old_logprob_t)), the mean over its trained
     tokens. The gradient of s is s times the mean of the gradients of their log-probs, with any aggregation. With the
@@ -81,17 +81,17 @@ def cispo_policy_loss(
     clip_low: float,
     clip_high: float,
 ) -> Loss:
-    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio. The ratio is clipped to
-    [1 - clip_low, 1 + clip_high] and detached, so that every token keeps the gradient of its log-prob.
+    """CISPO, eq. 4-5 of arXiv:2506.13585: log-prob x advantage x ratio, the ratio held inside
+    [1 - clip_low, 1 + clip_high] and without gradient, so that every token keeps its own.
 
     logprobs, old_logprobs, advantages: (N,) float32; mask: (N,) bool, true where the policy sampled.
     clipped_tokens: those whose ratio was held.
     """
     logprobs, log_ratio = logprobs[mask], logprobs[mask] - old_logprobs[mask]
     ratio = _bounded(log_ratio.detach()).exp()
-    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
-    loss = -(clipped * advantages[mask] * logprobs * loss_weights[mask]).sum()
-    return loss, _figures(log_ratio, clipped != ratio)
+    held = ratio.clamp(1 - clip_low, 1 + clip_high)
+    loss = -(held * advantages[mask] * logprobs * loss_weights[mask]).sum()
+    return loss, _figures(log_ratio, held != ratio)
 
 
 def _clipped_terms(

@@ -1,4 +1,4 @@
-"""Losses of a reward model that is trained on preference pairs."""
+"""Losses of a reward model that learns from pairs."""
 
 from __future__ import annotations
 

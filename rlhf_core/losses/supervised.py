@@ -1,4 +1,4 @@
-"""Losses of supervised training."""
+"""Losses of learning from given text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rlhf_core.losses.masking import masked_sum
 
 
 def next_token_loss(logprobs: Tensor, mask: Tensor, *, num_tokens: int | Tensor) -> Tensor:
-    """Cross-entropy of the trained tokens, in nats per token.
+    """Cross-entropy of the trained tokens, in nats a token.
 
     logprobs: (N,) float32, of the token at t given those before it; mask: (N,) bool, true where the token is trained.
     num_tokens: trained tokens of the whole optimizer step over all ranks, so that the gradient does not depend

@@ -9,11 +9,11 @@ from torch import Tensor
 def clipped_value_loss(
     values: Tensor, old_values: Tensor, returns: Tensor, mask: Tensor, loss_weights: Tensor, *, clip: float | None
 ) -> tuple[Tensor, dict[str, Tensor]]:
-    """Half the larger of the squared error and the clipped squared error: the value loss used with PPO
+    """Half the squared error, the larger of the plain and the clipped one: the value loss that goes with PPO
     (arXiv:2005.12729, section 3, item 1).
 
     values, old_values, returns: (N,) float32; mask: (N,) bool, true where the policy sampled.
-    clip: the largest difference of the clipped value from the old one; None: half the squared error.
+    clip: how far a value may move from its old one and still be pulled; None: plain half squared error.
     loss_weights: (N,) float32, of each token in the loss of the whole optimizer step.
     Returns the loss () and sums over the trained tokens: clipped_values, those whose clipped error is the larger;
     squared_error_sum, of the values as they are.

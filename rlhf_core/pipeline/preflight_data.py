@@ -19,7 +19,7 @@ from rlhf_core.config.data import (
 )
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.data.files import file_type, iterate_file
-from rlhf_core.data.formats import Row, RowError, canonical_row_at
+from rlhf_core.data.formats import Row, RowError, canonical_row
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
@@ -140,9 +140,15 @@ def _check_file(path: str, config: DatasetConfig, root: Path) -> list[Located]:
         return []  # one value, which can only be read whole
     rows = iterate_file(str(local), shown=path)
     return [
-        (where, canonical_row_at(where, raw, config))
-        for where, raw in islice(rows, _ROWS_OF_LARGE_FILE if large else _ROWS)
+        (where, _canonical(where, raw, config)) for where, raw in islice(rows, _ROWS_OF_LARGE_FILE if large else _ROWS)
     ]
+
+
+def _canonical(where: str, raw: Row, config: DatasetConfig) -> Row:
+    try:
+        return canonical_row(raw, config.format, config.columns)
+    except RowError as error:
+        raise RowError(f"{where}: {error}") from error
 
 
 def _generated(task: str, source: ReasoningGymSource, config: DatasetConfig) -> Iterator[Located]:
@@ -151,6 +157,6 @@ def _generated(task: str, source: ReasoningGymSource, config: DatasetConfig) -> 
     rows = generate(task, source.tasks[task], size=size, seed=source.seed, data_format=config.format)
     for index, raw in enumerate(rows):
         where = f"{task} item {index}"
-        yield where, canonical_row_at(where, raw, config)
+        yield where, _canonical(where, raw, config)
         if time.monotonic() > until:
             return

@@ -1,4 +1,4 @@
-"""Builds rewards from their configs. A new reward is one file, its config class, and one case here."""
+"""From a config to a reward. A new reward is one file, its config class, and one case here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rlhf_core.rewards.verifier import Verifier
 
 
 def build_reward(config: TextReward, context: StageContext) -> Reward:
-    """The reward of `config`. Rewards of a reward model are built in rewards/model.py, with the RL stage's workers."""
+    """The reward of `config`. Those of a reward model are made by rewards/model.py, with the RL stage's workers."""
     match config:
         case VerifierReward():
             return Verifier(config)
@@ -26,7 +26,7 @@ def build_reward(config: TextReward, context: StageContext) -> Reward:
 
 @contextmanager
 def open_scorers(configs: Mapping[str, ScorerConfig], context: StageContext) -> Iterator[dict[str, Reward]]:
-    """The scorers of `configs` by name; closes them on exit."""
+    """The scorers of `configs` by name, closed at the end."""
     with ExitStack() as stack:
         scorers: dict[str, Reward] = {}
         for name, config in configs.items():

@@ -1,4 +1,4 @@
-"""The run's reward model as a reward: its score at the last token of a completion, or of each step."""
+"""The run's reward model as a reward: it reads tokens, at the last one of a completion or of each of its steps."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ TokenScores = Callable[[PackedBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RewardModel:
-    """How to read a reward model, according to the files in its folder. The workers hold the model itself."""
+    """What the folder of a reward model says about how it is read; the model itself is held by the workers."""
 
     folder: Path
     tokenizer: Tokenizer  # the policy's
-    other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
+    other: OtherTokenizer | None  # its own, where it is not the policy's
 
     @classmethod
     def of(cls, folder: Path, policy: Path) -> RewardModel:
-        """policy: the policy's folder. If tokenizer and chat template are the same, the policy's tokens are used."""
+        """policy: its folder. With the same tokenizer and chat template, the reward model reads the policy's tokens."""
         tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
         same_tokens = (policy / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
         if same_tokens and tokenizer.chat_template == own.chat_template:
@@ -41,7 +41,7 @@ class RewardModel:
         return cls(folder, tokenizer, OtherTokenizer(own, _json(folder).get("max_position_embeddings")))
 
     def reward(self, settings: config.ModelReward, scores: TokenScores) -> ModelReward | ProcessModelReward:
-        """Raises StageError if the reward model does not support the settings."""
+        """Raises StageError where the folder cannot give what the settings want."""
         scale = self._scale() if settings.normalize else Scale()
         if isinstance(settings, config.RewardModelReward):
             return ModelReward(scores, scale, self.other)
@@ -58,15 +58,15 @@ class RewardModel:
         std: Any = stored.get("reward_std")
         if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
             raise StageError(
-                f"the reward model's config.json has reward_mean={mean} and reward_std={std}, so its rewards cannot be "
-                "normalised; set normalize: false"
+                f"the reward model's config.json has reward_mean={mean} and reward_std={std}, by which its rewards "
+                "cannot be normalised; set normalize: false"
             )
         return Scale(float(mean), float(std))
 
 
 @dataclass(frozen=True, slots=True)
 class Scale:
-    """Mean and standard deviation of a reward model's rewards for held-out completions."""
+    """Mean and standard deviation of a reward model's rewards of held-out completions."""
 
     mean: float = 0.0
     std: float = 1.0
@@ -74,7 +74,7 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class ModelReward:
-    """One reward per completion, read at its last token."""
+    """One reward a completion, read at its last token."""
 
     scores: TokenScores
     scale: Scale
@@ -87,12 +87,12 @@ class ModelReward:
         return RewardResult(rewards, [None] * len(rewards))
 
     def close(self) -> None:
-        """No-op: the workers hold the model."""
+        """Nothing to give back: the workers hold the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessModelReward:
-    """One reward per step, read at its last token; the completion has no other reward."""
+    """One reward a step, read at the step's last token; the completion as a whole earns nothing more."""
 
     scores: TokenScores
     scale: Scale
@@ -103,8 +103,8 @@ class ProcessModelReward:
         batch = _own_tokens(trajectories)
         raw = self.scores(batch).split(batch.sequence_lengths.tolist())
         steps = [
-            [_scaled(value, trajectory, self.scale) for value in token_scores[self._ends(trajectory)].tolist()]
-            for token_scores, trajectory in zip(raw, trajectories, strict=True)
+            [_scaled(value, trajectory, self.scale) for value in own[self._ends(trajectory)].tolist()]
+            for own, trajectory in zip(raw, trajectories, strict=True)
         ]
         return RewardResult([0.0] * len(steps), [None] * len(steps), steps=steps)
 
@@ -112,27 +112,27 @@ class ProcessModelReward:
         return step_tokens(self.tokenizer, trajectory, self.separator)
 
     def close(self) -> None:
-        """No-op: the workers hold the model."""
+        """Nothing to give back: the workers hold the model."""
 
 
 @dataclass(frozen=True, slots=True)
 class OtherTokenizer:
-    """Conversations in the reward model's own chat template and tokens."""
+    """Conversations written as the reward model's own chat template and tokenizer write them."""
 
     tokenizer: Tokenizer
-    context: int | None  # context length of the reward model in tokens; None: unknown
+    context: int | None  # tokens that the reward model can read; None: it does not say
 
     def batch(self, trajectories: Sequence[Trajectory]) -> PackedBatch:
-        """Re-tokenise the text of each prompt and completion. Raises RewardError if one is too long."""
+        """Prompt and completion of each trajectory, through their text. Raises RewardError where one is too long."""
         sequences = [self._sequence(trajectory) for trajectory in trajectories]
         return pack(sequences, [[True] * len(sequence) for sequence in sequences])
 
     def _sequence(self, trajectory: Trajectory) -> list[int]:
-        ids, is_assistant = encode_completion(self.tokenizer, trajectory.prompt.row["prompt"], trajectory.completion)
-        # As in its training: tokens that the template adds after the end of the turn are not read.
-        length = max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))
+        ids, said = encode_completion(self.tokenizer, trajectory.prompt.row["prompt"], trajectory.completion)
+        # As in its training: what the template writes after the end of the turn is not read.
+        length = max((index + 1 for index, own in enumerate(said) if own), default=len(ids))
         if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):
-            length -= 1  # a truncated completion has no end-of-turn token
+            length -= 1  # a completion that was cut has no end
         if self.context is not None and length > self.context:
             raise RewardError(
                 f"prompt {trajectory.prompt.id} with its completion has {length} tokens of the reward model, which "
@@ -147,9 +147,7 @@ def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:
 
 def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
     if not math.isfinite(value):
-        raise RewardError(
-            f"the reward model returned {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
-        )
+        raise RewardError(f"the reward model gave {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}")
     return (value - scale.mean) / scale.std
 
 

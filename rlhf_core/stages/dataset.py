@@ -13,7 +13,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig, Source, WeightedSource
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.exclusion import Exclusion
-from rlhf_core.data.formats import Row, RowError, canonical_row_at, duplicate_key
+from rlhf_core.data.formats import Row, RowError, canonical_row, duplicate_key
 from rlhf_core.data.mixing import mix
 from rlhf_core.data.reading import iterate_rows, write_dataset
 from rlhf_core.data.sources import iterate_source
@@ -80,7 +80,7 @@ def _usable_rows(
     total = 0
     try:
         for where, raw in iterate_source(source, config.format, context.user_file):
-            row = canonical_row_at(where, raw, config)
+            row = _canonical(where, raw, config)
             total += 1
             if total % _PROGRESS_EVERY == 0:
                 context.progress(total, 0, "reading", kept=len(kept))
@@ -96,6 +96,13 @@ def _usable_rows(
         raise StageError(f"{context.name}: {error}") from error
     counts.read.append(total)
     return kept
+
+
+def _canonical(where: str, raw: Mapping[str, Any], config: DatasetConfig) -> Row:
+    try:
+        return canonical_row(raw, config.format, config.columns)
+    except RowError as error:
+        raise RowError(f"{where}: {error}") from error
 
 
 def _ordered(

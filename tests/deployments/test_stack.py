@@ -287,5 +287,5 @@ def test_the_stack_variables_in_a_shell_do_not_look_external() -> None:
 def test_an_external_s3_server_needs_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(StackError, match="say which bucket to use with ALIGNMENT_STORE"):
+    with pytest.raises(StackError, match="name the bucket with ALIGNMENT_STORE"):
         control.up(report=lambda line: None)

@@ -160,5 +160,5 @@ def test_steps_of_another_tokenizer_are_refused(policy: Path, other: Path) -> No
 
 def test_a_score_that_is_not_finite_is_named(policy: Path, same: Path) -> None:
     judge = RewardModel.of(same, policy).reward(WHOLE, lambda batch: torch.full((batch.num_tokens,), float("nan")))
-    with pytest.raises(RewardError, match="the reward model returned nan for prompt p: 'bad'"):
+    with pytest.raises(RewardError, match="the reward model gave nan for prompt p: 'bad'"):
         judge([trajectory("bad")])
