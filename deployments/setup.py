@@ -1,7 +1,7 @@
-"""Make `.venv`: check the machine, choose the CPU or the GPU build, install what was tested.
+"""Create `.venv`: check the machine, choose the CPU or the GPU build, install the tested versions.
 
-Standard library only, and written so that an old Python still gets to the sentence that says what to do. A stamp in
-the environment makes every further call a matter of milliseconds.
+Uses only the standard library, and syntax that an old Python can parse, so that it can print what to do. A stamp in the
+environment makes further calls return within milliseconds.
 """
 
 import hashlib
@@ -20,12 +20,12 @@ LOCKS = {"cpu": ROOT / "requirements" / "cpu.lock", "gpu": ROOT / "requirements"
 PYTHON = (3, 11)
 GIB = 1024**3
 DISK = {"cpu": 8 * GIB, "gpu": 25 * GIB}
-# Their ordinary builds need CUDA; where they are installed beside a CPU build of torch, `import transformers` dies.
+# Their default builds need CUDA: beside a CPU build of torch they break `import transformers`.
 UNWANTED_ON_CPU = ("torchvision", "torchaudio", "torchcodec")
 
 
 class SetupError(Exception):
-    """One sentence that says what to do."""
+    """The message is one sentence that says what to do."""
 
 
 def main() -> int:
@@ -33,14 +33,14 @@ def main() -> int:
         device = choose_device(os.environ.get("ALIGNMENT_DEVICE", ""))
         check_python(sys.version_info[:2])
         stamp = VENV / "alignment-setup"
-        wanted = fingerprint(device)
-        if stamp.is_file() and stamp.read_text() == wanted:
+        state = fingerprint(device)
+        if stamp.is_file() and stamp.read_text() == state:
             return 0
         check_machine(device)
         create_environment()
         install(device)
         compile_operators(device)
-        stamp.write_text(wanted)
+        stamp.write_text(state)
     except SetupError as error:
         print("setup: %s" % error, file=sys.stderr)
         return 1
@@ -51,22 +51,22 @@ def main() -> int:
 def check_python(version: "tuple[int, ...]") -> None:
     if tuple(version) < PYTHON:
         raise SetupError(
-            "this is Python %d.%d, and 3.11 or later is needed: install one and name it, as in "
+            "this is Python %d.%d, but 3.11 or later is needed: install one and name it, as in "
             "`make setup PYTHON=python3.11`." % tuple(version)
         )
 
 
-def choose_device(asked: str) -> str:
-    """ "gpu" where `nvidia-smi` lists a GPU, else "cpu"; ALIGNMENT_DEVICE decides instead where it is set."""
-    if asked:
-        if asked not in DISK:
-            raise SetupError("ALIGNMENT_DEVICE is %r: set it to cpu or gpu, or unset it." % asked)
-        return asked
+def choose_device(requested: str) -> str:
+    """`requested`, the value of ALIGNMENT_DEVICE, if it is set; else "gpu" if `nvidia-smi` lists one, else "cpu"."""
+    if requested:
+        if requested not in DISK:
+            raise SetupError("ALIGNMENT_DEVICE is %r: set it to cpu or gpu, or unset it." % requested)
+        return requested
     program = shutil.which("nvidia-smi")
     if program is None:
         return "cpu"
-    found = subprocess.run([program, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
-    return "gpu" if found.returncode == 0 and b"GPU " in found.stdout else "cpu"
+    listing = subprocess.run([program, "-L"], stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return "gpu" if listing.returncode == 0 and b"GPU " in listing.stdout else "cpu"
 
 
 def check_machine(device: str) -> None:
@@ -87,7 +87,7 @@ def check_cpu(cpuinfo: str) -> None:
 
 
 def check_compiler(compiler: str) -> None:
-    """DeepSpeed compiles an operator when it first starts, so the compiler must work, not only be there."""
+    """DeepSpeed compiles an operator at its first start, so the compiler must work, not only exist."""
     if shutil.which(compiler) is None:
         raise SetupError(
             "there is no C++ compiler (%s): install one, for example with `apt-get install g++`." % compiler
@@ -116,13 +116,13 @@ def check_disk(folder: Path, needed: int) -> None:
     free = shutil.disk_usage(str(folder)).free
     if free < needed:
         raise SetupError(
-            "%.1f GiB are free at %s and the installation needs %.0f: free some, or clone the repository elsewhere."
+            "%.1f GiB are free at %s, but the installation needs %.0f: free some, or clone the repository elsewhere."
             % (free / GIB, folder, needed / GIB)
         )
 
 
 def fingerprint(device: str) -> str:
-    """Changes with anything that the environment is made from."""
+    """Changes with everything that defines the environment."""
     digest = hashlib.sha256(("%s %s %s" % (device, sys.version, VENV)).encode())
     for file in (Path(__file__), LOCKS[device], ROOT / "pyproject.toml"):
         digest.update(file.read_bytes())
@@ -150,10 +150,10 @@ def install(device: str) -> None:
 
 
 def pip(*arguments: str) -> None:
-    """Raises SetupError with what to do about pip's own last words."""
+    """Raises SetupError that says what to do about pip's error."""
     command = [str(VENV / "bin" / "python"), "-m", "pip", "--disable-pip-version-check", *arguments]
     log = VENV / "setup.log"
-    said = []
+    lines = []
     with log.open("a") as out:
         out.write("\n$ %s\n" % " ".join(command))
         pipe = subprocess.PIPE
@@ -162,22 +162,22 @@ def pip(*arguments: str) -> None:
         for raw in process.stdout:
             line = raw.decode("utf-8", errors="replace")
             out.write(line)
-            said.append(line)
-            show_progress(line, sum(text.startswith("Collecting ") for text in said))
+            lines.append(line)
+            show_progress(line, sum(text.startswith("Collecting ") for text in lines))
         process.wait()
     if process.returncode:
-        raise SetupError("%s. pip's whole log: %s." % (explain("".join(said)).rstrip("."), log))
+        raise SetupError("%s. pip's full log: %s." % (explain("".join(lines)).rstrip("."), log))
 
 
 def show_progress(line: str, collected: int) -> None:
     if line.startswith("Collecting ") and collected % 25 == 0:
         print("setup: %d packages downloaded" % collected, flush=True)
     if line.startswith("Installing collected packages"):
-        print("setup: unpacking them", flush=True)
+        print("setup: installing them", flush=True)
 
 
 def explain(output: str) -> str:
-    """The sentence for a failed pip, from what it printed."""
+    """One sentence about a failure of pip, from its output."""
     errors = [line[len("ERROR:") :].strip() for line in output.splitlines() if line.startswith("ERROR:")]
     text = " ".join(errors)
     if "torch==" in text and "+cpu" in text:
@@ -194,12 +194,12 @@ def explain(output: str) -> str:
 
 
 def compile_operators(device: str) -> None:
-    """DeepSpeed's operator for its CPU workers, compiled once here (into torch's cache) instead of in the first job."""
+    """Compile DeepSpeed's operator for CPU workers into torch's cache, so that the first job need not."""
     if device != "cpu":
         return
     print("setup: compiling DeepSpeed's CPU operator", flush=True)
     code = "from deepspeed.ops.op_builder.cpu import ShareMemCommBuilder; ShareMemCommBuilder().load(verbose=False)"
-    # torch finds ninja by PATH
+    # torch finds ninja through PATH
     environment = dict(os.environ, DS_ACCELERATOR="cpu", PATH="%s:%s" % (VENV / "bin", os.environ.get("PATH", "")))
     log = VENV / "setup.log"
     with log.open("a") as out:

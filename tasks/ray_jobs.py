@@ -81,7 +81,7 @@ def connect() -> RayJobs:
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS")
     if not address:
         raise StackError(
-            "no Ray cluster is known: run `alignment up`, or set RAY_API_SERVER_ADDRESS to a dashboard, http://host:8265"
+            "no Ray cluster is configured: run `alignment up`, or set RAY_API_SERVER_ADDRESS to a dashboard, http://host:8265"
         )
     try:
         return RayJobs(_Client(address))

@@ -1,4 +1,4 @@
-"""`alignment artifacts`, `show`, `pull` and `lineage`: what the store has, and where it came from."""
+"""`alignment artifacts`, `show`, `pull` and `lineage`: the content of the store and its lineage."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlhf_core.report.formatting import main_metrics
 app = typer.Typer()
 console = Console()
 
-ARTIFACT = typer.Argument(help="stage/key as `alignment artifacts` prints it; a few digits of the key are enough")
+ARTIFACT = typer.Argument(help="stage/key as printed by `alignment artifacts`; the first digits of the key are enough")
 
 
 def _repository() -> ArtifactRepository:
@@ -35,20 +35,20 @@ def _find(repository: ArtifactRepository, text: str) -> Manifest:
     ref = repository.resolve(text)
     manifest = repository.manifest(ref)
     if manifest is None:
-        raise StoreError(f"{ref} is in the store, but files of it are gone; run its recipe again")
+        raise StoreError(f"{ref} is in the store, but some of its files are missing; run its recipe again")
     return manifest
 
 
 @app.command()
-def artifacts(stage: Annotated[str | None, typer.Option(help="only those of this stage")] = None) -> None:
-    """Lists what the store has, the newest first."""
+def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of this stage")] = None) -> None:
+    """Lists the artifacts of the store, the newest first."""
     table = Table()
     for column in ("artifact", "node", "kind", "made", "size", "metrics"):
         table.add_column(
             column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "metrics"
         )
-    found = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
-    for m in sorted(found, key=lambda manifest: manifest.finished_at, reverse=True):
+    manifests = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
+    for m in sorted(manifests, key=lambda manifest: manifest.finished_at, reverse=True):
         made = f"{m.finished_at:%Y-%m-%d %H:%M}"
         table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_metrics(m.metrics)))
     console.print(table)
@@ -64,24 +64,24 @@ def show(artifact: Annotated[str, ARTIFACT]) -> None:
 def pull(
     artifact: Annotated[str, ARTIFACT],
     folder: Annotated[
-        Path | None, typer.Argument(help="a folder that is not there yet; default ./<stage>-<key>")
+        Path | None, typer.Argument(help="a folder that does not exist yet; default ./<stage>-<key>")
     ] = None,
 ) -> None:
-    """Copies an artifact's files into a folder, their hashes checked."""
+    """Copies an artifact's files into a folder and verifies their hashes."""
     repository = _repository()
     ref = _find(repository, artifact).ref
     target = folder or Path(f"{ref.stage}-{ref.key[:12]}")
     if target.exists():
         raise StoreError(f"{target} exists already: give another folder")
     with tempfile.TemporaryDirectory() as cache:
-        # File contents alone: what the cache holds is read-only, and the copy is the user's.
+        # Content without permissions: files of the cache are read-only, the copies belong to the user.
         shutil.copytree(repository.fetch(ref, Path(cache)), target, copy_function=shutil.copyfile)
     console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
 
 
 @app.command()
 def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
-    """Draws what an artifact was made from, back to the first datasets, models and files."""
+    """Draws the ancestors of an artifact, back to the first datasets, models and files."""
     repository = _repository()
     root = _find(repository, artifact)
     nodes = find_lineage(repository, root.ref).nodes
@@ -105,11 +105,11 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
 
 
 def _described(manifest: Manifest, role: str) -> str:
-    took = duration((manifest.finished_at - manifest.started_at).total_seconds())
+    seconds = duration((manifest.finished_at - manifest.started_at).total_seconds())
     prefix = f"[dim]{escape(role)}:[/] " if role else ""
     return (
         f"{prefix}[bold]{manifest.name}[/] {manifest.ref} [dim]{manifest.kind}, seed {manifest.seed}, "
-        f"code {manifest.code_revision[:12]}, {took} on {manifest.device}[/]"
+        f"code {manifest.code_revision[:12]}, {seconds} on {manifest.device}[/]"
     )
 
 

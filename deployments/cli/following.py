@@ -1,8 +1,8 @@
-"""Runs the deployment `alignment/full` and shows in the terminal what Prefect knows of it.
+"""Runs the deployment `alignment/full` and shows its state in Prefect in the terminal.
 
-Through the deployment and not in this process, because then the run is the same as one from the UI: it can be retried
-there, it outlives a closed terminal, and `alignment run` shows nothing that Prefect does not know. The price is a
-worker's start, a few seconds.
+The flow runs as a deployment and not in this process. So the run is the same as one started in the UI: it can be
+retried there, it survives a closed terminal, and `alignment run` shows only what Prefect knows. The cost is the start
+of a worker, a few seconds.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rlhf_core.errors import StackError
 DEPLOYMENT = "alignment/full"
 _POLL_SECONDS = 1.0
 _WORKER_SECONDS = 20.0
-_PATIENCE_SECONDS = 60.0  # with a Prefect server that does not answer
+_LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts as lost
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,22 @@ class Ended:
 
 
 def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console: Console) -> Ended:
-    """Starts the run and follows it to its end. Ctrl-C cancels it and waits for its jobs' end; a second one leaves it.
+    """Starts the run and follows it to its end. Ctrl-C cancels it and waits for its jobs; a second Ctrl-C exits.
 
-    Raises StackError if there is no Prefect server, or it does not know the deployment, or it is lost on the way.
+    Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost.
     """
     api = get_current_settings().api.url
     if not api:
-        raise StackError("no Prefect server is known: run `alignment up`, or set PREFECT_API_URL")
+        raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
     run_id = _start(api, recipe, overrides)
     url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
     console.print(f"run {url}", soft_wrap=True, highlight=False)
-    with get_client(sync_client=True) as client, view(console) as shown:
-        run = _FollowedRun(client, run_id, nodes, shown)
+    with get_client(sync_client=True) as client, view(console) as run_view:
+        run = _FollowedRun(client, run_id, nodes, run_view)
         try:
             flow_run = run.follow()
         except KeyboardInterrupt:
-            shown.note("cancelling: waiting for the jobs to stop (Ctrl-C again leaves them)")
+            run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
             client.set_flow_run_state(run_id, Cancelling(message="Ctrl-C in `alignment run`"))
             flow_run = run.follow()
     state = flow_run.state
@@ -71,7 +71,7 @@ def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console:
 
 
 def _reason(state: State) -> str:
-    """What the flow raised; Prefect puts words and the exception's type before it."""
+    """The message of the error that the flow raised, without the prefix that Prefect adds."""
     message = state.message or "no reason given"
     raised = re.fullmatch(r"Flow run encountered an exception: \w+: (.*)", message, re.DOTALL)
     return raised[1] if raised else f"{state.name}: {message}"
@@ -90,13 +90,13 @@ def _start(api: str, recipe: str, overrides: Sequence[str]) -> UUID:
 
 
 class _FollowedRun:
-    def __init__(self, client: SyncPrefectClient, run_id: UUID, nodes: Sequence[str], shown: View):
+    def __init__(self, client: SyncPrefectClient, run_id: UUID, nodes: Sequence[str], run_view: View):
         self._client = client
         self._run_id = run_id
         self._nodes = nodes
-        self._shown = shown
+        self._view = run_view
         self._started_at = time.monotonic()
-        self._said_no_worker = False
+        self._noted_no_worker = False
 
     def follow(self) -> FlowRun:
         """Shows the run until its state is final."""
@@ -104,30 +104,31 @@ class _FollowedRun:
         while True:
             try:
                 flow_run = self._client.read_flow_run(self._run_id)
-                self._shown.update(self._snapshot())
+                self._view.update(self._snapshot())
                 answered_at = time.monotonic()
                 if flow_run.state is not None and flow_run.state.is_final():
                     return flow_run
                 self._watch_for_a_worker(flow_run)
             except httpx.TransportError as error:
-                if time.monotonic() - answered_at > _PATIENCE_SECONDS:
+                if time.monotonic() - answered_at > _LOST_SECONDS:
                     raise StackError(
-                        f"lost the Prefect server ({error}); the run {self._run_id} may go on, see `alignment status`"
+                        f"lost the Prefect server ({error}); the run {self._run_id} may still be running, see "
+                        "`alignment status`"
                     ) from error
             time.sleep(_POLL_SECONDS)
 
     def _watch_for_a_worker(self, flow_run: FlowRun) -> None:
         waits = flow_run.state is not None and (flow_run.state.is_scheduled() or flow_run.state.is_pending())
-        if waits and not self._said_no_worker and time.monotonic() - self._started_at > _WORKER_SECONDS:
-            self._said_no_worker = True
-            self._shown.note(f"no worker has taken the run for {_WORKER_SECONDS:.0f} s: see `alignment status`")
+        if waits and not self._noted_no_worker and time.monotonic() - self._started_at > _WORKER_SECONDS:
+            self._noted_no_worker = True
+            self._view.note(f"no worker has taken the run for {_WORKER_SECONDS:.0f} s: see `alignment status`")
 
     def _snapshot(self) -> list[NodeView]:
         of_this_run = FlowRunFilter(id=FlowRunFilterId(any_=[self._run_id]))
         newest: dict[str, TaskRun] = {}
         for task_run in self._client.read_task_runs(flow_run_filter=of_this_run):
-            known = newest.get(task_run.name)
-            if known is None or _begun(task_run) >= _begun(known):
+            previous = newest.get(task_run.name)
+            if previous is None or _started_at(task_run) >= _started_at(previous):
                 newest[task_run.name] = task_run
         artifacts = self._client.read_artifacts(
             artifact_filter=ArtifactFilter(
@@ -138,7 +139,7 @@ class _FollowedRun:
         return [_node_view(name, newest.get(name), progress) for name in self._nodes]
 
 
-def _begun(task_run: TaskRun) -> float:
+def _started_at(task_run: TaskRun) -> float:
     return task_run.start_time.timestamp() if task_run.start_time else 0.0
 
 

@@ -1,4 +1,4 @@
-"""What a person sees while a run goes on: one line per stage, with its step, figures and time left."""
+"""The view of a run in progress: one line per stage, with its step, metrics and time left."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from deployments.cli.tables import duration
 _GLYPHS = {"waiting": "[dim]·[/]", "Reused": "[green]✓[/]", "Computed": "[green]✓[/]", "Completed": "[green]✓[/]",
            "Failed": "[red]✗[/]", "Crashed": "[red]✗[/]", "Cancelled": "[red]✗[/]"}  # fmt: skip
 _WORDS = {"NotReady": "not run"}
-_LINE_SECONDS = 15.0  # between two lines of one stage's progress where there is no terminal
+_LINE_SECONDS = 15.0  # without a terminal: between two lines about one stage's progress
 
 
 @dataclass(frozen=True, slots=True)
 class NodeView:
     name: str
-    state: str  # of its Prefect task run; "waiting" before it has one
+    state: str  # of its Prefect task run; "waiting" if there is none yet
     seconds: float
     percent: float | None
     text: str  # "step 3 of 20 · reward 0.4 · 0:35 left"
@@ -44,7 +44,7 @@ class View(Protocol):
 
 @contextmanager
 def view(console: Console) -> Iterator[View]:
-    """A table redrawn in place on a terminal; elsewhere plain lines, each said once."""
+    """On a terminal, a table that is redrawn in place; elsewhere plain lines, each printed once."""
     if not console.is_terminal:
         yield _Lines(console)
         return
@@ -56,7 +56,7 @@ class _Redrawn:
     def __init__(self, console: Console, live: Live):
         self._console = console
         self._live = live
-        # Kept between updates, so that the spinners turn on.
+        # Kept between updates, so that the spinners keep turning.
         self._spinners: dict[str, Spinner] = {}
 
     def update(self, nodes: Sequence[NodeView]) -> None:
@@ -66,9 +66,9 @@ class _Redrawn:
             glyph = (
                 self._spinners.setdefault(node.name, Spinner("dots")) if node.running else _GLYPHS.get(node.state, "·")
             )
-            took = "" if node.state == "waiting" else duration(node.seconds)
+            elapsed = "" if node.state == "waiting" else duration(node.seconds)
             table.add_row(
-                glyph, node.name, took, bar if node.running else "", escape(node.text) if node.running else ""
+                glyph, node.name, elapsed, bar if node.running else "", escape(node.text) if node.running else ""
             )
         self._live.update(table)
 
@@ -79,17 +79,17 @@ class _Redrawn:
 class _Lines:
     def __init__(self, console: Console):
         self._console = console
-        self._said: dict[str, tuple[str, str]] = {}  # node -> its state and text when last said
-        self._said_at: dict[str, float] = {}
+        self._printed: dict[str, tuple[str, str]] = {}  # node -> state and text of its last line
+        self._printed_at: dict[str, float] = {}
 
     def update(self, nodes: Sequence[NodeView]) -> None:
         for node in nodes:
-            state, text = self._said.get(node.name, ("waiting", ""))
-            recent = time.monotonic() - self._said_at.get(node.name, -_LINE_SECONDS) < _LINE_SECONDS
+            state, text = self._printed.get(node.name, ("waiting", ""))
+            recent = time.monotonic() - self._printed_at.get(node.name, -_LINE_SECONDS) < _LINE_SECONDS
             if node.state == state and (node.text == text or not node.running or recent):
                 continue
-            self._said[node.name] = (node.state, node.text)
-            self._said_at[node.name] = time.monotonic()
+            self._printed[node.name] = (node.state, node.text)
+            self._printed_at[node.name] = time.monotonic()
             what = node.text if node.running and node.text else _WORDS.get(node.state, node.state.lower())
             self._console.print(f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}", highlight=False)
 

@@ -1,6 +1,6 @@
-"""The `alignment` command: one typer app made of the command modules beside this file.
+"""The `alignment` command: one typer app, composed of the command modules beside this file.
 
-A command module has its own `app = typer.Typer()` with `@app.command()` functions and one line in `_MODULES`.
+A command module has its own `app = typer.Typer()` with `@app.command()` functions, and an entry in `_MODULES`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _MODULES = (stack, run, artifacts)
 
 
 class _Commands(TyperGroup):
-    """What a user did wrong ends as one line on stderr and exit code 1; a defect of ours keeps its traceback."""
+    """Prints expected errors as one line on stderr, with exit code 1; defects keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

@@ -15,7 +15,7 @@ app = typer.Typer()
 
 @app.command()
 def up() -> None:
-    """Start the S3 server, Ray, Prefect and its worker on this machine; what runs already is left alone."""
+    """Start the S3 server, Ray, Prefect and its worker on this machine, unless they are running."""
     from deployments.stack import control
 
     stack = control.up(report=typer.echo)
@@ -30,7 +30,7 @@ def up() -> None:
 
 @app.command()
 def status() -> None:
-    """Show each service: whether it works, where it answers, its log. Exit code 1 if one does not work."""
+    """Show the state, address and log of each service. The exit code is 1 if one does not work."""
     from deployments.stack import control
 
     lines = control.status()

@@ -1,1 +1,1 @@
-"""The local stack: an S3 server, a Ray head, a Prefect server and its worker, on this machine, kept by supervisord."""
+"""The local stack: an S3 server, a Ray head, a Prefect server and a worker on this machine, run by supervisord."""

@@ -1,4 +1,4 @@
-"""`up`, `status` and `down`: the life of the local stack as three functions."""
+"""`up`, `status` and `down` of the local stack."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _LAST_LINES = 5
 
 @dataclass(frozen=True, slots=True)
 class ServiceStatus:
-    """`state`: working, failing (the process is there but does not answer), external, or supervisord's own word."""
+    """`state`: working, failing (the process runs but does not answer), external, or supervisord's state."""
 
     name: str
     state: str
@@ -50,9 +50,9 @@ class ServiceStatus:
 
 
 def up(report: Callable[[str], None] = print) -> Stack:
-    """Start what does not run yet, wait until every service works, register the deployments.
+    """Start the services that are not running, wait until all work, and register the deployments.
 
-    Idempotent. Raises StackError with the last log lines of the service that does not come up.
+    Idempotent. Raises StackError with the last log lines of a service that does not start.
     """
     folder = stack_folder()
     with _locked(folder):
@@ -63,22 +63,22 @@ def up(report: Callable[[str], None] = print) -> Stack:
         running = supervisor.pid() is not None
         stack = open_stack(folder, frozenset(SELECTORS) - external, os.environ, running=running)
         environment = merged_environment(inherited_environment(), stack.environment())
-        wanted = services(stack)
-        config = configuration(stack, wanted)
+        all_services = services(stack)
+        config = configuration(stack, all_services)
         if running and not (supervisor.same_as_running(config) and recorded == stack.environment()):
-            report("the settings have changed: starting the stack anew")
+            report("the settings have changed: restarting the stack")
             _stop(folder, supervisor)
             running = False
         if not running:
             _start(stack, supervisor, config, environment)
-        _await_all(stack, supervisor, wanted, report)
+        _await_all(stack, supervisor, all_services, report)
         if register_deployments(folder, environment):
             report("deployments registered")
         return stack
 
 
 def status() -> list[ServiceStatus]:
-    """One line a service, in the order of starting; raises StackError when there has never been a stack here."""
+    """The status of every service, in the order in which they start. Raises StackError if there is no stack."""
     folder = stack_folder()
     recorded = recorded_environment(folder)
     if not recorded:
@@ -90,18 +90,18 @@ def status() -> list[ServiceStatus]:
     states = supervisor.states() if supervisor.pid() is not None else {}
     lines = [ServiceStatus(name, "external", _external_url(name)) for name in SELECTORS if name in external]
     for service in services(stack):
-        found = states.get(service.name)
-        state, problem = (found.state.lower(), "") if found else ("stopped", "")
+        process = states.get(service.name)
+        state, problem = (process.state.lower(), "") if process else ("stopped", "")
         if state in ("running", "starting"):
             problem = _problem(service)
             state = ("failing" if state == "running" else state) if problem else "working"
-        pid, uptime = (found.pid, time.time() - found.since) if found and found.pid else (0, 0.0)
+        pid, uptime = (process.pid, time.time() - process.since) if process and process.pid else (0, 0.0)
         lines.append(ServiceStatus(service.name, state, service.url, pid, uptime, stack.log(service.name), problem))
     return lines
 
 
 def down(report: Callable[[str], None] = print) -> None:
-    """Stop the services and end every process that they started; data, ports and credentials stay."""
+    """Stop the services and end every process that they started; data, ports and credentials are kept."""
     folder = stack_folder()
     if not folder.is_dir():
         report("there is no local stack")
@@ -113,7 +113,9 @@ def down(report: Callable[[str], None] = print) -> None:
 
 def _start(stack: Stack, supervisor: Supervisor, config: str, environment: dict[str, str]) -> None:
     _end_leftovers(stack.folder, supervisor)  # of a supervisord that was killed
-    shutil.rmtree(stack.folder / "ray", ignore_errors=True)  # sessions of earlier Ray heads; their jobs' logs
+    shutil.rmtree(
+        stack.folder / "ray", ignore_errors=True
+    )  # sessions of earlier Ray heads, with the logs of their jobs
     for name in ("s3", "ray", "prefect"):
         (stack.folder / name).mkdir(exist_ok=True)
     _make_link(stack.folder, stack.link)
@@ -128,7 +130,7 @@ def _stop(folder: Path, supervisor: Supervisor) -> None:
     members = processes_of(folder, sessions=_sessions(supervisor))
     if pid is not None:
         supervisor.shutdown()
-        _wait_until(lambda: supervisor.pid() is None, _patience())
+        _wait_until(lambda: supervisor.pid() is None, _timeout())
     end({process for process in members if process.is_running()})
     _end_leftovers(folder, supervisor)
     if link.is_symlink():
@@ -143,7 +145,7 @@ def _end_leftovers(folder: Path, supervisor: Supervisor) -> None:
     alive = [process for process in leftovers if process.is_running() and process.status() != "zombie"]
     if alive:
         names = ", ".join(f"{process.pid} ({process.name()})" for process in alive)
-        raise StackError(f"could not end the processes {names}: end them by hand")
+        raise StackError(f"could not end the processes {names}: end them manually")
 
 
 def _sessions(supervisor: Supervisor) -> list[int]:
@@ -151,13 +153,15 @@ def _sessions(supervisor: Supervisor) -> list[int]:
     return [] if pid is None else [pid]
 
 
-def _await_all(stack: Stack, supervisor: Supervisor, wanted: list[Service], report: Callable[[str], None]) -> None:
-    """Start what is stopped, all at once but for the worker, which needs the server; then wait for each in turn."""
+def _await_all(
+    stack: Stack, supervisor: Supervisor, all_services: list[Service], report: Callable[[str], None]
+) -> None:
+    """Start all stopped services, the worker last because it needs the server; wait until each one works."""
     states = supervisor.states()
-    for service in wanted:
+    for service in all_services:
         if service.name != "worker":
             _start_if_stopped(supervisor, service, states[service.name].state)
-    for service in wanted:
+    for service in all_services:
         if service.name == "worker":
             _start_if_stopped(supervisor, service, states[service.name].state)
         _await(stack, supervisor, service)
@@ -170,18 +174,18 @@ def _start_if_stopped(supervisor: Supervisor, service: Service, state: str) -> N
 
 
 def _await(stack: Stack, supervisor: Supervisor, service: Service) -> None:
-    end_of_patience = time.monotonic() + _patience()
+    deadline = time.monotonic() + _timeout()
     while problem := _problem(service):
         fatal = supervisor.states()[service.name].state == "FATAL"
-        if fatal or time.monotonic() > end_of_patience:
-            how = "stops again and again" if fatal else f"does not work after {_patience():.0f} s ({problem})"
+        if fatal or time.monotonic() > deadline:
+            how = "fails repeatedly" if fatal else f"does not work after {_timeout():.0f} s ({problem})"
             log = stack.log(service.name)
-            raise StackError("\n  ".join([f"{service.name} {how}:", *_last_lines(log), f"the whole log: {log}"]))
+            raise StackError("\n  ".join([f"{service.name} {how}:", *_last_lines(log), f"full log: {log}"]))
         time.sleep(0.3)
 
 
 def _problem(service: Service) -> str:
-    """Why the service does not work, in a line; empty when it does."""
+    """Why the service does not work, in one line; empty if it works."""
     from botocore.exceptions import BotoCoreError, ClientError
 
     try:
@@ -200,16 +204,16 @@ def _check_external(external: frozenset[str]) -> None:
     if "s3" in external and not os.environ.get("ALIGNMENT_STORE"):
         raise StackError(
             "AWS_ENDPOINT_URL names an S3 server, so none is started: "
-            "say which bucket to use with ALIGNMENT_STORE=s3://BUCKET, or unset AWS_ENDPOINT_URL"
+            "name the bucket with ALIGNMENT_STORE=s3://BUCKET, or unset AWS_ENDPOINT_URL"
         )
 
 
 def _external_url(service: str) -> str:
-    found = [os.environ[name] for name in SELECTORS[service] if os.environ.get(name)]
-    return found[0] if found else f"set {SELECTORS[service][0]}"
+    urls = [os.environ[name] for name in SELECTORS[service] if os.environ.get(name)]
+    return urls[0] if urls else f"set {SELECTORS[service][0]}"
 
 
-def _patience() -> float:
+def _timeout() -> float:
     """Seconds that a service may take to start or to stop."""
     return float(os.environ.get("ALIGNMENT_STACK_TIMEOUT", "180"))
 
@@ -224,10 +228,10 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        with filelock.FileLock(folder / "lock", timeout=2 * _patience()):
+        with filelock.FileLock(folder / "lock", timeout=2 * _timeout()):
             yield
     except filelock.Timeout as error:
-        raise StackError(f"another `alignment up` or `down` has held {folder / 'lock'} for long: end it") from error
+        raise StackError(f"another `alignment up` or `down` holds {folder / 'lock'} for too long: end it") from error
 
 
 def _link(folder: Path) -> Path:
@@ -238,11 +242,11 @@ def _make_link(folder: Path, link: Path) -> None:
     if not link.is_symlink():
         link.symlink_to(folder)
     elif link.lstat().st_uid != os.getuid() or link.readlink() != folder:
-        raise StackError(f"{link} exists and is not this stack's: remove it")
+        raise StackError(f"{link} exists and does not belong to this stack: remove it")
 
 
 def _weed_sockets(folder: Path) -> list[Path]:
-    """The sockets that SeaweedFS leaves in /tmp when it is killed; they are named by its ports."""
+    """The sockets that SeaweedFS leaves in /tmp when it is killed; its ports are in their names."""
     file = folder / "ports.json"
     if not file.is_file():
         return []

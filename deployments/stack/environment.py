@@ -1,7 +1,7 @@
-"""The environment variables that lead every command, flow and job to the stack's services.
+"""The environment variables by which every command, flow and job finds the stack's services.
 
-A service is chosen as a whole: when the user's own variables point at another store, Ray cluster or Prefect API, none
-of the stack's variables for that service are used, so that an endpoint never meets another one's credentials.
+A service is selected as a whole: if the user's own variables point at another store, Ray cluster or Prefect API, none
+of the stack's variables for that service are used, so that an endpoint is never combined with credentials of another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"
 RECIPES = REPOSITORY / "deployments" / "recipes"
 
-# The variables that say "use this service instead of starting one", and all that belong to the service.
+# The variables that select an external service instead of starting one, and the others that belong to each service.
 SELECTORS: Mapping[str, tuple[str, ...]] = {
     "s3": ("ALIGNMENT_STORE", "AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_S3"),
     "ray": ("RAY_API_SERVER_ADDRESS", "RAY_ADDRESS"),
@@ -47,7 +47,7 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """Where the stack keeps its state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
+    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
     chosen = os.environ.get("ALIGNMENT_STACK_DIR")
     return Path(chosen).expanduser().resolve() if chosen else REPOSITORY / ".local-stack"
 
@@ -57,7 +57,7 @@ def environment_file(folder: Path) -> Path:
 
 
 def recorded_environment(folder: Path) -> dict[str, str]:
-    """What the last `up` wrote; empty if there was none."""
+    """The variables written by the last `up`; empty if there was none."""
     file = environment_file(folder)
     if not file.is_file():
         return {}
@@ -66,9 +66,9 @@ def recorded_environment(folder: Path) -> dict[str, str]:
 
 
 def stack_environment() -> dict[str, str]:
-    """The variables of the stack's own services (of those it started) and the switches that turn telemetry off.
+    """The variables of the services that the stack started, and the switches that disable telemetry.
 
-    Raises StackError when there is no stack.
+    Raises StackError if there is no stack.
     """
     recorded = recorded_environment(stack_folder())
     if not recorded:
@@ -77,7 +77,7 @@ def stack_environment() -> dict[str, str]:
 
 
 def external_services(environment: Mapping[str, str], recorded: Mapping[str, str]) -> frozenset[str]:
-    """The services (s3, ray, prefect) for which `environment` points at something that the stack did not start."""
+    """The services (s3, ray, prefect) for which `environment` names one that the stack did not start."""
     return frozenset(
         service
         for service, names in SELECTORS.items()
@@ -86,25 +86,25 @@ def external_services(environment: Mapping[str, str], recorded: Mapping[str, str
 
 
 def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, str]) -> dict[str, str]:
-    """`environment` with the stack's services put in, except those for which it names its own."""
+    """`environment` with the variables of the stack's services, except for those where it names an external one."""
     merged = dict(environment)
     external = external_services(environment, recorded)
     of_service = {name: service for service in SELECTORS for name in (*SELECTORS[service], *_ALSO[service])}
     owned = {of_service[name] for name in recorded if name in of_service} - external
     for name, service in of_service.items():
         if service in owned:
-            merged.pop(name, None)  # a stray AWS_SESSION_TOKEN would spoil the stack's own credentials
+            merged.pop(name, None)  # a stray AWS_SESSION_TOKEN would invalidate the stack's credentials
     for name, value in recorded.items():
-        found = of_service.get(name)
-        if found is None:
+        service_of_name = of_service.get(name)
+        if service_of_name is None:
             merged.setdefault(name, value)
-        elif found in owned:
+        elif service_of_name in owned:
             merged[name] = value
     return merged
 
 
 def load_stack_environment() -> None:
-    """Put the stack's variables into this process, if there is a stack, and the folder of the shipped recipes.
+    """Set this process's variables: those of the stack, if there is one, and the folder of the shipped recipes.
 
     Call it before Prefect is imported.
     """

@@ -1,6 +1,6 @@
-"""Supervisord runs every service through this: end what a killed predecessor left, then become the service.
+"""supervisord starts every service through this module: it ends what a killed predecessor left and becomes the service.
 
-When Ray's head is killed, its agents and jobs live on for a while and hold the ports that the next head needs.
+When Ray's head is killed, its agents and jobs survive for a while and hold the ports that the next head needs.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from deployments.stack.processes import MARKER, end, processes_of
 
 
 def main(arguments: list[str]) -> None:
-    """`--keep-leftovers` or nothing, then the command."""
+    """arguments: the command, optionally after `--keep-leftovers`."""
     folder, _, service = os.environ[MARKER].rpartition(":")
     record = Path(folder) / f"{service}.pid"
     if arguments[0] == "--keep-leftovers":

@@ -1,4 +1,4 @@
-"""Find and end the processes of a stack, also those that have left its process tree."""
+"""Find and end the processes of a stack, including those that have left its process tree."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ MARKER = "ALIGNMENT_STACK_SERVICE"
 
 
 def processes_of(folder: Path, service: str = "", sessions: Iterable[int] = ()) -> set[psutil.Process]:
-    """Every living process of the stack in `folder`, or of one service of it, and all their descendants.
+    """All live processes of the stack in `folder`, or of one of its services, with all their descendants.
 
-    A process is known by the marker in its environment, or by its session or process group being one of `sessions`:
-    Ray's agents write their title over their environment. Never this process or one that it descends from.
+    A process is recognised by the marker in its environment, or by a session or process group in `sessions`, because
+    Ray's agents overwrite their environment with their title. Excludes this process and its ancestors.
     """
     mark = f"{folder}:{service}"
     groups = set(sessions)
@@ -27,11 +27,11 @@ def processes_of(folder: Path, service: str = "", sessions: Iterable[int] = ()) 
             found.add(process)
     for process in list(found):
         found.update(child for child in _children(process) if child.pid not in mine)
-    return {process for process in found if _lives(process)}
+    return {process for process in found if _is_alive(process)}
 
 
 def end(processes: set[psutil.Process], patience: float = 10.0) -> None:
-    """SIGTERM, and SIGKILL for what is still there after `patience` seconds."""
+    """Send SIGTERM, and SIGKILL to those that are alive after `patience` seconds."""
     for process in processes:
         with suppress(psutil.NoSuchProcess):
             process.terminate()
@@ -45,7 +45,7 @@ def end(processes: set[psutil.Process], patience: float = 10.0) -> None:
 def _is_marked(process: psutil.Process, mark: str, whole: bool) -> bool:
     try:
         value: str = process.environ().get(MARKER, "")
-    except (psutil.NoSuchProcess, psutil.AccessDenied):  # gone meanwhile, or another user's
+    except (psutil.NoSuchProcess, psutil.AccessDenied):  # the process has ended, or belongs to another user
         return False
     return value == mark if whole else value.startswith(mark)
 
@@ -66,7 +66,7 @@ def _children(process: psutil.Process) -> list[psutil.Process]:
         return []
 
 
-def _lives(process: psutil.Process) -> bool:
+def _is_alive(process: psutil.Process) -> bool:
     try:
         return bool(process.status() != psutil.STATUS_ZOMBIE)
     except psutil.NoSuchProcess:

@@ -13,16 +13,16 @@ from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
-_SOURCES = ("flows", "tasks", "rlhf_core/config")  # what the deployments' typed parameters are made from
+_SOURCES = ("flows", "tasks", "rlhf_core/config")  # these define the typed parameters of the deployments
 
 
 def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
-    """`prefect deploy --all`; False when the server has these deployments already.
+    """Run `prefect deploy --all`. Returns False, without running it, if the deployments are up to date.
 
-    Raises StackError when the file is missing or Prefect refuses it.
+    Raises StackError if the file is missing or Prefect rejects it.
     """
     if not DEPLOYMENTS.is_file():
-        raise StackError(f"{DEPLOYMENTS}: there is no such file, so no deployment can be registered")
+        raise StackError(f"{DEPLOYMENTS} does not exist, so no deployment can be registered")
     stamp = folder / "registered"
     state = _digest(environment["PREFECT_API_URL"])
     if stamp.is_file() and stamp.read_text() == state:
@@ -44,13 +44,13 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     log.write_text(done.stdout, encoding="utf-8")
     if done.returncode:
         last = [line for line in done.stdout.splitlines() if line.strip()][-5:]
-        raise StackError("\n  ".join(["`prefect deploy --all` failed:", *last, f"the whole log: {log}"]))
+        raise StackError("\n  ".join(["`prefect deploy --all` failed:", *last, f"full log: {log}"]))
     stamp.write_text(state)
     return True
 
 
 def _digest(server: str) -> str:
-    """Changes when the server or anything that shapes the deployments does."""
+    """Changes with the server and with every file that defines the deployments."""
     files = [DEPLOYMENTS, *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py")))]
     digest = hashlib.sha256(server.encode())
     for file in files:

@@ -1,4 +1,4 @@
-"""The services of the stack: the command of each, where it answers, how it proves that it works."""
+"""The services of the stack: command, address and health check of each."""
 
 from __future__ import annotations
 
@@ -21,32 +21,34 @@ MIB = 1024**2
 
 @dataclass(frozen=True, slots=True)
 class Service:
-    """`check` returns nothing when the service works and raises (OSError, httpx.HTTPError …) while it does not."""
+    """`check` returns if the service works, and raises (OSError, httpx.HTTPError …) if it does not."""
 
     name: str
     command: tuple[str, ...]
     url: str
     check: Callable[[], None]
     environment: Mapping[str, str] = field(default_factory=dict)
-    ends_leftovers: bool = True  # before a start, end what a killed predecessor left; flow runs may outlive a worker
-    stops_group: bool = True  # SIGTERM for the whole process group; Ray's head waits in vain when its children get it
+    ends_leftovers: bool = (
+        True  # at start, end what a killed predecessor left; not the worker's, because flow runs may outlive it
+    )
+    stops_group: bool = True  # SIGTERM to the process group; not Ray's, whose head hangs if its children receive it
 
 
 def services(stack: Stack) -> list[Service]:
-    """What this stack runs, in the order of starting."""
-    found = []
+    """The services of this stack in the order in which they start."""
+    owned = []
     if "s3" in stack.owned:
-        found.append(_s3(stack))
+        owned.append(_s3(stack))
     if "ray" in stack.owned:
-        found.append(_ray(stack))
+        owned.append(_ray(stack))
     if "prefect" in stack.owned:
-        found.append(_prefect_server(stack))
-    found.append(_prefect_worker(stack))
-    return found
+        owned.append(_prefect_server(stack))
+    owned.append(_prefect_worker(stack))
+    return owned
 
 
 def _program(name: str) -> str:
-    """A program of this environment, wherever it was started from."""
+    """The path of a program of this Python environment."""
     return str(Path(sys.executable).parent / name)
 
 
@@ -74,8 +76,8 @@ def _s3(stack: Stack) -> Service:
 
 
 def _check_s3(stack: Stack) -> None:
-    """Signed requests, so that the credentials are proven too; makes the bucket."""
-    import s3fs  # takes a second: only `up` and `status` need it
+    """Sends signed requests, which check the credentials too; creates the bucket."""
+    import s3fs  # imported here: it takes a second, and only `up` and `status` need it
 
     filesystem = s3fs.S3FileSystem(
         endpoint_url=stack.url("s3"),
@@ -109,8 +111,8 @@ def _ray(stack: Stack) -> Service:
         "--log-style=record",
         "--log-color=false",
     )
-    # Ray turns a loopback address into the machine's own and then listens everywhere, except where it believes that
-    # there can be no other node; this switch of its says so, whatever its name.
+    # Ray replaces a loopback address by the machine's own and then listens on all addresses, unless it assumes that
+    # the cluster has one node. This switch makes it assume that, on Linux too.
     environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
     return Service(
         "ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False
@@ -118,16 +120,16 @@ def _ray(stack: Stack) -> Service:
 
 
 def _object_store_memory() -> int:
-    """Bytes: a sixteenth of the memory, never more than most of what shared memory has free."""
-    wanted = max(int(psutil.virtual_memory().total) // 16, 512 * MIB)
-    shared = Path("/dev/shm")  # noqa: S108 (where Ray keeps its objects)
+    """In bytes: a sixteenth of the memory, but at most 80 % of the free shared memory."""
+    size = max(int(psutil.virtual_memory().total) // 16, 512 * MIB)
+    shared = Path("/dev/shm")  # noqa: S108 (where Ray stores its objects)
     if shared.is_dir():
-        wanted = min(wanted, int(shutil.disk_usage(shared).free * 0.8))
-    return max(wanted, 80 * MIB) // MIB * MIB
+        size = min(size, int(shutil.disk_usage(shared).free * 0.8))
+    return max(size, 80 * MIB) // MIB * MIB
 
 
 def _check_ray(stack: Stack) -> None:
-    """The Jobs API answers, and so does the node's agent, which starts the jobs."""
+    """The Jobs API and the node's agent, which starts the jobs, must both answer."""
     for url in (f"{stack.url('ray_dashboard')}/api/jobs/", f"{stack.url('ray_agent')}/api/local_raylet_healthz"):
         _get(url, {"Authorization": f"Bearer {stack.ray_token}"})
 
@@ -165,7 +167,7 @@ def _get(url: str, headers: Mapping[str, str] | None = None) -> None:
 
 
 def service_environment(stack: Stack, service: Service) -> dict[str, str]:
-    """On top of what supervisord was started with."""
+    """Variables of a service in addition to supervisord's environment."""
     return {
         "ALIGNMENT_STACK_SERVICE": f"{stack.folder}:{service.name}",  # how `down` knows the processes of this stack
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # a job's `python` is ours

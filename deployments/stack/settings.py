@@ -1,4 +1,4 @@
-"""What one stack is: its folder, the ports it keeps, its generated credentials."""
+"""The settings of a stack: its folder, its ports and its generated credentials."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ PORTS: Mapping[str, tuple[str, ...]] = {
     "ray": ("ray", "ray_dashboard", "ray_agent", "ray_client"),
     "prefect": ("prefect",),
 }
-# Below the ports that the kernel hands out to clients, above those that Ray gives its workers (10002-19999): a service
-# that is restarted finds its port free.
-SHORT = Path("/tmp")  # noqa: S108 (see Stack.link; SeaweedFS puts its sockets there too)
+SHORT = Path("/tmp")  # noqa: S108 (see Stack.link; SeaweedFS creates its sockets there too)
+# Below the ephemeral ports of the kernel and above the ports of Ray's workers (10002-19999), so that the port of a
+# service is still free when it restarts.
 _CHOICE = range(20000, 32000)
 
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """A stack on this machine. `owned` names the services that it starts: of s3, ray, prefect."""
+    """A stack on this machine. `owned` are the services that it starts: a subset of s3, ray, prefect."""
 
     folder: Path
     owned: frozenset[str]
@@ -50,7 +50,7 @@ class Stack:
 
     @property
     def link(self) -> Path:
-        """A short name of the folder: a Unix socket's path may have 107 characters, and Ray adds 70 to its folder's."""
+        """A short link to the folder: the path of a Unix socket is limited to 107 characters, and Ray adds 70."""
         return SHORT / f"alignment-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
 
     def url(self, port: str) -> str:
@@ -60,7 +60,7 @@ class Stack:
         return self.folder / "logs" / f"{service}.log"
 
     def environment(self) -> dict[str, str]:
-        """What a command, flow or job must know to use the services that this stack starts."""
+        """The variables by which a command, flow or job finds the services of this stack."""
         environment = dict(QUIET)
         if "s3" in self.owned:
             environment |= {
@@ -70,10 +70,10 @@ class Stack:
                 "AWS_SECRET_ACCESS_KEY": self.secret_key,
                 "AWS_REGION": "us-east-1",
                 "AWS_DEFAULT_REGION": "us-east-1",
-                "AWS_EC2_METADATA_DISABLED": "true",  # else clients look for a cloud's metadata server
+                "AWS_EC2_METADATA_DISABLED": "true",  # else clients try to reach a cloud's metadata server
             }
         if "ray" in self.owned:
-            # Said outright: left alone, Ray asks for a token or not, as the user's home folder has one or not.
+            # Explicit, because by default Ray requires a token only if the user's home folder has one.
             environment |= {
                 "RAY_API_SERVER_ADDRESS": self.url("ray_dashboard"),
                 "RAY_AUTH_MODE": "token",
@@ -88,9 +88,10 @@ class Stack:
 
 
 def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, str], *, running: bool) -> Stack:
-    """The stack of `folder`, made if it is new. Ports that are kept but taken are chosen anew, unless it is `running`.
+    """The stack of `folder`, which is created if it is new. A stored port that is in use is replaced, unless the stack
+    is `running`.
 
-    Raises StackError for a port that `ALIGNMENT_PORT_<NAME>` asks for and that is taken or no port number.
+    Raises StackError if a port given by `ALIGNMENT_PORT_<NAME>` is in use or not a port number.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -101,13 +102,14 @@ def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, st
 
 def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, running: bool) -> dict[str, int]:
     file = folder / "ports.json"
-    kept: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    ports = dict(kept)
+    stored: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    ports = dict(stored)
     for name in names:
         variable = f"ALIGNMENT_PORT_{name.upper()}"
-        wanted = environment.get(variable)
-        if wanted:
-            ports[name] = _asked_for(variable, wanted, ours=running and kept.get(name) == int_or_none(wanted))
+        requested = environment.get(variable)
+        if requested:
+            in_use_by_us = running and stored.get(name) == int_or_none(requested)
+            ports[name] = _requested(variable, requested, in_use_by_us=in_use_by_us)
         elif name not in ports or not (running or _is_free(ports[name])):
             ports[name] = _free_port(folder, taken=set(ports.values()))
     write_private(file, json.dumps(ports, indent=1) + "\n")
@@ -118,17 +120,17 @@ def int_or_none(text: str) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-def _asked_for(variable: str, wanted: str, *, ours: bool) -> int:
-    port = int_or_none(wanted)
+def _requested(variable: str, text: str, *, in_use_by_us: bool) -> int:
+    port = int_or_none(text)
     if port is None or not 1024 <= port <= 65535:
-        raise StackError(f"{variable} is {wanted!r}: give a port number from 1024 to 65535")
-    if not ours and not _is_free(port):
-        raise StackError(f"{variable} asks for port {port}, which another process uses: free it or choose another")
+        raise StackError(f"{variable} is {text!r}: set it to a port number from 1024 to 65535")
+    if not in_use_by_us and not _is_free(port):
+        raise StackError(f"{variable} is port {port}, which another process uses: free it or choose another")
     return port
 
 
 def _free_port(folder: Path, taken: set[int]) -> int:
-    # Start at a place of the folder's own, so that stacks side by side seldom meet.
+    # Start at a port derived from the folder, so that stacks on one machine seldom collide.
     start = int(hashlib.sha256(str(folder).encode()).hexdigest(), 16) % len(_CHOICE)
     for step in range(len(_CHOICE)):
         port = _CHOICE[(start + step) % len(_CHOICE)]
@@ -150,14 +152,14 @@ def _is_free(port: int) -> bool:
 def _credentials(folder: Path) -> dict[str, str]:
     file = folder / "credentials.json"
     if not file.is_file():
-        sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32}  # bytes; Ray takes no shorter token
+        sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32}  # bytes; Ray rejects shorter tokens
         write_private(file, json.dumps({name: secrets.token_hex(size) for name, size in sizes.items()}, indent=1))
-    found: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
-    return found
+    credentials: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    return credentials
 
 
 def write_private(file: Path, text: str) -> None:
-    """Replace `file` by one that only the user can read; never readable in between."""
+    """Replace `file` by one that only the user can read, at any moment."""
     new = file.with_name(file.name + ".new")
     with open(os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="utf-8") as out:
         out.write(text)

@@ -1,4 +1,4 @@
-"""supervisord: its configuration, its start, and its control over a Unix socket."""
+"""supervisord: its configuration, start, and control through a Unix socket."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ stdout_logfile_backups=1
 
 @dataclass(frozen=True, slots=True)
 class ProcessState:
-    """As supervisord sees it: RUNNING, STARTING, BACKOFF, FATAL, EXITED, STOPPED; `pid` 0 when there is no process."""
+    """supervisord's state: RUNNING, STARTING, BACKOFF, FATAL, EXITED or STOPPED; `pid` is 0 if there is no process."""
 
     state: str
     pid: int
@@ -65,14 +65,14 @@ class ProcessState:
 
 
 class Supervisor:
-    """The supervisord of one stack; it need not run."""
+    """The supervisord of one stack, whether it is running or not."""
 
     def __init__(self, folder: Path, link: Path) -> None:
         self._folder = folder
         self._socket = link / "supervisor.sock"
 
     def pid(self) -> int | None:
-        """The living supervisord of this folder."""
+        """The pid of the running supervisord of this folder; None if there is none."""
         recorded = self.recorded_pid()
         if recorded is None:
             return None
@@ -83,7 +83,7 @@ class Supervisor:
         return recorded if str(self._config) in command else None
 
     def recorded_pid(self) -> int | None:
-        """The last supervisord of this folder, dead or alive: its pid names the session of all that it started."""
+        """The pid of the folder's last supervisord, running or not. It is the session id of all that it started."""
         file = self._folder / "supervisord.pid"
         return int(file.read_text()) if file.is_file() else None
 
@@ -102,11 +102,11 @@ class Supervisor:
         return self._config.is_file() and self._config.read_text(encoding="utf-8") == config
 
     def states(self) -> dict[str, ProcessState]:
-        found = cast(list[dict[str, Any]], self._call("getAllProcessInfo"))
-        return {entry["name"]: ProcessState(entry["statename"], entry["pid"], entry["start"]) for entry in found}
+        processes = cast(list[dict[str, Any]], self._call("getAllProcessInfo"))
+        return {entry["name"]: ProcessState(entry["statename"], entry["pid"], entry["start"]) for entry in processes}
 
     def start_service(self, name: str) -> None:
-        self._call("startProcess", name, False)  # False: the health check waits, not this call
+        self._call("startProcess", name, False)  # False: do not wait here; the health check waits
 
     def shutdown(self) -> None:
         self._call("shutdown")
@@ -127,7 +127,7 @@ class Supervisor:
 
 
 def configuration(stack: Stack, services: list[Service]) -> str:
-    """The text of supervisord.conf. Secrets are not in it: they come in supervisord's own environment."""
+    """The text of supervisord.conf. It has no secrets: supervisord gets them in its environment."""
     text = _SUPERVISORD.format(folder=_escape(stack.folder), link=_escape(stack.link), repository=_escape(REPOSITORY))
     for priority, service in enumerate(services):
         launch = [sys.executable, "-m", "deployments.stack.launch"]
@@ -150,10 +150,10 @@ def _escape(value: object) -> str:
 
 def _quote(value: str) -> str:
     if '"' in value or "\n" in value:
-        raise StackError(f"supervisord cannot carry a double quote or a line break: {value!r}")
+        raise StackError(f"supervisord's configuration cannot contain a double quote or a line break: {value!r}")
     return f'"{_escape(value)}"' if value else '""'
 
 
 def inherited_environment() -> dict[str, str]:
-    """This process's environment less what belongs to a service of another stack."""
+    """This process's environment without the marker of another stack's service."""
     return {name: value for name, value in os.environ.items() if name != "ALIGNMENT_STACK_SERVICE"}

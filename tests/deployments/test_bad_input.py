@@ -143,6 +143,6 @@ def test_a_right_recipe_is_planned_and_only_a_run_needs_a_prefect_server(command
     assert "check: 13 to compute" in done.stdout
     ends = {
         "plan": (0, ""),
-        "run": (1, "error: no Prefect server is known: run `alignment up`, or set PREFECT_API_URL\n"),
+        "run": (1, "error: no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL\n"),
     }
     assert (done.exit_code, done.stderr) == ends[command]

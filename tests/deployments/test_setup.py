@@ -29,7 +29,7 @@ def fails(call: object, *arguments: object) -> str:
 
 def test_old_python() -> None:
     assert fails(setup.check_python, (3, 10)) == (
-        "this is Python 3.10, and 3.11 or later is needed: install one and name it, as in "
+        "this is Python 3.10, but 3.11 or later is needed: install one and name it, as in "
         "`make setup PYTHON=python3.11`."
     )
     setup.check_python((3, 11))
@@ -67,7 +67,7 @@ def test_missing_headers(tmp_path: Path) -> None:
 def test_too_little_disk(tmp_path: Path) -> None:
     free = shutil.disk_usage(tmp_path).free
     assert re.fullmatch(
-        rf"[\d.]+ GiB are free at {re.escape(str(tmp_path))} and the installation needs \d+: "
+        rf"[\d.]+ GiB are free at {re.escape(str(tmp_path))}, but the installation needs \d+: "
         r"free some, or clone the repository elsewhere\.",
         fails(setup.check_disk, tmp_path, free + 2**40),
     )

@@ -228,9 +228,9 @@ def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monk
     try:
         done = command("up")
         assert done.returncode == 1
-        assert done.stderr.startswith("error: ray stops again and again:\n")
+        assert done.stderr.startswith("error: ray fails repeatedly:\n")
         assert "'many' is not a valid integer" in done.stderr
-        assert f"the whole log: {tmp_path / 'logs' / 'ray.log'}" in done.stderr
+        assert f"full log: {tmp_path / 'logs' / 'ray.log'}" in done.stderr
     finally:
         control.down(report=lambda line: None)
     assert processes_of(tmp_path) == set()
@@ -243,13 +243,13 @@ def test_a_taken_port_that_was_asked_for_is_one_sentence(tmp_path: Path) -> None
         taken.bind((LOOPBACK, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(StackError, match=f"ALIGNMENT_PORT_S3 asks for port {port}, which another process uses"):
+        with pytest.raises(StackError, match=f"ALIGNMENT_PORT_S3 is port {port}, which another process uses"):
             open_stack(tmp_path, frozenset({"s3"}), {"ALIGNMENT_PORT_S3": str(port)}, running=False)
 
 
 @pytest.mark.parametrize("wrong", ["0", "80", "70000", "x", "-1"])
 def test_a_wrong_port_is_one_sentence(tmp_path: Path, wrong: str) -> None:
-    with pytest.raises(StackError, match="give a port number from 1024 to 65535"):
+    with pytest.raises(StackError, match="set it to a port number from 1024 to 65535"):
         open_stack(tmp_path, frozenset({"s3"}), {"ALIGNMENT_PORT_S3": wrong}, running=False)
 
 
@@ -287,5 +287,5 @@ def test_the_stack_variables_in_a_shell_do_not_look_external() -> None:
 def test_an_external_s3_server_needs_a_bucket(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
-    with pytest.raises(StackError, match="say which bucket to use with ALIGNMENT_STORE"):
+    with pytest.raises(StackError, match="name the bucket with ALIGNMENT_STORE"):
         control.up(report=lambda line: None)

@@ -144,7 +144,7 @@ def test_a_lost_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
 def test_no_cluster_is_known_or_answers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.delenv("RAY_API_SERVER_ADDRESS", raising=False)
-    with pytest.raises(StackError, match="no Ray cluster is known: run `alignment up`"):
+    with pytest.raises(StackError, match="no Ray cluster is configured: run `alignment up`"):
         connect()
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
     with pytest.raises(StackError, match=r"no Ray dashboard answers at http://127\.0\.0\.1:9"):
