@@ -1,4 +1,4 @@
-"""GRPO as a job, two vLLM engines and two DeepSpeed ranks in Ray actors: killed in the middle of a step, and submitted again."""
+"""GRPO as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again."""
 
 from __future__ import annotations
 
