@@ -51,8 +51,11 @@ def obstacle() -> str:
     missing = [program for program in ("ip", "unshare", "setpriv", "nsenter", "findmnt") if not shutil.which(program)]
     if missing:
         return f"these programs are missing: {', '.join(missing)} (Debian: iproute2, util-linux)"
-    trial = "mount -t tmpfs tmpfs /tmp && mount -o remount,bind,ro / && ip link add one type veth peer name two"
-    done = subprocess.run([*_RACK, "sh", "-c", trial], capture_output=True, text=True)
+    for folder in (Path(__file__).resolve(), Path(sys.prefix).resolve(), Path(sys.base_prefix).resolve()):
+        if hidden := next((private for private in PRIVATE if folder.is_relative_to(private)), None):
+            return f"{folder} lies below {hidden}, which each machine has for itself"
+    cable = ["ip", "link", "add", "one", "type", "veth", "peer", "name", "two"]
+    done = subprocess.run([*_RACK, "sh", "-c", _MACHINE, "sh", *cable], input="\n", capture_output=True, text=True)
     return f"the kernel permits no namespaces here: {' '.join(done.stderr.split())}" if done.returncode else ""
 
 

@@ -33,7 +33,7 @@ DASHBOARD = f"http://{HEAD}:8265"
 # A node has room for one rank and one engine. Ray starts with the node that has more left over: rank 0 goes to the
 # other node, while the job's driver runs on the head.
 CPUS = {HEAD: 8, OTHER: 9}
-SECONDS = 240.0
+SECONDS = 600.0
 
 
 def config() -> RLConfig:
@@ -144,8 +144,9 @@ class Run:
         log = Log()
         try:
             self._jobs.follow(job, log)
-        finally:
-            print(*log.lines, sep="\n", flush=True)
+        except JobEndedError:
+            print(*log.lines[-30:], sep="\n    ", flush=True)
+            raise
         return log
 
     @property

@@ -36,6 +36,14 @@ class Rank(SnapshotWorker):
         return list(self._context.workdir.iterdir())
 
 
+class OnAnotherNode(Rank):
+    """There the job's working folder neither exists nor can be made."""
+
+    def save(self, folder: Path) -> None:
+        assert folder.is_relative_to(self._context.workdir)
+        super().save(folder)
+
+
 class Forgetful(Rank):
     def save(self, folder: Path) -> None: ...
 
@@ -55,8 +63,7 @@ def test_a_rank_on_another_node_sends_the_model_through_the_store(
     repository: ArtifactRepository, tmp_path: Path
 ) -> None:
     context, sent = contexts(repository, tmp_path)
-    group = InlineGroup(Rank, sent)
-    # What the rank does not find is the job's working folder: that is how it sees that it is on another node.
+    group = InlineGroup(OnAnotherNode, sent)
     save(group, tmp_path / "job" / "model", context)
     assert files_of(tmp_path / "job" / "model") == MODEL
     assert group.call(Rank.left) == [[]]
@@ -64,7 +71,7 @@ def test_a_rank_on_another_node_sends_the_model_through_the_store(
 
 def test_a_damaged_transfer_is_an_error(local: ArtifactRepository, tmp_path: Path) -> None:
     context, sent = contexts(local, tmp_path)
-    files = dict(InlineGroup(Rank, sent).call(Rank.hand_over, tmp_path / "job" / "model")[0])
+    files = dict(InlineGroup(OnAnotherNode, sent).call(Rank.hand_over, tmp_path / "job" / "model")[0])
     local.store.put(blob_path(files["config.json"]), b"{ }")
     with pytest.raises(IntegrityError, match="has another hash"):
         context.get_files(files, tmp_path / "job" / "model")
