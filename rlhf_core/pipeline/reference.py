@@ -161,7 +161,7 @@ def _scalar(kind: str, schema: dict[str, Any]) -> str:
     shown = names.get(kind, "anything")
     low, high = schema.get("minimum"), schema.get("maximum")
     if "exclusiveMinimum" in schema:
-        return f"{shown} > {schema['exclusiveMinimum']:g}"
+        return f"{shown} > {schema['exclusiveMinimum']:g}" + ("" if high is None else f", ≤ {high:g}")
     if low is not None and high is not None:
         return f"{shown} {low:g} to {high:g}"
     return shown if low is None else f"{shown} ≥ {low:g}"

@@ -20,6 +20,7 @@ from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.supervised.loop import Example
 from rlhf_core.supervised.reward_model import RewardModel, pack_pairs
@@ -117,8 +118,8 @@ def test_the_experts_of_both_completions_count_and_those_of_a_filler_do_not(tmp_
     rewards = RewardModel(model, language=False)
     one = Example("a", ([5, 6, 7], [5, 8, 9, 6]), ([False, True, True], [False] * 4))
     other = Example("b", ([7, 7], [9, 6]), ([False] * 2, [False] * 2))
-    with_filler = rewards(pack_pairs([one, other]), with_routing=True)[2]
-    torch.testing.assert_close(with_filler, rewards(pack_pairs([one]), with_routing=True)[2])
+    with_filler = rewards(pack_pairs([one, other]), with_routing=True)[2].detach()
+    torch.testing.assert_close(with_filler, rewards(pack_pairs([one]), with_routing=True)[2].detach())
     layers, per_token = 2, 2
     assert float(with_filler[0].sum()) == 7 * layers * per_token
     assert rewards(pack_pairs([one]))[2] is None
@@ -164,6 +165,16 @@ def test_rl_balances_the_experts(tmp_path: Path) -> None:
     metrics = rl_trainer(model, tmp_path / "off", 0.0).update(experience, 0)
     assert "load_balancing_loss" not in metrics
     assert metrics["gradient_norm"] == 0  # without advantages nothing else is trained
+
+
+def test_rl_publishes_each_expert_under_its_name_on_disk(tmp_path: Path) -> None:
+    model = experts(tmp_path / "base")
+    stored = load_file(model.folder / "model.safetensors")
+    with rl_trainer(model, tmp_path / "run", 0.0).publication() as weights:
+        assert weights.digests == {name: tensor_digest(tensor) for name, tensor in stored.items()}
+        published = load_file(weights.folder / "model.safetensors")
+    assert all(torch.equal(published[name], tensor) for name, tensor in stored.items())
+    assert "model.layers.1.block_sparse_moe.experts.3.w2.weight" in published
 
 
 def test_rl_of_a_dense_model_with_a_coefficient_is_refused(tmp_path: Path) -> None:
