@@ -103,6 +103,7 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
 def _names(filesystem: Any, root: str, suffixes: tuple[str, ...]) -> list[str]:
     names = sorted(path.rstrip("/").rpartition("/")[2] for path in filesystem.ls(root, detail=False))
     found = [name for name in names if name.endswith(suffixes)]
+    filesystem.invalidate_cache()  # a listing may write versions in another way than a look-up of one file
     if not found:
         raise UnreadableError(f"there is no file that ends in {', '.join(suffixes)}")
     return found
