@@ -84,33 +84,45 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
 
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens that end a completion: EOS, and the special tokens that the template writes after an assistant turn."""
-    return _stop_token_ids(tokenizer, str(tokenizer.chat_template))
+    return tuple(dict.fromkeys([_eos(tokenizer), *(ending[0] for ending in _endings(tokenizer))]))
+
+
+def _endings(tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """How assistant turns can end: each a stop token, and what the template writes after it, such as a newline."""
+    return (*_template_endings(tokenizer, str(tokenizer.chat_template)), (_eos(tokenizer),))
 
 
 @lru_cache(maxsize=32)
-def _stop_token_ids(tokenizer: Tokenizer, template: str) -> tuple[int, ...]:
-    """template: so that a tokenizer whose template is replaced is asked again."""
-    stop = [_eos(tokenizer)]
+def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, ...], ...]:
+    """template: the tokenizer's, so that one whose template is replaced is asked again."""
     if tokenizer.chat_template is None:
-        return tuple(stop)
+        return ()
     question = {"role": "user", "content": "question"}
+    endings = []
     whole = render(tokenizer, [question, {"role": "assistant", "content": "answer"}], None, generation_prompt=False)
-    _, _, ending = whole.rpartition("answer")
-    if ending != whole:
-        stop += _special(tokenizer, ending)[:1]
+    _, found, text = whole.rpartition("answer")
+    ids = _ids(tokenizer, text)
+    special = [index for index, token in enumerate(ids) if _is_special(tokenizer, token)]
+    if found and special:
+        endings.append(tuple(ids[special[0] :]))
     if "tool_calls" in template:
-        calling = {"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}
-        try:
-            whole = render(tokenizer, [question, calling], None, generation_prompt=False)
-        except StageError:
-            pass  # a row with tool calls will be refused with the reason
-        else:
-            stop += _special(tokenizer, whole)[-1:]  # the last one: calls may have special tokens around them
-    return tuple(dict.fromkeys(stop))
+        endings += _tool_call_endings(tokenizer, question)
+    return tuple(endings)
 
 
-def _special(tokenizer: Tokenizer, text: str) -> list[int]:
-    return [token for token in _ids(tokenizer, text) if _is_special(tokenizer, token)]
+def _tool_call_endings(tokenizer: Tokenizer, question: Message) -> list[tuple[int, ...]]:
+    """The last special token of a turn that calls a tool; there may be others before it, around the call."""
+    calling = {"role": "assistant", "content": "", "tool_calls": [_TOOL_CALL]}
+    try:
+        before = render(tokenizer, [question], None, generation_prompt=True)
+        whole = render(tokenizer, [question, calling], None, generation_prompt=False)
+    except StageError:
+        return []  # a row with tool calls will be refused with the reason
+    ids = _ids(tokenizer, whole.removeprefix(before)) if whole.startswith(before) else []
+    last = max((index for index, token in enumerate(ids) if _is_special(tokenizer, token)), default=0)
+    if last == 0 or decode_completion(tokenizer, ids[last:]).strip():
+        return []  # no call is written, or it does not end with a special token
+    return [tuple(ids[last:])]
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,21 +162,14 @@ def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
 
 
 def _end_of_turn(tokenizer: Tokenizer, written: Sequence[int]) -> int | None:
-    """Number of tokens up to the first of the stop tokens that the turn ends with; None if it ends with none.
+    """Number of tokens up to the stop token that ends the turn; None if the template writes none.
 
-    Content may hold a stop token too, and templates may write more than one at the end, with white space between.
+    Content may hold a stop token too: only one that stands where the template writes it ends the turn.
     """
-    stop = stop_token_ids(tokenizer)
-    last = max((index for index, token in enumerate(written) if token in stop), default=None)
-    if last is None:
-        return None
-    end = last
-    for index in range(last, -1, -1):
-        if written[index] in stop:
-            end = index
-        elif _is_special(tokenizer, written[index]) or decode_completion(tokenizer, [written[index]]).strip():
-            break
-    return end + 1
+    for ending in _endings(tokenizer):
+        if tuple(written[-len(ending) :]) == ending:
+            return len(written) - len(ending) + 1
+    return None
 
 
 def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> None:

@@ -122,6 +122,11 @@ def texts(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) 
             [user("q"), assistant("a<|im_end|>b")],
             ["<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n⟦a<|im_end|>b<|im_end|>⟧\n"],
         ),
+        (  # the same where the template ends no turn
+            ENDS_NO_TURN,
+            [user("q"), assistant("a<eos>b")],
+            ["user: q\nassistant: ⟦a<eos>b\n<eos>⟧"],
+        ),
         (  # what follows the last reply is nobody's context
             TURNS,
             [*TALK[:2], user("q2")],
@@ -306,6 +311,7 @@ def test_prompt_and_completion_are_the_conversation(
         assert ids[: len(prompt)] == prompt
         assert mask == [False] * len(prompt) + [True] * (end - len(prompt)) + [False] * (len(ids) - end)
         assert ids[end - 1] in stop_token_ids(tokenizer)
+        assert message["content"].strip() in tokenizer.decode(ids[len(prompt) : end])
         # The text is the template's own, but for an EOS where it ends a turn with nothing.
         written = tokenizer.apply_chat_template(messages[: index + 1], tokenize=False, strftime_now=DATE.strftime)
         assert tokenizer.decode(ids).removesuffix("<eos>") == written.removesuffix("<eos>")
@@ -315,6 +321,24 @@ def test_prompt_and_completion_are_the_conversation(
         assert own, "no sequence trains this turn"
         found.append(end - len(prompt))
     assert sum(sum(mask) for _, mask in sequences) == sum(found)
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (TURNS, ["<eos>", "<|im_end|>"]),
+        (ENDS_TWICE, ["<eos>", "<|im_end|>"]),
+        (WITH_TOOLS, ["<eos>", "<|im_end|>", "<|eom|>"]),
+        (ENDS_NO_TURN, ["<eos>"]),
+        # Calls are not written, so that the turn is its header: no stop token.
+        ("{% for m in messages %}<|im_start|>{{ m.content }}{% if m.tool_calls %}{% endif %}{% endfor %}", ["<eos>"]),
+        # Calls end with text.
+        (TURNS.replace("'<|im_end|>\\n'", "(m.tool_calls | string if m.tool_calls else '<|im_end|>')"), None),
+    ],
+)
+def test_stop_tokens(template: str, expected: list[str] | None) -> None:
+    tokenizer = byte_level(template)
+    assert tokenizer.convert_ids_to_tokens(stop_token_ids(tokenizer)) == (expected or ["<eos>", "<|im_end|>"])
 
 
 def test_contents_are_never_code() -> None:
