@@ -33,6 +33,7 @@ class Reads:
     held_out: bool = False  # a dataset that nothing may be trained on
     optional: bool = False
     each: bool = False  # the stage is run once for each name; where there is none, for each result made before it
+    reserved: tuple[str, ...] = ()  # values that name no input: they are part of the stage key themselves
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -62,7 +63,15 @@ class KeyedConfig(Config):
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:
-        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key."""
+        """The class of the block `key`, whose content as JSON values is `raw`; None: there is no such key.
+
+        May raise ValueError, which becomes a problem of that key.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        """Keys of blocks that there always are."""
         raise NotImplementedError
 
     @property
@@ -82,14 +91,17 @@ class KeyedConfig(Config):
         for key, raw in blocks.items():
             if isinstance(raw, Config):
                 continue
-            block_class = self.block_class(key, raw)
-            if block_class is None:
-                problems.append(InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw))
-                continue
             try:
-                blocks[key] = block_class.model_validate_json(json.dumps(raw))
+                block_class = self.block_class(key, raw)
+                if block_class is None:
+                    problems.append(InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw))
+                else:
+                    blocks[key] = block_class.model_validate_json(json.dumps(raw))
             except ValidationError as error:
                 problems += _below(key, error)
+            except ValueError as error:  # there can be no such block, for a reason that its text says
+                kind = PydanticCustomError("value_error", "{text}", {"text": str(error)})
+                problems.append(InitErrorDetails(type=kind, loc=(key,), input=raw))
         if problems:
             raise ValidationError.from_exception_data(type(self).__name__, problems)
         return self
@@ -132,8 +144,14 @@ def result_settings(config: Config) -> dict[str, Any]:
     return {
         name: _result_value(value, dumped[name])
         for name, value in config.used_settings()
-        if not is_operational(type(config), name)
+        if not is_operational(type(config), name) or _is_reserved(type(config), name, value)
     }
+
+
+def _is_reserved(config: type[Config], name: str, value: Any) -> bool:
+    """Whether `value`, of a setting that names an input, names none but decides something itself."""
+    reads = reads_of(config, name)
+    return reads is not None and isinstance(value, str) and value in reads.reserved
 
 
 def _result_value(value: Any, dumped: Any) -> Any:

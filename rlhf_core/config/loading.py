@@ -16,6 +16,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import RecipeError
 
 RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
@@ -134,6 +135,12 @@ def _kind(value: Any) -> str:
 
 
 _SCHEMA = Recipe.model_json_schema()
+for _key in RLConfig.block_names():  # pydantic's schema does not know them
+    _block = RLConfig.block_class(_key, {})
+    assert _block is not None
+    _schema = _block.model_json_schema()
+    _SCHEMA["$defs"] |= _schema.pop("$defs")
+    _SCHEMA["$defs"]["RLConfig"]["properties"][_key] = _schema
 
 
 def _resolve(schema: dict[str, Any]) -> list[dict[str, Any]]:

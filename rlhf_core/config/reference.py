@@ -12,7 +12,7 @@ from typing import Any, get_args
 
 from pydantic.fields import FieldInfo
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, KeyedConfig, is_operational
 from rlhf_core.config.recipe import Recipe
 
 BEGIN = "<!-- from here on written by `python -m rlhf_core.config.reference docs/recipes.md` -->"
@@ -49,18 +49,26 @@ def _places() -> dict[type[Config], dict[str, bool]]:
     pending: list[tuple[type[Config], str, bool]] = [(Recipe, "", True)]
     while pending:
         config, at, counts = pending.pop(0)
-        for name, field in config.model_fields.items():
-            place = f"{at}.{name}".removeprefix(".") + (".*" if _is_mapping(field) else "")
-            for below in _configs(field.annotation):
-                if place not in places.setdefault(below, {}):
-                    places[below][place] = counts and not _is_operational(field)
-                    pending.append((below, place, places[below][place]))
+        below = [
+            (f"{name}.*" if _is_mapping(field) else name, config_below, counts and not is_operational(config, name))
+            for name, field in config.model_fields.items()
+            for config_below in _configs(field.annotation)
+        ]
+        below += [(key, block, counts) for key, block in _blocks(config).items()]
+        for name, config_below, counts_below in below:
+            place = f"{at}.{name}".removeprefix(".")
+            if place not in places.setdefault(config_below, {}):
+                places[config_below][place] = counts_below
+                pending.append((config_below, place, counts_below))
     return places
 
 
-def _is_operational(field: FieldInfo) -> bool:
-    extra = field.json_schema_extra
-    return isinstance(extra, dict) and bool(extra.get("operational"))
+def _blocks(config: type[Config]) -> dict[str, type[Config]]:
+    """The blocks that a config may have beside its fields, by key."""
+    if not issubclass(config, KeyedConfig):
+        return {}
+    found = {key: config.block_class(key, {}) for key in config.block_names()}
+    return {key: block for key, block in found.items() if block is not None}
 
 
 def _configs(annotation: Any) -> Iterator[type[Config]]:
@@ -93,9 +101,12 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         shown = _value(schema["properties"][name], schema.get("$defs", {}))
         # Of the recipe itself, a stage key has the seed and the stage's own section.
         own = config is not Recipe or name == "seed" or any(_configs(field.annotation))
-        in_key = "yes" if counts and own and not _is_operational(field) else "no"
+        in_key = "yes" if counts and own and not is_operational(config, name) else "no"
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
+    for key, block in _blocks(config).items():
+        value = f"[{block.__name__}](#{block.__name__.lower()})"
+        lines.append(f"| `{key}` | {value} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")
     return "\n".join(lines)
 
 

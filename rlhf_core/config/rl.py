@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal, get_args
+from collections.abc import Mapping
+from typing import Annotated, Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.algorithms import (
-    AlgorithmConfig,
-    CISPOConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    PPOConfig,
-    ReinforcePlusPlusBaselineConfig,
-    ReinforcePlusPlusConfig,
-    RLOOConfig,
-)
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, operational
+from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
+from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
@@ -26,35 +17,27 @@ from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, requi
 from rlhf_core.config.validation import ValidationConfig
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
-AlgorithmName = Literal[
-    "ppo", "reinforce++", "reinforce++-baseline", "rloo", "grpo", "dr-grpo", "dapo", "gspo", "cispo"
-]
 
 
-def block_name(algorithm: AlgorithmName) -> str:
-    """The key of an algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
-    return algorithm.replace("++", "_plus_plus").replace("-", "_")
+class RLConfig(KeyedConfig):
+    """`algorithm` chooses one of the algorithm blocks; the others are ignored."""
 
-
-class RLConfig(Config):
-    algorithm: AlgorithmName = Field(description="which of the blocks below is used; the others are ignored")
-    dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
+    algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
+        description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
-    ppo: PPOConfig | None = Field(default=None, description="settings of PPO")
-    reinforce_plus_plus: ReinforcePlusPlusConfig | None = Field(default=None, description="settings of REINFORCE++")
-    reinforce_plus_plus_baseline: ReinforcePlusPlusBaselineConfig | None = Field(
-        default=None, description="settings of REINFORCE++-baseline"
-    )
-    rloo: RLOOConfig | None = Field(default=None, description="settings of RLOO")
-    grpo: GRPOConfig | None = Field(default=None, description="settings of GRPO")
-    dr_grpo: DrGRPOConfig | None = Field(default=None, description="settings of Dr. GRPO")
-    dapo: DAPOConfig | None = Field(default=None, description="settings of DAPO")
-    gspo: GSPOConfig | None = Field(default=None, description="settings of GSPO")
-    cispo: CISPOConfig | None = Field(default=None, description="settings of CISPO")
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
+    )
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
     ema_decay: Decay | None = Field(
         default=None,
@@ -78,11 +61,27 @@ class RLConfig(Config):
         default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
 
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        return next((entry.config for entry in ALGORITHMS.values() if entry.block == key), None)
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        return [entry.block for entry in ALGORITHMS.values()]
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_empty_blocks(cls, raw: Any) -> Any:
+        """An override such as `rl.ppo=null` takes a block away."""
+        if not isinstance(raw, Mapping):
+            return raw
+        names = cls.block_names()
+        return {key: value for key, value in raw.items() if value is not None or key not in names}
+
     @model_validator(mode="after")
     def _chosen_block_is_there(self) -> RLConfig:
-        block = block_name(self.algorithm)
-        if getattr(self, block) is None:
-            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{block}`; add one")
+        if self.block not in self.blocks:
+            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{self.block}`; add one")
         return self
 
     @model_validator(mode="after")
@@ -91,16 +90,17 @@ class RLConfig(Config):
         completions = self.prompts_per_step * settings.group_size
         if completions % settings.minibatches:
             raise ValueError(
-                f"{block_name(self.algorithm)}.minibatches is {settings.minibatches}, which does not divide the "
+                f"{self.block}.minibatches is {settings.minibatches}, which does not divide the "
                 f"{completions} completions of a step (prompts_per_step x group_size)"
             )
         return self
 
     @model_validator(mode="after")
     def _policy_is_trained(self) -> RLConfig:
-        if self.ppo is not None and self.algorithm == "ppo" and self.ppo.critic_warmup_steps >= self.steps:
+        critic = self.settings.critic_settings
+        if critic is not None and critic.warmup_steps >= self.steps:
             raise ValueError(
-                f"ppo.critic_warmup_steps is {self.ppo.critic_warmup_steps} of {self.steps} steps: the policy would "
+                f"{self.block}.critic.warmup_steps is {critic.warmup_steps} of {self.steps} steps: the policy would "
                 "never be trained"
             )
         return self
@@ -114,9 +114,21 @@ class RLConfig(Config):
         return self
 
     @model_validator(mode="after")
-    def _engine_runs_the_optimizers(self) -> RLConfig:
-        critic = [self.settings.critic_optimizer] if isinstance(self.settings, PPOConfig) else []
-        require_compatible(self.engine, self.settings.optimizer, *critic)
+    def _engines_run_the_optimizers(self) -> RLConfig:
+        require_compatible(self.engine_of("policy"), self.settings.optimizer)
+        if self.settings.critic_settings is not None:
+            require_compatible(self.engine_of("critic"), self.settings.critic_settings.optimizer)
+        return self
+
+    @model_validator(mode="after")
+    def _reference_settings_are_used(self) -> RLConfig:
+        kl = self.settings.kl
+        if self.reference_is_base and (kl.engine is not None or kl.offload):
+            setting = "offload" if kl.offload else "engine"
+            raise ValueError(
+                f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
+                "has no weights of its own; leave it out, or name a model as kl.reference"
+            )
         return self
 
     @model_validator(mode="after")
@@ -143,8 +155,8 @@ class RLConfig(Config):
                 f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
                 f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
             )
-        if self.engine.offload_parameters:
-            raise ValueError("hybrid: engine.offload_parameters keeps the weights in main memory already; leave it out")
+        if any(engine.offload_parameters for engine in self._engines().values()):
+            raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -156,14 +168,37 @@ class RLConfig(Config):
         return self
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset(map(block_name, get_args(AlgorithmName))) - {block_name(self.algorithm)}
+        return frozenset(self.blocks) - {self.block}
 
     @property
     def keeps_best(self) -> bool:
         return self.validation is not None and self.validation.keep == "best"
 
     @property
+    def block(self) -> str:
+        """Key of the chosen algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+        return ALGORITHMS[self.algorithm].block
+
+    @property
     def settings(self) -> AlgorithmConfig:
         """The block of the chosen algorithm."""
-        chosen: AlgorithmConfig = getattr(self, block_name(self.algorithm))
-        return chosen
+        return cast(AlgorithmConfig, self.blocks[self.block])
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy's own base with the adapter switched off."""
+        kl = self.settings.kl
+        return self.settings.uses_reference and self.lora is not None and kl.reference is None
+
+    def engine_of(self, role: str) -> EngineConfig:
+        """How the model of a role is run: `policy`, `reference`, `critic`, or `reward:NAME` of a reward NAME."""
+        return self._engines()[role]
+
+    def _engines(self) -> Mapping[str, EngineConfig]:
+        settings = self.settings
+        own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.engine
+        if settings.critic_settings is not None:
+            own["critic"] = settings.critic_settings.engine
+        return {role: engine or self.engine for role, engine in own.items()}

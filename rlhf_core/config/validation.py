@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveInt
+from rlhf_core.config.base import Config, NonNegativeInt, PositiveInt, Reads
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig
 
@@ -14,7 +14,9 @@ from rlhf_core.config.rollout import SamplingConfig
 class ValidationConfig(Config):
     """Scored as in `evaluation`, by the engines that sample, with the weights that were published last."""
 
-    dataset: str = Field(description="name of an entry of the recipe's `data`, format prompts")
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
     every_steps: PositiveInt = Field(description="steps between two validations; the last step is validated too")
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
     samples: NonNegativeInt = Field(

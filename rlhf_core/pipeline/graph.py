@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config
+from rlhf_core.config.inputs import references
 from rlhf_core.config.loading import LoadedRecipe
 from rlhf_core.config.recipe import Recipe
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.user_files import user_files
@@ -98,14 +100,7 @@ def build_graph(loaded: LoadedRecipe, libraries: Mapping[str, str]) -> dict[str,
         dataset = b.dataset(recipe.reward_model.dataset, "reward_model.dataset")
         b.add("reward_model", "reward_model", recipe.reward_model, model=model, dataset=dataset)
     if recipe.rl:
-        inputs = {"model": model, "dataset": b.dataset(recipe.rl.dataset, "rl.dataset")}
-        if recipe.rl.validation:
-            inputs["validation_dataset"] = b.dataset(recipe.rl.validation.dataset, "rl.validation.dataset")
-        if _needs_reward_model(recipe):
-            if "reward_model" not in b.nodes:
-                raise RecipeError(f"rl.{recipe.rl.algorithm} uses a reward model: give the section `reward_model`")
-            inputs["reward_model"] = "reward_model"
-        models["rl"] = b.full_weights(b.add_node("rl", "rl", recipe.rl, inputs))
+        models["rl"] = b.full_weights(b.add_node("rl", "rl", recipe.rl, _rl_inputs(b, recipe.rl, models, model)))
     if recipe.evaluation:
         dataset = b.dataset(recipe.evaluation.dataset, "evaluation.dataset")
         for name in recipe.evaluation.models:
@@ -127,9 +122,27 @@ def skipped_sections(recipe: Recipe) -> dict[str, str]:
     return skipped
 
 
+def _rl_inputs(b: _Builder, config: RLConfig, models: Mapping[str, str], last: str) -> dict[str, str]:
+    inputs = {}
+    for setting in references(config):
+        where, name = f"rl.{setting.path}", next(iter(setting.names), None)
+        if setting.reads.role == "dataset" and name is not None:
+            inputs[setting.path] = b.dataset(name, where)
+        elif setting.reads.role == "reward_model" or (name == "reward_model" and "reward_model" in b.nodes):
+            if "reward_model" not in b.nodes:
+                raise RecipeError(f"rl.{config.algorithm} uses a reward model: give the section `reward_model`")
+            inputs[setting.path] = "reward_model"
+        elif name is not None:
+            if name not in models:
+                raise RecipeError(f"{where}: no stage `{name}` makes a model; there are {', '.join(models)}")
+            inputs[setting.path] = models[name]
+        elif not setting.reads.optional:
+            inputs[setting.path] = last
+    return inputs
+
+
 def _needs_reward_model(recipe: Recipe) -> bool:
     if recipe.rl is None:
         return False
-    settings = recipe.rl.settings
-    starts_critic = getattr(settings, "critic_start", None) == "reward_model"
-    return starts_critic or bool(settings.model_rewards)
+    read = list(references(recipe.rl))
+    return any(setting.reads.role == "reward_model" or "reward_model" in setting.names for setting in read)

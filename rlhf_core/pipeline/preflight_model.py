@@ -9,7 +9,6 @@ from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.recipe import Recipe
-from rlhf_core.config.rl import block_name
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS
 
 _INDEX = "model.safetensors.index.json"
@@ -94,7 +93,7 @@ def _experts(recipe: Recipe, config: Mapping[str, Any]) -> Iterator[str]:
     if recipe.sft is not None:
         asked["sft"] = recipe.sft.moe_coefficient
     if recipe.rl is not None:
-        asked[f"rl.{block_name(recipe.rl.algorithm)}"] = recipe.rl.settings.moe_coefficient
+        asked[f"rl.{recipe.rl.block}"] = recipe.rl.settings.moe_coefficient
     for stage, coefficient in asked.items():
         if coefficient > 0:
             yield f"{stage}.moe_coefficient is {coefficient:g}, but the base model has no experts to balance; set it 0"

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
-from rlhf_core.config.rl import block_name
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.preflight_data import Located
@@ -31,7 +30,7 @@ def _rewards(recipe: Recipe) -> Iterator[tuple[str, RewardConfig, str]]:
     """Each reward that will be used: its section, its settings, the dataset that it judges."""
     if recipe.rl:
         for name, reward in recipe.rl.settings.rewards.items():
-            yield f"rl.{block_name(recipe.rl.algorithm)}.rewards.{name}", reward, recipe.rl.dataset
+            yield f"rl.{recipe.rl.block}.rewards.{name}", reward, recipe.rl.dataset
         for name, monitor in recipe.rl.monitors.items():
             yield f"rl.monitors.{name}", monitor, recipe.rl.dataset
         if recipe.rl.validation:

@@ -55,8 +55,8 @@ def _configs(value: object) -> Iterator[Config]:
     """`value`, where it is a config, and every one below it that is used."""
     if isinstance(value, Config):
         yield value
-        for name in type(value).model_fields.keys() - value.unused_fields():
-            yield from _configs(getattr(value, name))
+        for _, setting in value.used_settings():
+            yield from _configs(setting)
     elif isinstance(value, dict):
         for item in value.values():
             yield from _configs(item)

@@ -17,11 +17,15 @@ from rlhf_core.losses.mismatch import measure
 from rlhf_core.packing import select
 from rlhf_core.rl.experience import Layout
 from rlhf_core.rl.kl_controller import KLController, completion_kl
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
 from rlhf_core.rl.weights import Source
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import mean_over_steps
 from rlhf_core.types import Experience, PackedBatch
+
+# Names of RLWorker.score -> the role that gives the score; others are roles themselves.
+_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
 
 
 class PolicyTrainer:
@@ -48,14 +52,23 @@ class PolicyTrainer:
             return experience
         return replace(experience, **self._scored(experience, wanted))
 
-    def reward_scores(self, batch: PackedBatch) -> Tensor:
-        """(N,) float32: the reward model's raw score at each token of `batch`."""
-        return self._scored(batch, ["reward"])["reward"]
+    def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
+        """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""
+        return self._scored(batch, [role])[role]
 
-    def _scored(self, batch: PackedBatch, wanted: list[str]) -> dict[str, Tensor]:
-        layout = self._layout(batch)
-        results = self._workers.scatter("score", layout.split(batch), wanted)
-        return {name: layout.join(batch, [[part[name] for part in rank] for rank in results]) for name in wanted}
+    def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
+        """By the names of RLWorker.score. Models whose micro-batches have the same size are asked together."""
+        scores: dict[str, Tensor] = {}
+        sizes = {name: self._tokens(_ROLE_OF_SCORE.get(name, name)) for name in names}
+        for tokens in dict.fromkeys(sizes.values()):
+            asked = [name for name in names if sizes[name] == tokens]
+            layout = Layout.balanced(batch, ranks=self._workers.size, tokens_per_micro_batch=tokens)
+            results = self._workers.scatter("score", layout.split(batch), asked)
+            scores |= {name: layout.join(batch, [[part[name] for part in rank] for rank in results]) for name in asked}
+        return scores
+
+    def _tokens(self, role: str) -> int:
+        return self._config.engine_of(role).tokens_per_micro_batch
 
     def _wanted(self) -> list[str]:
         settings = self._config.settings
@@ -73,18 +86,20 @@ class PolicyTrainer:
         The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
         """
         settings = self._config.settings
-        frozen = step < getattr(settings, "critic_warmup_steps", 0)
+        frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
         if frozen and experience.old_logprobs is None:
             # No update of the policy will tell how far it is from the engine's.
             experience = replace(experience, **self._scored(experience, ["old_logprobs"]))
         policy, critic = [], []
         for epoch in range(settings.epochs):
             for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
-                shards, tokens = self._layout(minibatch).split(minibatch), minibatch.num_trained_tokens
+                tokens = minibatch.num_trained_tokens
                 if not frozen:
+                    shards = self._shards(minibatch, POLICY)
                     updated = self._workers.scatter("update_policy", shards, self.kl_coefficient)[0]
                     policy.append(_per_token(updated, tokens))
                 if self._algorithm.uses_critic:
+                    shards = self._shards(minibatch, CRITIC)
                     critic.append(_per_token(self._workers.scatter("update_critic", shards)[0], tokens))
         metrics = mean_over_steps(policy) if policy else {}
         for name, value in (mean_over_steps(critic) if critic else {}).items():
@@ -124,10 +139,9 @@ class PolicyTrainer:
         )  # fmt: skip
         return replace(minibatch, loss_weights=weights)
 
-    def _layout(self, batch: PackedBatch) -> Layout:
-        return Layout.balanced(
-            batch, ranks=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
-        )
+    def _shards(self, minibatch: Experience, role: str) -> list[list[Experience]]:
+        layout = Layout.balanced(minibatch, ranks=self._workers.size, tokens_per_micro_batch=self._tokens(role))
+        return layout.split(minibatch)
 
     @contextmanager
     def publication(self, source: Source = "live") -> Iterator[Publication]:

@@ -14,6 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import SleepingEngines
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.training.group import WorkerGroup
 
@@ -71,10 +72,7 @@ def _hybrid_cluster(
 def _workers(
     config: RLConfig, placement: Placement, inputs: Mapping[str, Input], context: StageContext, group: Any
 ) -> RayWorkerGroup:
-    reward_model = inputs["reward_model"].manifest.ref if "reward_model" in inputs else None
-    return RayWorkerGroup(
-        placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model, placement_group=group
-    )
+    return RayWorkerGroup(placement, RLWorker, config, context, roles(config, inputs), placement_group=group)
 
 
 def _engines(

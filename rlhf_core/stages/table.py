@@ -18,7 +18,7 @@ def _only(kind: Kind) -> frozenset[Kind]:
     return frozenset({kind})
 
 
-# An input name that ends in ".*" stands for any number of inputs, "exclude.test" and so on.
+# An input name with a "*" stands for any number of inputs, "exclude.test" and so on.
 _STAGES = (
     Stage("dataset", 1, DatasetConfig, {"exclude.*": DATASET}, DATASET, "rlhf_core.stages.dataset:run"),
     Stage("base", 1, BaseModelConfig, {}, _only(Kind.BASE_MODEL), "rlhf_core.stages.base:run"),
@@ -27,8 +27,9 @@ _STAGES = (
     Stage("sft", 1, SFTConfig, {"model": MODELS, "dataset": DATASET}, TRAINED, "rlhf_core.stages.sft:run"),
     Stage("reward_model", 1, RewardModelConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.REWARD_MODEL),
           "rlhf_core.stages.reward_model:run"),
-    Stage("rl", 1, RLConfig, {"model": MODELS, "dataset": DATASET, "validation_dataset": DATASET,
-                              "reward_model": _only(Kind.REWARD_MODEL)}, TRAINED, "rlhf_core.stages.rl:run"),
+    Stage("rl", 2, RLConfig, {"model": MODELS, "dataset": DATASET, "validation.dataset": DATASET,
+                              "*.rewards.*.model": _only(Kind.REWARD_MODEL), "*.kl.reference": MODELS,
+                              "*.critic.start": MODELS | {Kind.REWARD_MODEL}}, TRAINED, "rlhf_core.stages.rl:run"),
     Stage("merge", 1, MergeConfig, {"model": MODELS, "adapter": _only(Kind.ADAPTER)}, _only(Kind.POLICY),
           "rlhf_core.stages.merge:run"),
     Stage("evaluation", 1, EvaluationConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.EVALUATION),
