@@ -33,7 +33,7 @@ TYPOS = {
     "reward_model.max_length": "reward_model.max_lenght",
     "rl.steps": "rl.stpes",
     "rl.grpo.group_size": "rl.grpo.groupsize",
-    "rl.ppo.critic_optimizer": "rl.ppo.critic_optimiser",
+    "rl.ppo.critic.optimizer": "rl.ppo.critic.optimiser",
     "rl.sampling.temperature": "rl.sampling.temprature",
     "rl.rollout.max_length": "rl.rollout.max_lenght",
     "rl.engine.zero_stage": "rl.engine.zero_stag",
@@ -76,7 +76,7 @@ def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", RECIPES)
 def test_ppo_is_one_override_away_and_brings_the_reward_model(recipe: str) -> None:
     graph = build_graph(load_recipe(recipe, ["rl.algorithm=ppo"]), LIBRARIES)
-    assert graph["rl"].inputs["reward_model"] == "reward_model"
+    assert graph["rl"].inputs["ppo.rewards.preference.model"] == "reward_model"
     assert "data.pairs" in graph
     before = build_graph(load_recipe(recipe), LIBRARIES)
     assert before["sft"].ref == graph["sft"].ref

@@ -37,7 +37,7 @@ RECIPE: dict[str, Any] = {
         "ppo": {
             "rewards": {"own": {"type": "function", "path": "rewards.py"}},
             "optimizer": OPTIMIZER,
-            "critic_optimizer": OPTIMIZER,
+            "critic": {"optimizer": OPTIMIZER, "start": "reward_model"},
         },
     },
     "evaluation": {

@@ -15,7 +15,7 @@ RL = (
     "rollout: {max_length: 64}, "
     "grpo: {rewards: {exact: {type: verifier}}, optimizer: {learning_rate: 1e-4}}, "
     "ppo: {rewards: {preference: {type: reward_model}}, optimizer: {learning_rate: 1e-4}, "
-    "critic_optimizer: {learning_rate: 1e-4}}}"
+    "critic: {optimizer: {learning_rate: 1e-4}}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
 DATA = "{format: prompts, source: {type: hub, repository: some/set}}"
@@ -56,7 +56,7 @@ def test_the_whole_graph_of_grpo(tmp_path: Path) -> None:
 def test_rl_reads_the_prompts_that_it_is_validated_with(tmp_path: Path) -> None:
     validation = "rl.validation={dataset: held, every_steps: 1, scorers: {exact: {type: verifier}}}"
     found = edges(tmp_path, "rl=" + RL, validation, f"data.held={DATA}")
-    assert found["rl"] == {"model": "base", "dataset": "data.d", "validation_dataset": "data.held"}
+    assert found["rl"] == {"model": "base", "dataset": "data.d", "validation.dataset": "data.held"}
     with pytest.raises(RecipeError, match=r"rl\.validation\.dataset: there is no dataset `held` in `data`; it has d"):
         edges(tmp_path, "rl=" + RL, validation)
 
@@ -69,7 +69,8 @@ def test_the_report_is_titled_with_the_recipe_s_name_unless_told(tmp_path: Path)
 def test_ppo_reads_the_reward_model(tmp_path: Path) -> None:
     graph = edges(tmp_path, *FULL, "rl.algorithm=ppo")
     assert graph["reward_model"] == {"model": "sft", "dataset": "data.d"}
-    assert graph["rl"] == {"model": "sft", "dataset": "data.d", "reward_model": "reward_model"}
+    preference = {"ppo.rewards.preference.model": "reward_model"}
+    assert graph["rl"] == {"model": "sft", "dataset": "data.d", **preference}
 
 
 def test_adapters_are_merged_before_anything_builds_on_them(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ WHOLE = f"""{RECIPE}
   ppo:
     rewards: {{preference: {{type: reward_model}}}}
     optimizer: {{learning_rate: 1e-4}}
-    critic_optimizer: {{learning_rate: 1e-4}}
+    critic: {{optimizer: {{learning_rate: 1e-4}}}}
 sft: &training {{dataset: talks, batch_size: 2, max_length: 64, optimizer: {{learning_rate: 1e-3}}}}
 reward_model: *training
 evaluation:

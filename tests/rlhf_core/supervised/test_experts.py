@@ -18,6 +18,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import sft
 from rlhf_core.training.group import InlineGroup
@@ -94,7 +95,7 @@ def rl_trainer(model: Input, folder: Path, moe_coefficient: float) -> PolicyTrai
             "optimizer": {"learning_rate": 5e-3, "schedule": "constant", "warmup_share": 0.0},
         },
     })  # fmt: skip
-    group = InlineGroup(RLWorker, config, context_of(folder, {"model": model}), model.manifest.ref, None)
+    group = InlineGroup(RLWorker, config, context_of(folder, {"model": model}), roles(config, {"model": model}))
     return PolicyTrainer(config, build_algorithm(config), group, seed=0)
 
 
