@@ -1,4 +1,4 @@
-"""Settings of the RL stage. `algorithm` picks one of the algorithm blocks; the others are not part of the result."""
+"""Settings of the RL stage. `algorithm` chooses one of the algorithm blocks; the others are not part of the result."""
 
 from __future__ import annotations
 
@@ -48,11 +48,9 @@ class RLConfig(KeyedConfig):
         default=None, description="held-out prompts that are answered while training runs; none: the last weights"
     )
     placement: Placement = operational(Placement, description="what the training workers reserve")
-    hybrid: bool = operational(
-        False, description="worker i and engine i share a device and take turns on it, instead of one each"
-    )
+    hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
     checkpoint: CheckpointConfig = operational(
-        CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )
     monitors: dict[str, ScorerConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
