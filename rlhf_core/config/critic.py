@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, Reads
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import OptimizerConfig
 
 # The value of `start` that stands for the model that RL itself starts from.
 POLICY_START = "policy"

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Reads, operational
-from rlhf_core.config.training import EngineConfig
+from rlhf_core.config.engine import EngineConfig
 
 KLEstimator = Literal["k1", "k2", "k3"]
 KLPlace = Literal["reward", "loss"]

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Reads, operational
-from rlhf_core.config.training import EngineConfig
+from rlhf_core.config.engine import EngineConfig
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 

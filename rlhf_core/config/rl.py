@@ -11,9 +11,10 @@ from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
+from rlhf_core.config.training import LoraConfig, Placement, require_compatible
 from rlhf_core.config.validation import ValidationConfig
 
 Decay = Annotated[float, Field(gt=0, lt=1)]

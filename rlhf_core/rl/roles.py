@@ -8,8 +8,9 @@ from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.critic import POLICY_START
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
+from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import same_tokens

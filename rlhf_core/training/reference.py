@@ -13,7 +13,7 @@ from typing import Protocol, TypeVar
 from peft import PeftModel
 from torch import nn
 
-from rlhf_core.config.training import EngineConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
