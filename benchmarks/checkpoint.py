@@ -28,8 +28,9 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.supervised.loop import Example, divide
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.training.checkpointing import Checkpointing

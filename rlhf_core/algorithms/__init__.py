@@ -1,34 +1,17 @@
-"""Every RL algorithm: one small file each, and one line in this table."""
+"""RL algorithms, one small file each; config/algorithm_table.py lists them."""
 
-from collections.abc import Mapping
+from importlib import import_module
 
 from rlhf_core.algorithms.base import Algorithm
-from rlhf_core.algorithms.cispo import CISPO
-from rlhf_core.algorithms.dapo import DAPO
-from rlhf_core.algorithms.dr_grpo import DrGRPO
-from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.algorithms.gspo import GSPO
-from rlhf_core.algorithms.ppo import PPO
-from rlhf_core.algorithms.reinforce_plus_plus import ReinforcePlusPlus
-from rlhf_core.algorithms.reinforce_plus_plus_baseline import ReinforcePlusPlusBaseline
-from rlhf_core.algorithms.rloo import RLOO
-from rlhf_core.config.rl import AlgorithmName, RLConfig
-
-ALGORITHMS: Mapping[AlgorithmName, type[Algorithm]] = {
-    "ppo": PPO,
-    "reinforce++": ReinforcePlusPlus,
-    "reinforce++-baseline": ReinforcePlusPlusBaseline,
-    "rloo": RLOO,
-    "grpo": GRPO,
-    "dr-grpo": DrGRPO,
-    "dapo": DAPO,
-    "gspo": GSPO,
-    "cispo": CISPO,
-}
+from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl import RLConfig
 
 
 def build_algorithm(config: RLConfig) -> Algorithm:
-    return ALGORITHMS[config.algorithm](config.settings)
+    """The implementation of the configured algorithm, with the settings of its block."""
+    module, _, name = ALGORITHMS[config.algorithm].implementation.partition(":")
+    implementation: type[Algorithm] = getattr(import_module(module), name)
+    return implementation(config.settings)
 
 
-__all__ = ["ALGORITHMS", "Algorithm", "build_algorithm"]
+__all__ = ["Algorithm", "build_algorithm"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,17 +22,18 @@ from rlhf_core.types import Experience, sequence_ids
 class Algorithm(ABC):
     """Pure: tensors in, tensors out; equal objects live in the driver and in every worker.
 
-    The models: always the policy; a reference where the KL counts; a critic where `uses_critic`.
+    The models: always the policy; a reference where the KL counts; a critic where the settings declare one.
     """
-
-    uses_critic: ClassVar[bool] = False
 
     config: AlgorithmConfig
 
     @property
     def uses_reference(self) -> bool:
-        """A coefficient of 0 stays 0, also where it adapts: then no reference is loaded, and none computed."""
-        return self.config.kl.coefficient > 0
+        return self.config.uses_reference
+
+    @property
+    def uses_critic(self) -> bool:
+        return self.config.critic_settings is not None
 
     @property
     def kl_in_reward(self) -> bool:

@@ -1,9 +1,8 @@
-"""GRPO: arXiv:2402.03300."""
+"""GRPO: arXiv:2402.03300; and, with other settings, Dr. GRPO: arXiv:2503.20783, and DAPO: arXiv:2503.14476."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,9 +18,11 @@ class GRPO(Algorithm):
     clipped, a mean over completions of their means, and the KL's k3.
 
     Models: policy, reference for the KL. OpenRLHF takes the mean over tokens (aggregation: token).
-    """
 
-    divide_by_std: ClassVar[bool] = True
+    Dr. GRPO: no division by the deviation, and sums over completions divided by a constant, so that neither easy groups
+    nor short completions count more. DAPO: a higher upper bound and a mean over tokens; its other half happens before,
+    dynamic sampling (`filtering`) and the overlong penalty (`shaping`). Both have no KL unless it is set.
+    """
 
     config: GRPOConfig
 
@@ -30,11 +31,11 @@ class GRPO(Algorithm):
     ) -> Experience:
         e = experience
         whole = self._sequence_rewards(e, rewards, kl_coefficient)
-        advantages = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=self.divide_by_std), e)
+        advantages = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=self.config.divide_by_deviation), e)
         if e.process_rewards is not None:
             assert e.step_ends is not None
             advantages = advantages + adv.process_advantages(
                 e.process_rewards, e.step_ends, group_ids, e.loss_mask, e.sequence_lengths,
-                divide_by_std=self.divide_by_std,
+                divide_by_std=self.config.divide_by_deviation,
             )  # fmt: skip
         return replace(e, advantages=advantages)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 from torch import Tensor
 
@@ -19,8 +18,6 @@ class PPO(Algorithm):
 
     Models: policy, critic, reference for the KL. As OpenRLHF has it, but GAE skips what an environment said.
     """
-
-    uses_critic: ClassVar[bool] = True
 
     config: PPOConfig
 

@@ -7,13 +7,13 @@ from typing import Any, ClassVar, Literal
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from rlhf_core.config.critic import CriticConfig
+from rlhf_core.config.kl import KLConfig, LossKLConfig, SquaredKLConfig
 from rlhf_core.config.rewards import ModelReward, ProcessRewardModelReward, RewardConfig, TextReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.training import OptimizerConfig
 
 Aggregation = Literal["token", "sequence", "constant"]
-KLEstimator = Literal["k1", "k2", "k3"]
-KLPlace = Literal["reward", "loss"]
 
 
 def _aggregation(default: Aggregation) -> Any:
@@ -21,49 +21,12 @@ def _aggregation(default: Aggregation) -> Any:
     return Field(default=default, description=how)
 
 
-def _estimator(default: KLEstimator) -> Any:
-    return Field(default=default, description="with d = log p - log q: d, d²/2 or exp(-d) - 1 + d")
-
-
-def _place(default: KLPlace) -> Any:
-    return Field(default=default, description="subtracted from the reward, or a term of the loss")
+def _divide_by_deviation(default: bool) -> Any:
+    return Field(default=default, description="divide rewards by the deviation of their group")
 
 
 def _kl(default: KLConfig) -> Any:
-    return Field(default=default, description="keeps the policy near the model that RL starts from")
-
-
-class KLConfig(Config):
-    """The KL to the model that RL starts from, as a part of the reward."""
-
-    coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
-    estimator: KLEstimator = _estimator("k1")
-    place: KLPlace = _place("reward")
-    target: PositiveFloat | None = Field(
-        default=None, description="nats of a completion that an adaptive coefficient steers to; none: it is fixed"
-    )
-    horizon: PositiveInt = Field(
-        default=10, description="steps over which an adaptive coefficient reacts: 1 / K of arXiv:1909.08593"
-    )
-
-    @model_validator(mode="after")
-    def _adapts_something(self) -> KLConfig:
-        if self.target is not None and self.coefficient == 0:
-            raise ValueError("target is set, but coefficient is 0 and would stay 0; set the coefficient to start from")
-        return self
-
-
-class LossKLConfig(KLConfig):
-    """The KL to the model that RL starts from, as a term of the loss."""
-
-    estimator: KLEstimator = _estimator("k3")
-    place: KLPlace = _place("loss")
-
-
-class SquaredKLConfig(LossKLConfig):
-    """The KL to the model that RL starts from, as a term of the loss whose gradient is that of KL(policy || start)."""
-
-    estimator: KLEstimator = _estimator("k2")
+    return Field(default=default, description="keeps the policy near the reference model")
 
 
 class MismatchConfig(Config):
@@ -148,8 +111,18 @@ class AlgorithmConfig(Config):
         return self
 
     @property
+    def critic_settings(self) -> CriticConfig | None:
+        """Of the critic: an algorithm whose settings declare a CriticConfig has one."""
+        return next((value for _, value in self.used_settings() if isinstance(value, CriticConfig)), None)
+
+    @property
+    def uses_reference(self) -> bool:
+        """A coefficient of 0 stays 0, also where it adapts: then no reference is loaded, and none computed."""
+        return self.kl.coefficient > 0
+
+    @property
     def model_rewards(self) -> dict[str, ModelReward]:
-        """Those of `rewards` that the run's reward model gives."""
+        """Those of `rewards` that a reward model gives."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
 
     @property
@@ -163,15 +136,7 @@ class PPOConfig(AlgorithmConfig):
 
     takes_process_rewards: ClassVar[bool] = True
 
-    critic_optimizer: OptimizerConfig = Field(description="of the critic")
-    critic_start: Literal["reward_model", "policy"] = Field(
-        default="reward_model", description="whose weights the critic starts from"
-    )
-    critic_warmup_steps: int = Field(default=0, ge=0, description="first steps that train the critic alone")
-    save_critic: bool = Field(default=False, description="keep the critic too, in the folder `critic` of the policy")
-    value_clip: PositiveFloat | None = Field(
-        default=0.2, description="largest change of a value in one update; none: not clipped"
-    )
+    critic: CriticConfig = Field(description="the model of values")
     gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
     gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
 
@@ -220,12 +185,14 @@ class GRPOConfig(GroupConfig):
 
     kl: LossKLConfig = _kl(LossKLConfig())
     aggregation: Aggregation = _aggregation("sequence")
+    divide_by_deviation: bool = _divide_by_deviation(True)
 
 
 class DrGRPOConfig(GRPOConfig):
     """arXiv:2503.20783: GRPO without its two biases, the division by the group's deviation and by the length."""
 
     aggregation: Aggregation = _aggregation("constant")
+    divide_by_deviation: bool = _divide_by_deviation(False)
 
 
 class DAPOConfig(GRPOConfig):

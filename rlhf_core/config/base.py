@@ -35,6 +35,7 @@ class Reads:
     optional: bool = False
     each: str = ""  # the stage is run for each name (none: each result above) with an input that is called so
     of: str = ""  # where the setting is none: the input `model` of the stage that this other input names
+    reserved: tuple[str, ...] = ()  # values that name no input: they are part of the stage key themselves
 
     @property
     def roles(self) -> tuple[Role, ...]:
@@ -88,6 +89,8 @@ class KeyedConfig(Config):
     @model_validator(mode="after")
     def _validate_blocks(self) -> Self:
         blocks = self.__pydantic_extra__ or {}
+        for key in [key for key, raw in blocks.items() if raw is None and key in self.block_names()]:
+            del blocks[key]  # an override such as `rl.ppo=null` takes a block away
         problems: list[InitErrorDetails] = []
         for key, raw in blocks.items():
             try:
@@ -154,8 +157,14 @@ def result_settings(config: Config) -> dict[str, Any]:
     return {
         name: _result_value(value, dumped[name])
         for name, value in config.used_settings()
-        if not is_operational(type(config), name)
+        if not is_operational(type(config), name) or _is_reserved(type(config), name, value)
     }
+
+
+def _is_reserved(config: type[Config], name: str, value: Any) -> bool:
+    """Whether `value`, of a setting that names an input, names none but decides something itself."""
+    reads = reads_of(config, name)
+    return reads is not None and isinstance(value, str) and value in reads.reserved
 
 
 def _result_value(value: Any, dumped: Any) -> Any:

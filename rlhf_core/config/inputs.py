@@ -20,7 +20,7 @@ class Reference:
 
     path: str
     reads: Reads
-    names: tuple[str, ...]  # empty: the setting is none
+    names: tuple[str, ...]  # empty: the setting is none, or a reserved value
     many: bool  # the setting is a tuple: each name is an input of its own
 
     def input_name(self, name: str = "") -> str:
@@ -41,7 +41,8 @@ def references(config: Config, at: str = "") -> Iterator[Reference]:
         reads = reads_of(type(config), name)
         if reads is not None:
             many = isinstance(value, tuple)
-            yield Reference(path, reads, value if many else () if value is None else (value,), many)
+            named = value if many else () if value is None or value in reads.reserved else (value,)
+            yield Reference(path, reads, named, many)
         else:
             yield from _references_below(value, path)
 

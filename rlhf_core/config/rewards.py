@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Reads, operational
+from rlhf_core.config.engine import EngineConfig
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
@@ -18,27 +19,26 @@ class _Weighted(Config):
     )
 
 
-def _reward_model() -> Any:
-    return Field(
+class _OfModel(_Weighted):
+    model: Annotated[str | None, Reads("reward_model")] = Field(
         default=None, description="the stage whose reward model it is; none: the last one above that makes one"
     )
+    engine: EngineConfig | None = Field(default=None, description="how the reward model is run; none: as the policy")
 
 
-class RewardModelReward(_Weighted):
-    """The run's own reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
+class RewardModelReward(_OfModel):
+    """A reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
 
     type: Literal["reward_model"]
-    model: Annotated[str | None, Reads("reward_model")] = _reward_model()
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )
 
 
-class ProcessRewardModelReward(_Weighted):
-    """The run's own reward model, read at the last token of each step of a completion: one reward a step."""
+class ProcessRewardModelReward(_OfModel):
+    """A reward model, read at the last token of each step of a completion: one reward a step."""
 
     type: Literal["process_reward_model"]
-    model: Annotated[str | None, Reads("reward_model")] = _reward_model()
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
     )
@@ -105,8 +105,8 @@ def check_url(url: str) -> None:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 
 
-ModelReward = RewardModelReward | ProcessRewardModelReward  # read by the run's reward model, from tokens
-TextReward = VerifierReward | FunctionReward | HTTPReward  # told from text
+ModelReward = RewardModelReward | ProcessRewardModelReward  # given by a reward model, which reads tokens
+TextReward = VerifierReward | FunctionReward | HTTPReward  # given by what reads text
 
 
 def _without_weight(scorer: TextReward) -> TextReward:

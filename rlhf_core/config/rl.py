@@ -1,67 +1,45 @@
-"""Settings of the RL stage. `algorithm` picks one of the algorithm blocks; the others are not part of the result."""
+"""Settings of the RL stage. `algorithm` chooses one of the algorithm blocks; the others are not part of the result."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Literal, get_args
+from typing import Annotated, Any, cast
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.algorithms import (
-    AlgorithmConfig,
-    CISPOConfig,
-    DAPOConfig,
-    DrGRPOConfig,
-    GRPOConfig,
-    GSPOConfig,
-    PPOConfig,
-    ReinforcePlusPlusBaselineConfig,
-    ReinforcePlusPlusConfig,
-    RLOOConfig,
-)
-from rlhf_core.config.base import PositiveFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
+from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
-from rlhf_core.config.training import EngineConfig, LoraConfig, Placement, require_compatible
+from rlhf_core.config.training import LoraConfig, Placement, require_compatible
 from rlhf_core.config.validation import ValidationConfig
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
-AlgorithmName = Literal[
-    "ppo", "reinforce++", "reinforce++-baseline", "rloo", "grpo", "dr-grpo", "dapo", "gspo", "cispo"
-]
 
 
-def block_name(algorithm: AlgorithmName) -> str:
-    """The key of an algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
-    return algorithm.replace("++", "_plus_plus").replace("-", "_")
+class RLConfig(StageConfig, KeyedConfig):
+    """`algorithm` chooses one of the algorithm blocks; the others are ignored."""
 
-
-class RLConfig(StageConfig):
-    algorithm: AlgorithmName = Field(description="which of the blocks below is used; the others are ignored")
-    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
-        description="name of an entry of the recipe's `data`, format prompts"
+    algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
+        description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
     )
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
     )
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
-    ppo: PPOConfig | None = Field(default=None, description="settings of PPO")
-    reinforce_plus_plus: ReinforcePlusPlusConfig | None = Field(default=None, description="settings of REINFORCE++")
-    reinforce_plus_plus_baseline: ReinforcePlusPlusBaselineConfig | None = Field(
-        default=None, description="settings of REINFORCE++-baseline"
-    )
-    rloo: RLOOConfig | None = Field(default=None, description="settings of RLOO")
-    grpo: GRPOConfig | None = Field(default=None, description="settings of GRPO")
-    dr_grpo: DrGRPOConfig | None = Field(default=None, description="settings of Dr. GRPO")
-    dapo: DAPOConfig | None = Field(default=None, description="settings of DAPO")
-    gspo: GSPOConfig | None = Field(default=None, description="settings of GSPO")
-    cispo: CISPOConfig | None = Field(default=None, description="settings of CISPO")
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the models are trained")
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
+    )
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
     ema_decay: Decay | None = Field(
         default=None,
@@ -72,11 +50,9 @@ class RLConfig(StageConfig):
         default=None, description="held-out prompts that are answered while training runs; none: the last weights"
     )
     placement: Placement = operational(Placement, description="what the training workers reserve")
-    hybrid: bool = operational(
-        False, description="worker i and engine i share a device and take turns on it, instead of one each"
-    )
+    hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
     checkpoint: CheckpointConfig = operational(
-        CheckpointConfig, description="how often the state is kept, from which a killed job goes on"
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )
     monitors: dict[str, ScorerConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
@@ -85,11 +61,18 @@ class RLConfig(StageConfig):
         default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
 
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        return next((entry.config for entry in ALGORITHMS.values() if entry.block == key), None)
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        return [entry.block for entry in ALGORITHMS.values()]
+
     @model_validator(mode="after")
     def _chosen_block_is_there(self) -> RLConfig:
-        block = block_name(self.algorithm)
-        if getattr(self, block) is None:
-            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{block}`; add one")
+        if self.block not in self.blocks:
+            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{self.block}`; add one")
         return self
 
     @model_validator(mode="after")
@@ -98,16 +81,17 @@ class RLConfig(StageConfig):
         completions = self.prompts_per_step * settings.group_size
         if completions % settings.minibatches:
             raise ValueError(
-                f"{block_name(self.algorithm)}.minibatches is {settings.minibatches}, which does not divide the "
+                f"{self.block}.minibatches is {settings.minibatches}, which does not divide the "
                 f"{completions} completions of a step (prompts_per_step x group_size)"
             )
         return self
 
     @model_validator(mode="after")
     def _policy_is_trained(self) -> RLConfig:
-        if self.ppo is not None and self.algorithm == "ppo" and self.ppo.critic_warmup_steps >= self.steps:
+        critic = self.settings.critic_settings
+        if critic is not None and critic.warmup_steps >= self.steps:
             raise ValueError(
-                f"ppo.critic_warmup_steps is {self.ppo.critic_warmup_steps} of {self.steps} steps: the policy would "
+                f"{self.block}.critic.warmup_steps is {critic.warmup_steps} of {self.steps} steps: the policy would "
                 "never be trained"
             )
         return self
@@ -121,9 +105,21 @@ class RLConfig(StageConfig):
         return self
 
     @model_validator(mode="after")
-    def _engine_runs_the_optimizers(self) -> RLConfig:
-        critic = [self.settings.critic_optimizer] if isinstance(self.settings, PPOConfig) else []
-        require_compatible(self.engine, self.settings.optimizer, *critic)
+    def _engines_run_the_optimizers(self) -> RLConfig:
+        require_compatible(self.engine_of("policy"), self.settings.optimizer)
+        if self.settings.critic_settings is not None:
+            require_compatible(self.engine_of("critic"), self.settings.critic_settings.optimizer)
+        return self
+
+    @model_validator(mode="after")
+    def _reference_settings_are_used(self) -> RLConfig:
+        kl = self.settings.kl
+        if self.reference_is_base and (kl.engine is not None or kl.offload):
+            setting = "offload" if kl.offload else "engine"
+            raise ValueError(
+                f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
+                "has no weights of its own; leave it out, or name a model as kl.reference"
+            )
         return self
 
     @model_validator(mode="after")
@@ -150,8 +146,8 @@ class RLConfig(StageConfig):
                 f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
                 f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
             )
-        if self.engine.offload_parameters:
-            raise ValueError("hybrid: engine.offload_parameters keeps the weights in main memory already; leave it out")
+        if any(engine.offload_parameters for engine in self._engines().values()):
+            raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
         return self
 
     @model_validator(mode="after")
@@ -169,17 +165,40 @@ class RLConfig(StageConfig):
         return self
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset(map(block_name, get_args(AlgorithmName))) - {block_name(self.algorithm)}
+        return frozenset(self.blocks) - {self.block}
 
     @property
     def keeps_best(self) -> bool:
         return self.validation is not None and self.validation.keep == "best"
 
     @property
+    def block(self) -> str:
+        """Key of the chosen algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+        return ALGORITHMS[self.algorithm].block
+
+    @property
     def settings(self) -> AlgorithmConfig:
         """The block of the chosen algorithm."""
-        chosen: AlgorithmConfig = getattr(self, block_name(self.algorithm))
-        return chosen
+        return cast(AlgorithmConfig, self.blocks[self.block])
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy's own base with the adapter switched off."""
+        kl = self.settings.kl
+        return self.settings.uses_reference and self.lora is not None and kl.reference is None
+
+    def engine_of(self, role: str) -> EngineConfig:
+        """How the model of a role is run: `policy`, `reference`, `critic`, or `reward:NAME` of a reward NAME."""
+        return self._engines()[role]
+
+    def _engines(self) -> Mapping[str, EngineConfig]:
+        settings = self.settings
+        own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.engine
+        if settings.critic_settings is not None:
+            own["critic"] = settings.critic_settings.engine
+        return {role: engine or self.engine for role, engine in own.items()}
 
     @property
     def makes(self) -> Role:
@@ -203,7 +222,7 @@ class RLConfig(StageConfig):
 
     def rewards(self) -> Iterator[JudgedBy]:
         for name, reward in self.settings.rewards.items():
-            yield JudgedBy(f"{block_name(self.algorithm)}.rewards.{name}", reward, "dataset")
+            yield JudgedBy(f"{self.block}.rewards.{name}", reward, "dataset")
         for name, monitor in self.monitors.items():
             yield JudgedBy(f"monitors.{name}", monitor, "dataset")
         for name, scorer in self.validation.scorers.items() if self.validation is not None else ():
@@ -215,4 +234,4 @@ class RLConfig(StageConfig):
         return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)
 
     def moe_coefficients(self) -> Mapping[str, float]:
-        return {f"{block_name(self.algorithm)}.moe_coefficient": self.settings.moe_coefficient}
+        return {f"{self.block}.moe_coefficient": self.settings.moe_coefficient}

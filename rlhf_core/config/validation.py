@@ -27,7 +27,7 @@ class ValidationConfig(Config):
     )
     metric: str = Field(
         default="mean_score",
-        description="which is best where it is highest: `mean_score` or `pass@1` of greedy completions, "
+        description="the metric to maximise: `mean_score` or `pass@1` of greedy completions, "
         "`sampled_mean_score`, `sampled_pass@1` or, with N samples, `pass@N`; of another than the main scorer, "
         "`SCORER/…`",
     )

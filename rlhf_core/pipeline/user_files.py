@@ -55,8 +55,8 @@ def configs_below(value: object) -> Iterator[Config]:
     """`value`, where it is a config, and every one below it that is used."""
     if isinstance(value, Config):
         yield value
-        for name in type(value).model_fields.keys() - value.unused_fields():
-            yield from configs_below(getattr(value, name))
+        for _, setting in value.used_settings():
+            yield from configs_below(setting)
     elif isinstance(value, dict):
         for item in value.values():
             yield from configs_below(item)

@@ -25,8 +25,10 @@ def build_reward(config: TextReward, context: StageContext) -> Reward:
 
 
 @contextmanager
-def open_scorers(configs: Mapping[str, ScorerConfig], context: StageContext) -> Iterator[dict[str, Reward]]:
-    """The scorers of `configs` by name; closes them on exit."""
+def open_scorers(
+    configs: Mapping[str, ScorerConfig] | Mapping[str, TextReward], context: StageContext
+) -> Iterator[dict[str, Reward]]:
+    """The rewards of `configs` by name, closed at the end."""
     with ExitStack() as stack:
         scorers: dict[str, Reward] = {}
         for name, config in configs.items():

@@ -1,4 +1,4 @@
-"""The run's reward model as a reward: its score at the last token of a completion, or of each step."""
+"""A reward model as a reward: it reads tokens, at the last one of a completion or of each of its steps."""
 
 from __future__ import annotations
 
@@ -25,43 +25,39 @@ TokenScores = Callable[[PackedBatch], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class RewardModel:
-    """How to read a reward model, according to the files in its folder. The workers hold the model itself."""
+    """How the tokens of a reward model are read. The model itself is on the training ranks."""
 
-    folder: Path
+    settings: config.ModelReward
+    scale: Scale
     tokenizer: Tokenizer  # the policy's
     other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
 
     @classmethod
-    def of(cls, folder: Path, policy: Path) -> RewardModel:
-        """policy: the policy's folder. If tokenizer and chat template are the same, the policy's tokens are used."""
+    def of(cls, settings: config.ModelReward, folder: Path, policy: Path) -> RewardModel:
+        """folder: the reward model's; policy: the policy's. With the same tokenizer and chat template, the reward model
+        reads the policy's tokens. Raises StageError where it cannot give what the settings want."""
         tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
-        same_tokens = (policy / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
-        if same_tokens and tokenizer.chat_template == own.chat_template:
-            return cls(folder, tokenizer, None)
-        return cls(folder, tokenizer, OtherTokenizer(own, _json(folder).get("max_position_embeddings")))
-
-    def reward(self, settings: config.ModelReward, scores: TokenScores) -> ModelReward | ProcessModelReward:
-        """Raises StageError if the reward model does not support the settings."""
-        scale = self._scale() if settings.normalize else Scale()
-        if isinstance(settings, config.RewardModelReward):
-            return ModelReward(scores, scale, self.other)
-        if self.other is not None:
+        other = None
+        if not same_tokens(folder, policy) or tokenizer.chat_template != own.chat_template:
+            other = OtherTokenizer(own, _json(folder).get("max_position_embeddings"))
+        if other is not None and isinstance(settings, config.ProcessRewardModelReward):
             raise StageError(
                 "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
                 "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
             )
-        return ProcessModelReward(scores, scale, self.tokenizer, settings.separator)
+        return cls(settings, _scale(folder) if settings.normalize else Scale(), tokenizer, other)
 
-    def _scale(self) -> Scale:
-        stored = _json(self.folder)
-        mean: Any = stored.get("reward_mean")
-        std: Any = stored.get("reward_std")
-        if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
-            raise StageError(
-                f"the reward model's config.json has reward_mean={mean} and reward_std={std}, so its rewards cannot be "
-                "normalised; set normalize: false"
-            )
-        return Scale(float(mean), float(std))
+    def reward(self, scores: TokenScores) -> ModelReward | ProcessModelReward:
+        match self.settings:
+            case config.RewardModelReward():
+                return ModelReward(scores, self.scale, self.other)
+            case config.ProcessRewardModelReward(separator=separator):
+                return ProcessModelReward(scores, self.scale, self.tokenizer, separator)
+
+
+def same_tokens(folder: Path, other: Path) -> bool:
+    """Whether two model folders have the same tokenizer."""
+    return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +83,7 @@ class ModelReward:
         return RewardResult(rewards, [None] * len(rewards))
 
     def close(self) -> None:
-        """No-op: the workers hold the model."""
+        """No-op: the model is on the training ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ class ProcessModelReward:
         return step_tokens(self.tokenizer, trajectory, self.separator)
 
     def close(self) -> None:
-        """No-op: the workers hold the model."""
+        """No-op: the model is on the training ranks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,6 +148,18 @@ def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
             f"the reward model returned {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
         )
     return (value - scale.mean) / scale.std
+
+
+def _scale(folder: Path) -> Scale:
+    stored = _json(folder)
+    mean: Any = stored.get("reward_mean")
+    std: Any = stored.get("reward_std")
+    if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
+        raise StageError(
+            f"the reward model's config.json has reward_mean={mean} and reward_std={std}, by which its rewards "
+            "cannot be normalised; set normalize: false"
+        )
+    return Scale(float(mean), float(std))
 
 
 def _is_finite(value: Any) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import torch
 
-from rlhf_core.config.algorithms import KLConfig
+from rlhf_core.config.kl import KLConfig
 from rlhf_core.types import Experience
 
 _LARGEST_ERROR = 0.2

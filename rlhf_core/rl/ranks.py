@@ -18,6 +18,7 @@ from rlhf_core.losses.mismatch import measure
 from rlhf_core.metrics import merged
 from rlhf_core.packing import select
 from rlhf_core.rl.kl_controller import KLController, completion_kl
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.publication import Files, Publication
@@ -27,6 +28,9 @@ from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Experience, PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
+
+# Names of RLWorker.score -> the role that gives the score; others are roles themselves.
+_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
 
 
 class PolicyTrainer:
@@ -51,14 +55,23 @@ class PolicyTrainer:
         fields = self._fields_to_score()
         return replace(experience, **self._scored(experience, fields)) if fields else experience
 
-    def reward_scores(self, batch: PackedBatch) -> Tensor:
-        """(N,) float32: the reward model's raw score at each token of `batch`."""
-        return self._scored(batch, ["reward"])["reward"]
+    def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
+        """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""
+        return self._scored(batch, [role])[role]
 
     def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
-        division = self._divided(batch)
-        results = self._workers.scatter(RLWorker.score, division.split(), names)
-        return {name: division.join([[part[name] for part in rank] for rank in results]) for name in names}
+        """By the names of RLWorker.score. Models whose micro-batches have the same size are asked together."""
+        scores: dict[str, Tensor] = {}
+        sizes = {name: self._tokens(_ROLE_OF_SCORE.get(name, name)) for name in names}
+        for tokens in dict.fromkeys(sizes.values()):
+            asked = [name for name in names if sizes[name] == tokens]
+            division = Division.of(batch, replicas=self._workers.size, tokens_per_micro_batch=tokens)
+            results = self._workers.scatter(RLWorker.score, division.split(), asked)
+            scores |= {name: division.join([[part[name] for part in rank] for rank in results]) for name in asked}
+        return scores
+
+    def _tokens(self, role: str) -> int:
+        return self._config.engine_of(role).tokens_per_micro_batch
 
     def _fields_to_score(self) -> list[str]:
         settings = self._config.settings
@@ -76,7 +89,7 @@ class PolicyTrainer:
         The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
         """
         settings = self._config.settings
-        frozen = step < getattr(settings, "critic_warmup_steps", 0)
+        frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
         if frozen and experience.old_logprobs is None:
             # No update of the policy will measure how far its log-probs are from the engine's.
             experience = replace(experience, **self._scored(experience, ["old_logprobs"]))
@@ -84,10 +97,11 @@ class PolicyTrainer:
         critic: list[StepMetrics] = []
         for epoch in range(settings.epochs):
             for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
-                shards = self._divided(minibatch).split()
                 if not frozen:
+                    shards = self._shards(minibatch, POLICY)
                     policy.append(self._workers.scatter(RLWorker.update_policy, shards, self.kl_coefficient)[0])
                 if self._algorithm.uses_critic:
+                    shards = self._shards(minibatch, CRITIC)
                     critic.append(self._workers.scatter(RLWorker.update_critic, shards)[0])
         return merged(
             over_steps(policy) if policy else {},
@@ -129,10 +143,9 @@ class PolicyTrainer:
         )  # fmt: skip
         return replace(minibatch, loss_weights=weights)
 
-    def _divided(self, batch: B) -> Division[B]:
-        return Division.of(
-            batch, replicas=self._workers.size, tokens_per_micro_batch=self._config.engine.tokens_per_micro_batch
-        )
+    def _shards(self, batch: B, role: str) -> list[list[B]]:
+        tokens = self._tokens(role)
+        return Division.of(batch, replicas=self._workers.size, tokens_per_micro_batch=tokens).split()
 
     @contextmanager
     def publication(self, source: WeightSource = "live") -> Iterator[Publication]:

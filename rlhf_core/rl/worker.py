@@ -1,18 +1,15 @@
-"""One training rank of an RL run: policy, reference, critic and reward model on its device. Knows nothing of Ray."""
+"""One training rank of an RL run: policy, reference, critic and reward models on its device. Knows nothing of Ray."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.losses.load_balancing import load_balancing_loss
@@ -22,12 +19,14 @@ from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
 from rlhf_core.rl.weights import KeptWeights, WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
+from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
@@ -35,129 +34,79 @@ from rlhf_core.types import Experience, PackedBatch
 
 
 class RLWorker(SnapshotWorker):
-    def __init__(
-        self, config: RLConfig, context: StageContext, model: ArtifactRef, reward_model: ArtifactRef | None
-    ) -> None:
-        """Loads what the algorithm needs and nothing else: coefficient 0 loads no reference, GRPO no critic."""
+    def __init__(self, config: RLConfig, context: StageContext, roles: Sequence[Role]) -> None:
+        """Loads the models of `roles`, among them the policy, and nothing else."""
         super().__init__(context)
         seed_everything(context.seed)
         self._config = config
         self._publishing = ExitStack()  # holds the folder of a publish
         self._written: Publication | None = None
         self._algorithm = build_algorithm(config)
-        self._folder = context.fetch(model).folder
-        self._reward_folder = context.fetch(reward_model).folder if reward_model else None
-        settings = config.settings
-        updates = config.steps * settings.epochs * settings.minibatches
-        frozen = getattr(settings, "critic_warmup_steps", 0) * settings.epochs * settings.minibatches
-        self._causal = self._load_causal(lora=True)
-        if settings.moe_coefficient > 0:
+        self._engines: dict[str, DeepSpeedEngine] = {}  # by role; the reference is apart
+        self._reference: Reference | None = None
+        folders = {role.name: context.fetch(role.start).folder for role in roles}
+        self._policy_folder = folders[POLICY]
+        for role in roles:
+            folder = folders[role.name]
+            if role.name != REFERENCE:
+                self._engines[role.name] = _load(role, folder)
+            elif role.adapter_off:
+                self._reference = AdapterOff(self._policy)
+            else:
+                self._reference = FrozenCopy(folder, role.engine, offloaded=role.offloaded)
+        if config.settings.moe_coefficient > 0:
             experts_per_token(self._causal)
-        self._policy = DeepSpeedEngine(
-            PolicyModel(self._causal), engine=config.engine, optimizer=settings.optimizer, total_steps=updates - frozen
-        )
         self._average = None if config.ema_decay is None else WeightAverage(self._policy, config.ema_decay)
         self._kept = KeptWeights()
-        self._reference = self._load_reference() if self._algorithm.uses_reference else None
-        self._critic = self._load_critic(settings, updates) if isinstance(settings, PPOConfig) else None
-        self._reward_model = self._load_reward_model() if settings.model_rewards else None
         seed_rank(context.seed)
 
-    def _load_causal(self, *, lora: bool) -> nn.Module:
-        engine = self._config.engine
-        return load_causal_model(
-            self._folder, dtype=torch_dtype(engine.dtype), attention=engine.attention,
-            lora=self._config.lora if lora else None, gradient_checkpointing=engine.gradient_checkpointing and lora,
-        )  # fmt: skip
+    @property
+    def _policy(self) -> DeepSpeedEngine:
+        return self._engines[POLICY]
 
-    def _load_reference(self) -> DeepSpeedEngine:
-        if self._config.lora is not None:
-            return self._policy  # the base with its adapter off: one copy in memory
-        model = PolicyModel(self._load_causal(lora=False))
-        return DeepSpeedEngine(model, engine=self._config.engine, optimizer=None, total_steps=0)
-
-    def _load_critic(self, settings: PPOConfig, updates: int) -> DeepSpeedEngine:
-        starts_from_reward_model = settings.critic_start == "reward_model"
-        folder = self._reward_folder if starts_from_reward_model else self._folder
-        assert folder is not None
-        return DeepSpeedEngine(
-            self._load_scalar(folder, trained=True),
-            engine=self._config.engine,
-            optimizer=settings.critic_optimizer,
-            total_steps=updates,
-        )
-
-    def _load_reward_model(self) -> DeepSpeedEngine:
-        assert self._reward_folder is not None
-        return DeepSpeedEngine(
-            self._load_scalar(self._reward_folder, trained=False),
-            engine=self._config.engine,
-            optimizer=None,
-            total_steps=0,
-        )
-
-    def _load_scalar(self, folder: Path, *, trained: bool) -> ScalarModel:
-        engine = self._config.engine
-        model = load_scalar_model(
-            folder, dtype=torch_dtype(engine.dtype), attention=engine.attention,
-            gradient_checkpointing=engine.gradient_checkpointing and trained,
-        )  # fmt: skip
-        return ScalarModel(model)
+    @property
+    def _causal(self) -> nn.Module:
+        """The policy as transformers or peft know it."""
+        model = self._policy.module.model
+        assert isinstance(model, nn.Module)
+        return model
 
     def parts(self) -> Mapping[str, Stateful]:
-        engines = {"policy": self._policy, "critic": self._critic}
-        parts: dict[str, Stateful] = {name: EngineState(e) for name, e in engines.items() if e is not None}
+        trained = {name: engine for name, engine in self._engines.items() if engine.optimizer is not None}
+        parts: dict[str, Stateful] = {name: EngineState(engine) for name, engine in trained.items()}
         if self._average is not None:
             parts["average"] = self._average
         if self._config.keeps_best:
             parts["kept"] = self._kept
         return parts
 
-    def score(self, batches: Sequence[PackedBatch], wanted: Sequence[str]) -> list[dict[str, Tensor]]:
-        """For each micro-batch, (n,) float32 on CPU for each name wanted: what the models say of its tokens.
+    def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
+        """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
 
-        `reward` is the reward model's raw score at each token; the others are 0 where `loss_mask` is false.
+        A name is a field of Experience (old_logprobs, ref_logprobs, values: 0 where `loss_mask` is false), or the role
+        of a reward model, whose raw score this is at every token.
         """
-        scorers = {
-            "old_logprobs": self._old_logprobs,
-            "ref_logprobs": self._ref_logprobs,
-            "values": self._values,
-            "reward": self._reward,
-        }
         scored: list[dict[str, Tensor]] = [{} for _ in batches]
-        for name in wanted:
-            for result, values in zip(scored, scorers[name](batches), strict=True):
+        for name in names:
+            for result, values in zip(scored, self._scores(name, batches), strict=True):
                 result[name] = values.cpu()
         return scored
 
-    def _old_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        return self._policy.forward(batches, self._logprobs)
-
-    def _ref_logprobs(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        assert self._reference is not None
-        with self._adapter_off():
-            return self._reference.forward(batches, self._logprobs)
-
-    def _values(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        assert self._critic is not None
-        return self._critic.forward(batches, state_values)
-
-    def _reward(self, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        assert self._reward_model is not None
-        return self._reward_model.forward(batches, lambda model, batch: model(batch))
+    def _scores(self, name: str, batches: Sequence[PackedBatch]) -> list[Tensor]:
+        match name:
+            case "old_logprobs":
+                return self._policy.forward(batches, self._logprobs)
+            case "ref_logprobs":
+                assert self._reference is not None
+                return self._reference.forward(batches, self._logprobs)
+            case "values":
+                return self._engines[CRITIC].forward(batches, state_values)
+            case _:
+                return self._engines[name].forward(batches, lambda model, batch: model(batch))
 
     def _logprobs(self, model: nn.Module, batch: PackedBatch) -> Tensor:
         logprobs: Tensor = model(batch, temperature=self._config.sampling.temperature, only=batch.loss_mask)[0]
         return logprobs * batch.loss_mask
-
-    @contextmanager
-    def _adapter_off(self) -> Iterator[None]:
-        if self._config.lora is None:
-            yield
-            return
-        assert isinstance(self._causal, PeftModel)
-        with self._causal.disable_adapter():
-            yield
 
     def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
@@ -187,9 +136,8 @@ class RLWorker(SnapshotWorker):
 
     def update_critic(self, batches: Sequence[Experience]) -> StepMetrics:
         """One optimizer step of the critic."""
-        assert self._critic is not None
-        settings = self._config.settings
-        assert isinstance(settings, PPOConfig)
+        settings = self._config.settings.critic_settings
+        assert settings is not None
 
         def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
             assert batch.values is not None
@@ -201,7 +149,7 @@ class RLWorker(SnapshotWorker):
             )  # fmt: skip
             return value, merged(metrics, {"value_loss": Sum(value.detach())})
 
-        return self._critic.step(batches, loss)
+        return self._engines[CRITIC].step(batches, loss)
 
     def write_weights(self, source: WeightSource) -> tuple[Path, Mapping[str, str]] | None:
         """The policy's weights (with LoRA: the adapter's) as a folder of this node, and their digests; on rank 0 only.
@@ -240,18 +188,16 @@ class RLWorker(SnapshotWorker):
 
     def offload(self) -> None:
         """Lend the device to others, until `reload`. Every rank must call it."""
-        for engine in self._engines():
-            engine.offload()
+        for model in self._models():
+            model.offload()
 
     def reload(self) -> None:
         """Take the device back. Every rank must call it."""
-        for engine in self._engines():
-            engine.reload()
+        for model in self._models():
+            model.reload()
 
-    def _engines(self) -> list[DeepSpeedEngine]:
-        """Each once: with LoRA, policy and reference are one."""
-        engines = (self._policy, self._reference, self._critic, self._reward_model)
-        return list({id(engine): engine for engine in engines if engine is not None}.values())
+    def _models(self) -> list[DeepSpeedEngine | Reference]:
+        return [*self._engines.values(), *([self._reference] if self._reference is not None else [])]
 
     def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
@@ -266,12 +212,32 @@ class RLWorker(SnapshotWorker):
             self.keep_weights("live" if self._average is None else "average")
         state = self._kept.state_dict
         if state is not None:
-            save_model(self._causal, state, folder, self._folder)
-        if self._critic is not None and getattr(self._config.settings, "save_critic", False):
-            model, critic = self._critic.module.model, self._critic.full_state_dict()
+            save_model(self._causal, state, folder, self._policy_folder)
+        critic = self._config.settings.critic_settings
+        if critic is not None and critic.save:
+            model, weights = self._engines[CRITIC].module.model, self._engines[CRITIC].full_state_dict()
             assert isinstance(model, nn.Module)
-            if critic is not None:
-                save_model(model, critic, folder / "critic", self._folder)
+            if weights is not None:
+                save_model(model, weights, folder / "critic", self._policy_folder)
+
+
+def _load(role: Role, folder: Path) -> DeepSpeedEngine:
+    engine, trained = role.engine, role.optimizer is not None
+    dtype, checkpointing = torch_dtype(engine.dtype), engine.gradient_checkpointing and trained
+    model: nn.Module
+    if role.head == "causal":
+        model = PolicyModel(
+            load_causal_model(
+                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
+            )
+        )
+    else:
+        model = ScalarModel(
+            load_scalar_model(
+                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
+            )
+        )
+    return DeepSpeedEngine(model, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
 
 
 def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:

@@ -9,11 +9,11 @@ from typing import Any, Protocol
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.contract import Input, StageContext
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engines import SleepingEngines
 from rlhf_core.training.group import WorkerGroup
@@ -72,11 +72,7 @@ def _hybrid_cluster(
 def _workers(
     config: RLConfig, placement: Placement, inputs: Mapping[str, Input], context: StageContext, group: Any
 ) -> RayWorkerGroup[RLWorker]:
-    model = reward_model_of(inputs)
-    reward_model = None if model is None else model.manifest.ref
-    return RayWorkerGroup(
-        placement, RLWorker, config, context, inputs["model"].manifest.ref, reward_model, placement_group=group
-    )
+    return RayWorkerGroup(placement, RLWorker, config, context, roles(config, inputs), placement_group=group)
 
 
 def _engines(
@@ -87,7 +83,3 @@ def _engines(
         inputs["model"].manifest.ref, context, rollout, dtype=config.engine.dtype, seed=context.seed, lora=config.lora,
         sleeps=config.hybrid, placement_group=group, first_bundle=first_bundle,
     )  # fmt: skip
-
-
-def reward_model_of(inputs: Mapping[str, Input]) -> Input | None:
-    return next((item for item in inputs.values() if item.manifest.kind == Kind.REWARD_MODEL), None)

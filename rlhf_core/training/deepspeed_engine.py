@@ -13,7 +13,8 @@ import torch.distributed as dist
 from peft import PeftModel
 from torch import Tensor, nn
 
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.adapters import adapter_state

@@ -9,7 +9,8 @@ from typing import Any
 
 import torch
 
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import OptimizerConfig
 
 
 def import_deepspeed() -> Any:

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf_core.config.training import EngineConfig, MuonConfig, OptimizerConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import MuonConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.packed import backbone

@@ -33,7 +33,7 @@ TYPOS = {
     "reward_model.max_length": "reward_model.max_lenght",
     "rl.steps": "rl.stpes",
     "rl.grpo.group_size": "rl.grpo.groupsize",
-    "rl.ppo.critic_optimizer": "rl.ppo.critic_optimiser",
+    "rl.ppo.critic.optimizer": "rl.ppo.critic.optimiser",
     "rl.sampling.temperature": "rl.sampling.temprature",
     "rl.rollout.max_length": "rl.rollout.max_lenght",
     "rl.engine.zero_stage": "rl.engine.zero_stag",

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import Any
 
 import torch
 
-from rlhf_core.config.rl import AlgorithmName, RLConfig, block_name
+from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.types import Experience
 
-NAMES: tuple[AlgorithmName, ...] = get_args(AlgorithmName)
+NAMES = tuple(ALGORITHMS)
 BASE = {
     "dataset": "prompts", "steps": 1, "prompts_per_step": 2,
     "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
@@ -18,11 +19,11 @@ BASE = {
 OPTIMIZER = {"learning_rate": 1e-3}
 
 
-def rl_config(algorithm: AlgorithmName, **settings: Any) -> RLConfig:
+def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
     if algorithm == "ppo":
-        block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}
-    return RLConfig.model_validate({**BASE, "algorithm": algorithm, block_name(algorithm): block})
+        block["critic"] = {"optimizer": OPTIMIZER}
+    return RLConfig.model_validate({**BASE, "algorithm": algorithm, ALGORITHMS[algorithm].block: block})
 
 
 # Four completions, two of each of two prompts. The second has an environment's token between the policy's.

@@ -20,7 +20,7 @@ EXACT = {"type": "verifier"}
 def rl(block: str, **settings: Any) -> RLConfig:
     settings = {"rewards": {"exact": EXACT}, "optimizer": OPTIMIZER, **settings}
     if block == "ppo":
-        settings["critic_optimizer"] = OPTIMIZER
+        settings["critic"] = {"optimizer": OPTIMIZER}
     return RLConfig.model_validate({
         "algorithm": block, block: settings, "dataset": "d", "steps": 1, "prompts_per_step": 1,
         "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},

@@ -8,6 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
+from rlhf_core.config.inputs import references
 from rlhf_core.config.rl import RLConfig
 
 COMMON: dict[str, Any] = {
@@ -15,6 +16,8 @@ COMMON: dict[str, Any] = {
     "rollout": {"max_length": 16},
     "grpo": {"rewards": {"right": {"type": "verifier"}}, "optimizer": {"learning_rate": 1e-3}},
 }  # fmt: skip
+GRPO = COMMON["grpo"]
+OFFLOADED = {"zero_stage": 3, "offload_parameters": True}
 TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_length": 16, "engines": 2}}
 
 
@@ -24,7 +27,11 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
         ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1; set both to the number of devices"),
         (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 must be the same"),
         ({"rollout": {"max_length": 16, "tensor_parallel_size": 2}}, "rollout spreads each over several GPUs"),
-        ({"engine": {"zero_stage": 3, "offload_parameters": True}}, "keeps the weights in main memory already"),
+        (
+            {"grpo": {**GRPO, "kl": {"coefficient": 0.1, "engine": OFFLOADED}}},
+            "keeps the weights in host memory already",
+        ),
+        ({"engine": OFFLOADED}, "keeps the weights in host memory already"),
     ],
 )
 def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> None:
@@ -88,3 +95,65 @@ def test_an_average_of_all_or_nothing_is_refused(decay: float) -> None:
 def test_whether_devices_are_shared_has_no_say_in_the_result() -> None:
     shared, own = (RLConfig.model_validate({**COMMON, "hybrid": hybrid}) for hybrid in (True, False))
     assert result_settings(shared) == result_settings(own)
+
+
+def ppo(critic: dict[str, Any] | None = None, kl: dict[str, Any] | None = None, **settings: Any) -> RLConfig:
+    critic = {"optimizer": {"learning_rate": 1e-3}, **(critic or {})}
+    rewards = {"taste": {"type": "reward_model", "model": "judge"}}
+    block = {**GRPO, "rewards": rewards, "critic": critic, "kl": kl or {}}
+    return RLConfig.model_validate({**COMMON, "algorithm": "ppo", "ppo": block, **settings})
+
+
+def test_models_and_datasets_are_named_inputs() -> None:
+    validation = {"dataset": "held", "every_steps": 1, "scorers": {"right": {"type": "verifier"}}}
+    config = ppo({"start": "sft"}, {"coefficient": 0.1, "reference": "base"}, model="sft-math", validation=validation)
+    read = {found.path: (found.names, found.reads.roles, found.reads.optional) for found in references(config)}
+    assert read == {
+        "model": (("sft-math",), ("model",), False),
+        "dataset": (("p",), ("dataset",), False),
+        "validation.dataset": (("held",), ("dataset",), False),
+        "ppo.rewards.taste.model": (("judge",), ("reward_model",), False),
+        "ppo.kl.reference": (("base",), ("model",), True),
+        "ppo.critic.start": (("sft",), ("model", "reward_model"), True),
+    }
+
+
+def test_the_name_of_an_input_is_not_in_the_key_but_a_start_from_the_policy_is() -> None:
+    named, other, policy, none = (
+        result_settings(ppo({"start": start}))["ppo"]["critic"] for start in ("judge", "sft", "policy", None)
+    )
+    assert named == other == none
+    assert policy == {**none, "start": "policy"}
+    start = next(found for found in references(ppo({"start": "policy"})) if found.path == "ppo.critic.start")
+    assert start.names == ()
+
+
+def test_a_reference_that_is_not_used_is_no_input() -> None:
+    kl = {"coefficient": 0.0, "reference": "base", "engine": OFFLOADED}
+    assert "ppo.kl.reference" not in [found.path for found in references(ppo(kl=kl))]
+    assert result_settings(ppo(kl=kl)) == result_settings(ppo(kl={"coefficient": 0.0}))
+
+
+@pytest.mark.parametrize("setting", [{"offload": True}, {"engine": {"zero_stage": 3}}])
+def test_the_base_of_an_adapter_is_run_as_the_policy_is(setting: dict[str, Any]) -> None:
+    kl = {"coefficient": 0.1, **setting}
+    says = rf"ppo.kl.{next(iter(setting))}: with `lora` the reference is the policy's base with its adapter off"
+    with pytest.raises(ValidationError, match=says):
+        ppo(kl=kl, lora={"rank": 2})
+    ppo(kl={**kl, "reference": "base"}, lora={"rank": 2})
+
+
+def test_a_critic_trains_in_an_engine_of_its_own() -> None:
+    critic = {"optimizer": {"learning_rate": 1e-3, "name": "muon"}}
+    with pytest.raises(ValidationError, match=r"muon does not work with engine\.offload_optimizer"):
+        ppo({**critic, "engine": {"offload_optimizer": True}})
+    with pytest.raises(ValidationError, match=r"muon does not work with engine\.offload_optimizer"):
+        ppo(critic, engine={"offload_optimizer": True})
+    assert ppo({**critic, "engine": {}}, engine={"offload_optimizer": True}).engine_of("critic").sharding == 2
+
+
+def test_an_algorithm_without_a_critic_takes_no_settings_of_one() -> None:
+    critic = {"optimizer": {"learning_rate": 1e-3}}
+    with pytest.raises(ValidationError, match=r"grpo\.critic\n  Extra inputs are not permitted"):
+        RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "critic": critic}})
+    assert RLConfig.model_validate(COMMON).settings.critic_settings is None

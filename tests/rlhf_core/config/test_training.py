@@ -8,8 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import EngineConfig, OptimizerConfig
+from rlhf_core.config.training import OptimizerConfig
 
 MUON = {"name": "muon", "learning_rate": 1e-3}
 

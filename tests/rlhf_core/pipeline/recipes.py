@@ -35,7 +35,7 @@ RECIPE: dict[str, Any] = {
         "ppo": {
             "rewards": {"own": {"type": "function", "path": "rewards.py"}, "preference": {"type": "reward_model"}},
             "optimizer": OPTIMIZER,
-            "critic_optimizer": OPTIMIZER,
+            "critic": {"optimizer": OPTIMIZER, "start": "reward_model"},
         },
     },
     "evaluation": {

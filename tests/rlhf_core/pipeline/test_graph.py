@@ -18,7 +18,7 @@ RL = (
     "rollout: {max_length: 64}, "
     "grpo: {rewards: {exact: {type: verifier}}, optimizer: {learning_rate: 1e-4}}, "
     "ppo: {rewards: {preference: {type: reward_model}}, optimizer: {learning_rate: 1e-4}, "
-    "critic_optimizer: {learning_rate: 1e-4}}}"
+    "critic: {optimizer: {learning_rate: 1e-4}}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
 DATA = "{format: prompts, source: {type: hub, repository: some/set, revision: " + "f" * 40 + "}}"

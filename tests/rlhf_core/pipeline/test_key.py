@@ -25,7 +25,7 @@ WHOLE = f"""{BEFORE_RL}{TRAINED}{OF_RL}
   ppo:
     rewards: {{preference: {{type: reward_model}}}}
     optimizer: {{learning_rate: 1e-4}}
-    critic_optimizer: {{learning_rate: 1e-4}}
+    critic: {{optimizer: {{learning_rate: 1e-4}}}}
 evaluation:
   dataset: questions
   scorers: {{exact: {{type: verifier}}}}

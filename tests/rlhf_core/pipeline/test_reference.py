@@ -31,6 +31,11 @@ def test_a_row_has_type_default_and_meaning() -> None:
     assert row("LoraConfig", "rank").startswith("| `rank` | integer > 0 | **needed** | yes |")
 
 
+def test_the_blocks_of_every_algorithm_are_in_the_table_of_rl() -> None:
+    assert row("RLConfig", "dr_grpo").startswith("| `dr_grpo` | [DrGRPOConfig](#drgrpoconfig) | none | yes |")
+    assert "`ppo`, `reinforce++`," in row("RLConfig", "algorithm")
+
+
 def test_settings_that_stay_out_of_the_key_are_told_apart() -> None:
     assert "| no |" in row("SFTConfig", "log_every")
     assert "| no |" in row("Placement", "workers"), "every place of it is operational"

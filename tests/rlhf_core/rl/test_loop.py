@@ -25,6 +25,7 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
@@ -72,7 +73,7 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **shape)).save_pretrained(folder / "model")
     model = local_input(folder / "model", Kind.POLICY)
     context = LocalContext(folder / "work", artifacts={model.manifest.ref.path: model})
-    ranks = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+    ranks = InlineGroup(RLWorker, config, context, roles(config, {"model": model}))
     workers, engines, turns = take_turns(config, ranks, InlineEngines(engine or ScriptedEngine(script, max_length=16)))
     algorithm = build_algorithm(config)
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)

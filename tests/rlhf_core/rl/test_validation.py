@@ -15,6 +15,7 @@ from safetensors.torch import load_file
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
@@ -81,7 +82,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     folder = tmp_path_factory.mktemp("inputs")
     rows = [{"prompt": [{"role": "user", "content": word}]} for word in ("ab", "cd", "ef")]
     prompts, held_out = dataset(folder / "prompts", rows), dataset(folder / "held_out", rows)
-    return {"model": base_model(folder / "base", tied=True), "dataset": prompts, "validation_dataset": held_out}
+    return {"model": base_model(folder / "base", tied=True), "dataset": prompts, "validation.dataset": held_out}
 
 
 def run(
@@ -101,7 +102,7 @@ def run(
     def cluster(
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
     ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines]]:
-        group = InlineGroup(RLWorker, config, context, inputs["model"].manifest.ref, None)
+        group = InlineGroup(RLWorker, config, context, roles(config, inputs))
         return nullcontext((group, InlineEngines(watched)))
 
     config = RLConfig.model_validate({**CONFIG, "validation": VALIDATION, **settings})

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import torch
@@ -12,15 +13,18 @@ from transformers import LlamaConfig, LlamaForCausalLM, LlamaForSequenceClassifi
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import AlgorithmName, RLConfig, block_name
+from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience, Prompt, Trajectory
 from tests.rlhf_core.rl.published import published
-from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.context import local_input
+from tests.rlhf_core.stages.supervised_runs import context_of
 
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
 
@@ -34,21 +38,23 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return local_input(folder, Kind.POLICY)
 
 
-def rl_config(algorithm: AlgorithmName, **settings: Any) -> RLConfig:
+def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
     extra = {key: block.pop(key) for key in ("lora",) if key in block}
     if algorithm == "ppo":
-        block |= {"critic_optimizer": OPTIMIZER, "critic_start": "policy"}
+        block["critic"] = {"optimizer": OPTIMIZER, **block.get("critic", {})}
     return RLConfig.model_validate({
-        "algorithm": algorithm, block_name(algorithm): block, "dataset": "p", "steps": 5, "prompts_per_step": 2,
+        "algorithm": algorithm, ALGORITHMS[algorithm].block: block, "dataset": "p", "steps": 5, "prompts_per_step": 2,
         "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
         "engine": {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}, **extra,
     })  # fmt: skip
 
 
-def trainer(config: RLConfig, model: Input, folder: Path) -> tuple[PolicyTrainer, InlineGroup[RLWorker]]:
-    context = LocalContext(folder, artifacts={model.manifest.ref.path: model})
-    group = InlineGroup(RLWorker, config, context, model.manifest.ref, None)
+def trainer(
+    config: RLConfig, model: Input, folder: Path, others: Mapping[str, Input] | None = None
+) -> tuple[PolicyTrainer, InlineGroup[RLWorker]]:
+    inputs = {"model": model, **(others or {})}
+    group = InlineGroup(RLWorker, config, context_of(folder, inputs), roles(config, inputs))
     return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
 
 
@@ -68,8 +74,8 @@ def with_advantages(config: RLConfig, ours: PolicyTrainer, scored: Experience) -
     return build_algorithm(config).advantages(scored, rewards, groups, ours.kl_coefficient)
 
 
-@pytest.mark.parametrize("algorithm", get_args(AlgorithmName))
-def test_updates_make_rewarded_completions_likelier(algorithm: AlgorithmName, model: Input, tmp_path: Path) -> None:
+@pytest.mark.parametrize("algorithm", list(ALGORITHMS))
+def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input, tmp_path: Path) -> None:
     config = rl_config(algorithm)
     ours, _ = trainer(config, model, tmp_path)
     e = trajectories()
@@ -105,10 +111,9 @@ def test_the_reward_models_scores_come_back_at_their_own_tokens(model: Input, tm
     classifier.save_pretrained(tmp_path / "reward")
     reward = local_input(tmp_path / "reward", Kind.REWARD_MODEL)
     config = rl_config("grpo", rewards={"taste": {"type": "reward_model"}})
-    context = LocalContext(tmp_path / "work", artifacts={i.manifest.ref.path: i for i in (model, reward)})
-    group = InlineGroup(RLWorker, config, context, model.manifest.ref, reward.manifest.ref)
+    ours, _ = trainer(config, model, tmp_path / "work", {"grpo.rewards.taste.model": reward})
     e = trajectories()
-    scores = PolicyTrainer(config, build_algorithm(config), group, seed=0).reward_scores(e)
+    scores = ours.reward_scores(e, "reward:taste")
     lasts = scores[e.last_token_indices]
     for ids, last in zip(e.input_ids.split(e.sequence_lengths.tolist()), lasts, strict=True):
         torch.testing.assert_close(classifier(ids[None]).logits[0, 0], last, atol=1e-5, rtol=0)
@@ -120,7 +125,7 @@ def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
     scored = ours.score(trajectories())
     assert (scored.old_logprobs, scored.ref_logprobs, scored.values) == (None, None, None)
     assert group._worker._reference is None
-    assert group._worker._critic is None
+    assert "critic" not in group._worker._engines
 
 
 def test_policy_and_critic_are_checkpointed_and_the_reference_is_not(model: Input, tmp_path: Path) -> None:
@@ -128,7 +133,8 @@ def test_policy_and_critic_are_checkpointed_and_the_reference_is_not(model: Inpu
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"gradient_checkpointing": True})})
     _, group = trainer(config, model, tmp_path)
     worker = group._worker
-    models = [engine.module.model for engine in (worker._policy, worker._critic, worker._reference)]
+    engines = (worker._engines["policy"], worker._engines["critic"], worker._reference.engine)
+    models = [engine.module.model for engine in engines]
     assert [m.is_gradient_checkpointing for m in models] == [True, True, False]
 
 
@@ -148,6 +154,53 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
     assert all("lora_" in name for name in names)
 
 
+@pytest.mark.parametrize("lora", [None, {"rank": 4}])
+def test_another_model_can_be_the_reference(lora: dict[str, int] | None, model: Input, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    LlamaForCausalLM(LlamaForCausalLM.from_pretrained(model.folder).config).save_pretrained(tmp_path / "other")
+    other = local_input(tmp_path / "other", Kind.POLICY)
+    config = rl_config("grpo", kl={"coefficient": 0.1, "reference": "other", "offload": True}, lora=lora)
+    ours, _ = trainer(config, model, tmp_path / "work", {"grpo.kl.reference": other})
+    scored = ours.score(trajectories())
+    expected, _ = trainer(rl_config("grpo"), other, tmp_path / "alone")
+    assert scored.ref_logprobs is not None
+    e = trajectories()
+    torch.testing.assert_close(scored.ref_logprobs, torch.tensor(expected.probe(e)) * e.loss_mask, atol=1e-6, rtol=0)
+
+
+def test_a_critic_starts_from_a_reward_model_with_its_head(model: Input, tmp_path: Path) -> None:
+    torch.manual_seed(1)
+    classifier = LlamaForSequenceClassification.from_pretrained(model.folder, num_labels=1, pad_token_id=0)
+    classifier.save_pretrained(tmp_path / "reward")
+    start = {"ppo.critic.start": local_input(tmp_path / "reward", Kind.REWARD_MODEL)}
+    ours, _ = trainer(rl_config("ppo", critic={"start": "reward"}), model, tmp_path / "work", start)
+    assert_values(ours.score(trajectories()).values, classifier)
+
+
+def assert_values(values: torch.Tensor | None, classifier: LlamaForSequenceClassification) -> None:
+    """`values` of `trajectories` are the classifier's scores before each trained token."""
+    e = trajectories()
+    assert values is not None
+    parts = [t.split(e.sequence_lengths.tolist()) for t in (e.input_ids, values, e.loss_mask)]
+    for ids, found, mask in zip(*parts, strict=True):
+        scores = classifier.score(classifier.model(ids[None]).last_hidden_state)[0, :-1, 0]
+        torch.testing.assert_close(found[1:], scores * mask[1:], atol=1e-5, rtol=0)
+
+
+def test_a_model_has_micro_batches_of_its_own_size(
+    model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    values, counts = [], []
+    for name, tokens in (("alike", 12), ("own", 7)):
+        engine = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": tokens}
+        ours, group = trainer(rl_config("ppo", critic={"engine": engine}), model, tmp_path / name)
+        critic = group._worker._engines["critic"]
+        monkeypatch.setattr(critic, "_require_same_count", counts.append)
+        values.append(ours.score(trajectories()).values)
+    torch.testing.assert_close(values[0], values[1], atol=1e-6, rtol=0)
+    assert counts[0] < counts[1], "more and smaller micro-batches"
+
+
 def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path / "work")
     group.call(RLWorker.save, tmp_path / "out")
@@ -158,23 +211,17 @@ def test_weights_are_those_that_save_writes(model: Input, tmp_path: Path) -> Non
 
 
 def test_the_critic_is_kept_where_asked_for(model: Input, tmp_path: Path) -> None:
-    config = rl_config("ppo", save_critic=True)
+    config = rl_config("ppo", critic={"save": True})
     ours, group = trainer(config, model, tmp_path / "work")
     ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
     values = ours.score(trajectories()).values
     group.call(RLWorker.save, tmp_path / "out")
-    e = trajectories()
     kept = LlamaForSequenceClassification.from_pretrained(tmp_path / "out" / "critic", num_labels=1)
-    assert values is not None
-    for ids, expected, mask in zip(
-        *(t.split(e.sequence_lengths.tolist()) for t in (e.input_ids, values, e.loss_mask)), strict=True
-    ):
-        scores = kept.score(kept.model(ids[None]).last_hidden_state)[0, :-1, 0]
-        torch.testing.assert_close(scores * mask[1:], expected[1:], atol=1e-5, rtol=0)
+    assert_values(values, kept)
 
 
 def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, tmp_path: Path) -> None:
-    config = rl_config("ppo", critic_warmup_steps=1)
+    config = rl_config("ppo", critic={"warmup_steps": 1})
     ours, _ = trainer(config, model, tmp_path)
     scored = ours.score(trajectories())
     e = with_advantages(config, ours, scored)
@@ -219,14 +266,14 @@ def test_the_mismatch_with_the_engine_is_measured(minibatches: int, model: Input
 
 
 def test_the_mismatch_is_measured_while_the_policy_is_frozen(model: Input, tmp_path: Path) -> None:
-    config = rl_config("ppo", critic_warmup_steps=1)
+    config = rl_config("ppo", critic={"warmup_steps": 1})
     ours, _ = trainer(config, model, tmp_path)
     metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
     assert metrics["rollout_mismatch_max"] >= metrics["rollout_mismatch"] > 1
 
 
 def test_the_kl_coefficient_adapts_from_step_to_step(model: Input, tmp_path: Path) -> None:
-    config = rl_config("ppo", kl={"coefficient": 0.1, "target": 1.0, "horizon": 4}, critic_warmup_steps=1)
+    config = rl_config("ppo", kl={"coefficient": 0.1, "target": 1.0, "horizon": 4}, critic={"warmup_steps": 1})
     ours, _ = trainer(config, model, tmp_path)
     coefficients = []
     for step in range(3):

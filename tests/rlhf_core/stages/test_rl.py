@@ -70,7 +70,10 @@ def foreign_reward_model(classifier: PreTrainedModel, tmp_path_factory: pytest.T
     return local_input(folder, Kind.REWARD_MODEL)
 
 
-def run(folder: Path, config: dict[str, Any], **inputs: Input) -> tuple[Output, LocalContext]:
+def run(
+    folder: Path, config: dict[str, Any], model: Input, others: dict[str, Input] | None = None
+) -> tuple[Output, LocalContext]:
+    inputs = {"model": model, **(others or {})}
     inputs["dataset"] = dataset(folder / "prompts", PROMPTS)
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
@@ -99,7 +102,7 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
         "validation": validation,
     }
     held_out = dataset(tmp_path / "held_out", PROMPTS)
-    output, context = run(tmp_path, config, model=model, **{"validation.dataset": held_out})
+    output, context = run(tmp_path, config, model, {"validation.dataset": held_out})
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
@@ -117,11 +120,13 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {
         "rewards": THREE, "group_size": 2, "kl": {"coefficient": 0.05, "target": 0.01}, "optimizer": OPTIMIZER,
-        "critic_optimizer": OPTIMIZER, "epochs": 2, "minibatches": 2, "save_critic": True,
+        "critic": {"optimizer": OPTIMIZER, "save": True}, "epochs": 2, "minibatches": 2,
         "mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0},
     }  # fmt: skip
     config = {"algorithm": "ppo", "ppo": block, "engine": {"dtype": "float32", "zero_stage": 3}}
-    output, context = run(tmp_path, config, model=model, reward_model=reward_model)
+    output, context = run(
+        tmp_path, config, model, {f"ppo.rewards.{name}.model": reward_model for name in ("taste", "lines")}
+    )
     first, last = context.logs[0][1], context.logs[-1][1]
     assert {"reward", "kl", "value_loss", "policy_loss", "clip_fraction", "value_clip_fraction"} <= last.keys()
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
@@ -155,7 +160,7 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER, "filtering": {"max_rounds": 16},
     }  # fmt: skip
     config = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
-    output, context = run(tmp_path, config, model=model, reward_model=foreign_reward_model)
+    output, context = run(tmp_path, config, model, {"grpo.rewards.taste.model": foreign_reward_model})
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.folder), output.folder)
@@ -171,17 +176,14 @@ def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray
     write_reward(tmp_path, "raise ValueError('no such answer')")
     block = {"rewards": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
     with pytest.raises(RewardError, match=r"(?s)reward.py.*no such answer"):
-        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model=model)
+        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model)
 
 
 def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(
     model: Input, foreign_reward_model: Input, tmp_path: Path
 ) -> None:
-    block = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic_optimizer": OPTIMIZER}
-    with pytest.raises(StageError, match="tokenizer differs from the policy's: set critic_start: policy"):
-        run(
-            tmp_path,
-            {"algorithm": "ppo", "ppo": block},
-            model=model,
-            reward_model=foreign_reward_model,
-        )
+    block = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic": {"optimizer": OPTIMIZER}}
+    with pytest.raises(
+        StageError, match=r"ppo\.critic\.start: .* differs from the policy's: set critic\.start: policy"
+    ):
+        run(tmp_path, {"algorithm": "ppo", "ppo": block}, model, {"ppo.rewards.taste.model": foreign_reward_model})

@@ -14,6 +14,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, StageContext
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
@@ -29,8 +30,8 @@ COMMON = {
 }  # fmt: skip
 BLOCKS: dict[str, dict[str, Any]] = {
     "ppo": {
-        "group_size": 2, "epochs": 2, "minibatches": 2, "critic_start": "policy", "critic_optimizer": OPTIMIZER,
-        "critic_warmup_steps": 1, "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 4},
+        "group_size": 2, "epochs": 2, "minibatches": 2, "critic": {"optimizer": OPTIMIZER, "warmup_steps": 1},
+        "kl": {"coefficient": 0.1, "target": 0.5, "horizon": 4},
     },
     "grpo": {
         "group_size": 3, "filtering": {"low": 0.0, "high": 1.0, "max_rounds": 64}, "shaping": {"normalize": True},
@@ -74,7 +75,7 @@ def run(folder: Path, inputs: Inputs, algorithm: str, moment: str, call: int = 0
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
     ) -> Iterator[tuple[KeptGroup, InlineEngines]]:
         model = inputs["model"]
-        workers = KeptGroup(folder, RLWorker, config, context, model.manifest.ref, None)
+        workers = KeptGroup(folder, RLWorker, config, context, roles(config, inputs))
         yield workers, InlineEngines(TorchEngine(model.folder))
         workers.shutdown()
 

@@ -19,6 +19,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import reward_model, sft
@@ -147,7 +148,7 @@ def rl_trainer(model: Input, folder: Path, moe_coefficient: float) -> PolicyTrai
             "optimizer": {"learning_rate": 5e-3, "schedule": "constant", "warmup_share": 0.0},
         },
     })  # fmt: skip
-    group = InlineGroup(RLWorker, config, context_of(folder, {"model": model}), model.manifest.ref, None)
+    group = InlineGroup(RLWorker, config, context_of(folder, {"model": model}), roles(config, {"model": model}))
     return PolicyTrainer(config, build_algorithm(config), group, seed=0)
 
 

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.training import EngineConfig, LoraConfig, OptimizerConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, load_scalar_model

@@ -14,6 +14,7 @@ from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.training.group import InlineGroup
@@ -58,7 +59,9 @@ def test_rl_counts_and_ends(tmp_path: Path) -> None:
             "optimizer": {"learning_rate": 1e30, "warmup_share": 0.0, "max_skipped_updates": 2},
         },
     })  # fmt: skip
-    group = InlineGroup(RLWorker, config, context_of(tmp_path / "run", {"model": model}), model.manifest.ref, None)
+    group = InlineGroup(
+        RLWorker, config, context_of(tmp_path / "run", {"model": model}), roles(config, {"model": model})
+    )
     trainer = PolicyTrainer(config, build_algorithm(config), group, seed=0)
     batch = pack([[5, 6, 7, 8]] * 4, [[False, False, True, True]] * 4)
     experience = Experience(

@@ -1,0 +1,46 @@
+"""How DeepSpeed and transformers run one model: precision, attention, sharding, offload."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, PositiveInt, operational
+
+
+class EngineConfig(Config):
+    """How DeepSpeed and transformers run a model. Precision and attention change results; sharding only rounding."""
+
+    dtype: Literal["float32", "bfloat16"] = Field(
+        default="bfloat16", description="of weights and activations; master weights are float32"
+    )
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        default="sdpa", description="implementation; the last one needs a GPU"
+    )
+    zero_stage: Literal[0, 1, 2, 3] = Field(
+        default=2, description="what DeepSpeed shards over the workers: 1 optimizer, 2 gradients too, 3 weights too"
+    )
+    offload_optimizer: bool = operational(
+        False, description="keep the optimizer's state in main memory; needs a zero_stage of 1, 2 or 3"
+    )
+    offload_parameters: bool = operational(
+        False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
+    )
+    gradient_checkpointing: bool = operational(False, description="compute activations twice instead of keeping them")
+    tokens_per_micro_batch: PositiveInt = operational(16384, description="packed tokens of one forward")
+
+    @property
+    def sharding(self) -> int:
+        """The ZeRO stage that runs. In bfloat16, 0 and 1 run as 2, which computes the same and shards more: DeepSpeed's
+        stage 0 would sum the micro-batches' gradients in bfloat16, and its stage 1 takes another code path that prints
+        as it starts."""
+        return max(2, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> EngineConfig:
+        if self.offload_optimizer and self.sharding == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; set one of them")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3; set it, or leave the weights where they are")
+        return self

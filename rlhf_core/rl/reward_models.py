@@ -1,0 +1,58 @@
+"""Rewards that reward models give: the models are on the training ranks, and are asked in their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
+from rlhf_core.errors import StageError
+from rlhf_core.rewards.model import RewardModel
+from rlhf_core.rl.hybrid import Turns
+from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.roles import reward_input, reward_roles
+from rlhf_core.types import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class RankScores:
+    """Token scores (rewards.model.TokenScores) of the reward model in one role."""
+
+    role: str
+    trainer: PolicyTrainer
+    turns: Turns
+    samples_again: bool  # the engines may sample again with the same weights, before the policy is updated
+
+    def __call__(self, batch: PackedBatch) -> Tensor:
+        self.turns.train(keep_weights=self.samples_again)
+        scores = self.trainer.reward_scores(batch, self.role)
+        if self.samples_again:
+            self.turns.sample()
+        return scores
+
+
+def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, RewardModel]:
+    """How each reward of a model is read, by its name, from the folders of the models alone.
+
+    Raises StageError, naming the reward, if its model cannot give it.
+    """
+    models = {}
+    for name, settings in config.settings.model_rewards.items():
+        try:
+            models[name] = RewardModel.of(settings, inputs[reward_input(config, name)].folder, inputs["model"].folder)
+        except StageError as error:
+            raise StageError(f"{config.block}.rewards.{name}: {error}") from error
+    return models
+
+
+def rank_scores(
+    config: RLConfig, inputs: Mapping[str, Input], trainer: PolicyTrainer, turns: Turns
+) -> dict[str, RankScores]:
+    """The token scores of each reward of a model, by its name."""
+    samples_again = config.settings.filtering is not None  # groups may be filtered out
+    return {
+        name: RankScores(role, trainer, turns, samples_again) for name, role in reward_roles(config, inputs).items()
+    }

@@ -1,0 +1,114 @@
+"""The models of an RL run as data: what each starts from, how it is run, and what trains it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.critic import POLICY_START
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.contract import Input
+from rlhf_core.errors import StageError
+from rlhf_core.rewards.model import same_tokens
+
+POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
+
+
+@dataclass(frozen=True, slots=True)
+class Role:
+    """One model on the training ranks. Those without an optimizer are frozen."""
+
+    name: str  # policy, reference, critic, or `reward:NAME` of the reward NAME
+    start: ArtifactRef  # whose weights it starts from
+    head: Literal["causal", "scalar"]
+    engine: EngineConfig
+    optimizer: OptimizerConfig | None = None
+    total_steps: int = 0  # optimizer steps of its whole schedule
+    lora: LoraConfig | None = None
+    adapter_off: bool = False  # no copy of its own: the policy's base
+    offloaded: bool = False  # its weights are in host memory, except while it computes
+
+
+def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
+    """Every model that the run needs, and no other: without a KL no reference, with GRPO no critic."""
+    settings, critic = config.settings, config.settings.critic_settings
+    start = inputs["model"].manifest.ref
+    updates = settings.epochs * settings.minibatches
+    warmup_steps = critic.warmup_steps if critic is not None else 0
+    made = [
+        Role(
+            POLICY, start, "causal", config.engine_of(POLICY), settings.optimizer,
+            total_steps=(config.steps - warmup_steps) * updates, lora=config.lora,
+        )
+    ]  # fmt: skip
+    if settings.uses_reference:
+        reference = inputs[reference_input(config)].manifest.ref
+        made.append(
+            Role(
+                REFERENCE, reference, "causal", config.engine_of(REFERENCE),
+                adapter_off=config.reference_is_base, offloaded=settings.kl.offload,
+            )
+        )  # fmt: skip
+    if critic is not None:
+        critic_start = inputs[critic_input(config)].manifest.ref
+        made.append(
+            Role(
+                CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
+                total_steps=config.steps * updates,
+            )
+        )  # fmt: skip
+    for reward, name in reward_roles(config, inputs).items():
+        if name == f"reward:{reward}":
+            judge = inputs[reward_input(config, reward)].manifest.ref
+            made.append(Role(name, judge, "scalar", config.engine_of(name)))
+    return tuple(made)
+
+
+def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
+    """Reward name -> the role that gives it. Rewards of the same model, run in the same way, share one role."""
+    first: dict[tuple[ArtifactRef, EngineConfig], str] = {}
+    given = {}
+    for reward in config.settings.model_rewards:
+        own = f"reward:{reward}"
+        model = (inputs[reward_input(config, reward)].manifest.ref, config.engine_of(own))
+        given[reward] = first.setdefault(model, own)
+    return given
+
+
+def reward_input(config: RLConfig, reward: str) -> str:
+    """Name of the input with the model of a reward."""
+    return f"{config.block}.rewards.{reward}.model"
+
+
+def reference_input(config: RLConfig) -> str:
+    """Name of the input that the reference starts from."""
+    return "model" if config.settings.kl.reference is None else f"{config.block}.kl.reference"
+
+
+def critic_input(config: RLConfig) -> str:
+    """Name of the input that the critic starts from."""
+    critic = config.settings.critic_settings
+    assert critic is not None
+    if critic.start is None:
+        # By name, not as written: a stage key knows no order of the rewards.
+        return min((reward_input(config, reward) for reward in config.settings.model_rewards), default="model")
+    return "model" if critic.start == POLICY_START else f"{config.block}.critic.start"
+
+
+def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
+    """Reference and critic read the policy's token ids. Raises StageError if one has another tokenizer."""
+    policy = inputs["model"].folder
+    named = {}
+    if config.settings.uses_reference:
+        named["kl.reference"] = reference_input(config), "name another model, or leave it out"
+    if config.settings.critic_settings is not None:
+        named["critic.start"] = critic_input(config), "set critic.start: policy"
+    for setting, (name, advice) in named.items():
+        if name != "model" and not same_tokens(inputs[name].folder, policy):
+            raise StageError(
+                f"{config.block}.{setting}: the tokenizer of the input {name} differs from the policy's: {advice}"
+            )

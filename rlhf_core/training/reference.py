@@ -1,0 +1,83 @@
+"""The reference model of a policy: the frozen model that a KL or a preference loss compares it with.
+
+Where the policy is an adapter and the reference its base, both share one copy of the weights; else the reference is a
+frozen copy, of the model that the policy starts from or of any other, whose weights may stay in host memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol, TypeVar
+
+from peft import PeftModel
+from torch import nn
+
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.models.loading import load_causal_model, torch_dtype
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.types import PackedBatch
+
+B = TypeVar("B", bound=PackedBatch)
+R = TypeVar("R")
+
+
+class Reference(Protocol):
+    """Every rank must call every method."""
+
+    def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
+        """As DeepSpeedEngine.forward."""
+
+    def offload(self) -> None:
+        """Leave nothing on the device, until `reload`."""
+
+    def reload(self) -> None:
+        """Back to the device, if that is where the weights are kept."""
+
+
+class AdapterOff:
+    """The base of a LoRA policy: the policy's own weights with the adapter switched off."""
+
+    def __init__(self, policy: DeepSpeedEngine) -> None:
+        """policy: of a PeftModel."""
+        model = policy.module.model
+        assert isinstance(model, PeftModel)
+        self._policy, self._model = policy, model
+
+    def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
+        with self._model.disable_adapter():
+            return self._policy.forward(micro_batches, function)
+
+    def offload(self) -> None:
+        """No-op: the weights move with the policy."""
+
+    def reload(self) -> None:
+        """No-op: the weights move with the policy."""
+
+
+class FrozenCopy:
+    """A causal language model of its own, never trained."""
+
+    def __init__(self, folder: Path, engine: EngineConfig, *, offloaded: bool = False) -> None:
+        """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise."""
+        model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention)
+        self.engine = DeepSpeedEngine(PolicyModel(model), engine=engine, optimizer=None, total_steps=0)
+        self._offloaded = offloaded
+        if offloaded:
+            self.engine.offload()
+
+    def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
+        self.engine.reload()
+        try:
+            return self.engine.forward(micro_batches, function)
+        finally:
+            if self._offloaded:
+                self.engine.offload()
+
+    def offload(self) -> None:
+        self.engine.offload()
+
+    def reload(self) -> None:
+        if not self._offloaded:
+            self.engine.reload()

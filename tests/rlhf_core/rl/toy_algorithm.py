@@ -1,0 +1,34 @@
+"""An algorithm from outside the package: GRPO with a critic, which learns the returns that the advantages ignore."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from pydantic import Field
+from torch import Tensor
+
+from rlhf_core.algorithms.grpo import GRPO
+from rlhf_core.config.algorithm_table import AlgorithmEntry
+from rlhf_core.config.algorithms import GRPOConfig
+from rlhf_core.config.critic import CriticConfig
+from rlhf_core.losses.advantages import discounted_returns
+from rlhf_core.types import Experience
+
+
+class ToyConfig(GRPOConfig):
+    critic: CriticConfig = Field(description="of the returns")
+
+
+@dataclass(frozen=True)
+class Toy(GRPO):
+    config: ToyConfig
+
+    def _advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience:
+        token_rewards = self._token_rewards(experience, rewards, kl_coefficient)
+        returns = discounted_returns(token_rewards, experience.loss_mask, experience.sequence_lengths, gamma=1.0)
+        return replace(super()._advantages(experience, rewards, group_ids, kl_coefficient), returns=returns)
+
+
+TOY = AlgorithmEntry("toy", ToyConfig, "tests.rlhf_core.rl.toy_algorithm:Toy")
