@@ -148,7 +148,8 @@ class SupervisedWorker(SnapshotWorker):
 
     def _step(self, shard: Shard) -> StepMetrics:
         """One optimizer step; of a mixture of experts after a forward that counts how tokens are routed."""
-        routing = step_routing(self.engine, shard.micro_batches) if self.config.moe_coefficient > 0 else None
+        config: SupervisedConfig = self.config
+        routing = step_routing(self.engine, shard.micro_batches) if config.moe_coefficient > 0 else None
         return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
     def save(self, folder: Path) -> None:

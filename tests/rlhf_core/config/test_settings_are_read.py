@@ -19,7 +19,7 @@ from mypy.options import Options
 from mypy.plugin import AttributeContext, Plugin
 from mypy.types import Instance, Type, TypeVarType, flatten_nested_unions, get_proper_type
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, KeyedConfig, reads_of
 from rlhf_core.pipeline.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -28,35 +28,34 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 # Settings that are used without an access that mypy sees, and how.
 USED_OTHERWISE = {
     "Recipe.description": "for people who read the recipe",
+    "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
-        (f"RLConfig.{block}" for block in (
-            "ppo", "reinforce_plus_plus", "reinforce_plus_plus_baseline", "rloo", "grpo", "dr_grpo", "dapo", "gspo",
-            "cispo",
+        (f"{config}.engine" for config in (
+            "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",
+            "CriticConfig",
         )),
-        "RLConfig.settings picks the block of the algorithm by its name",
+        "RLConfig.engine_of returns them",
     ),
-    "PPOConfig.critic_warmup_steps": "rl/worker.py and rl/ranks.py read it with getattr",
-    "PPOConfig.save_critic": "rl/worker.py reads it with getattr",
 }  # fmt: skip
 
 
 class Reads(Plugin):
     """Notes each attribute that is read of a class: (the class's full name, attribute)."""
 
-    def __init__(self, options: Options, definitions: str) -> None:
-        """definitions: the module or package of the classes that count; what it reads itself does not."""
+    def __init__(self, options: Options, definitions: tuple[str, ...]) -> None:
+        """definitions: the modules or packages of the classes that count; what the first reads itself does not."""
         super().__init__(options)
         self.found: set[tuple[str, str]] = set()
         self._definitions = definitions
 
     def get_attribute_hook(self, fullname: str) -> Callable[[AttributeContext], Type] | None:
-        if not fullname.startswith(f"{self._definitions}."):
+        if not fullname.startswith(tuple(f"{module}." for module in self._definitions)):
             return None
         attribute = fullname.rpartition(".")[2]
 
         def note(context: AttributeContext) -> Type:
             path = Path(context.api.path).with_suffix("").as_posix()
-            if f"/{self._definitions.replace('.', '/')}/" not in f"{path}/":
+            if f"/{self._definitions[0].replace('.', '/')}/" not in f"{path}/":
                 self.found |= {(name, attribute) for name in _classes(context.type)}
             return context.default_attr_type
 
@@ -72,7 +71,7 @@ def _classes(value: Type) -> Iterable[str]:
             yield proper.type.fullname
 
 
-def reads(files: Iterable[tuple[Path, str]], definitions: str) -> set[tuple[str, str]]:
+def reads(files: Iterable[tuple[Path, str]], *definitions: str) -> set[tuple[str, str]]:
     """(class, attribute) of all that the files, each with its module name, read of classes in `definitions`."""
     options = Options()
     options.incremental = False
@@ -90,7 +89,8 @@ def unread(configs: Iterable[type[Config]], found: Collection[tuple[str, str]]) 
         names = [f"{base.__module__}.{base.__qualname__}" for base in config.__mro__]
         for field, info in config.model_fields.items():
             chooses_the_class = field == "type" and len(get_args(info.annotation)) == 1
-            if not chooses_the_class and not any((name, field) in found for name in names):
+            names_an_input = reads_of(config, field) is not None  # the graph reads these, by their annotation
+            if not chooses_the_class and not names_an_input and not any((name, field) in found for name in names):
                 lacking.append(f"{config.__name__}.{field}")
     return lacking
 
@@ -99,9 +99,15 @@ def reachable(config: type[Config]) -> list[type[Config]]:
     """`config` and every config class that it can hold, at any depth."""
     found = [config]
     for known in found:
-        for field in known.model_fields.values():
-            found += [below for below in _held(field.annotation) if below not in found]
+        for annotation in [field.annotation for field in known.model_fields.values()] + _blocks(known):
+            found += [below for below in _held(annotation) if below not in found]
     return found
+
+
+def _blocks(config: type[Config]) -> list[Any]:
+    if not issubclass(config, KeyedConfig):
+        return []
+    return [config.block_class(name, None) for name in config.block_names()]
 
 
 def _held(annotation: Any) -> list[type[Config]]:
@@ -115,7 +121,7 @@ def reads_of_the_product() -> frozenset[tuple[str, str]]:
     files = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
     modules = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in files]
     named = zip(files, (module.removesuffix(".__init__") for module in modules), strict=True)
-    return frozenset(reads(named, "rlhf_core.config"))
+    return frozenset(reads(named, "rlhf_core.config", "rlhf_core.pipeline.recipe"))
 
 
 def test_every_setting_is_read() -> None:

@@ -8,7 +8,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.loading import LoadedRecipe
+from rlhf_core.pipeline.plan import PlannedNode, plan
+from rlhf_core.stages.key import computing_libraries
 
 QUESTION = "What is two and two?"  # 20 characters; as a prompt 20 + <bos> <user> <assistant>
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -102,3 +107,8 @@ def model_folder(root: Path) -> None:
     word_level_tokenizer((), 64).save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
     (folder / "model.safetensors").write_bytes(b"weights")
+
+
+def planned(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
+    libraries = computing_libraries()
+    return plan(build_graph(loaded, libraries), libraries, loaded.recipe.seed, repository)

@@ -66,7 +66,6 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `rl.ppo`; add one"),
         ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
         ("name=Big Name", "`name` is 'Big Name': string should match pattern"),
-        ("base=null", "`base` is None: input should be"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sentence: str) -> None:
@@ -83,6 +82,12 @@ def test_an_override_changes_one_place_of_what_yaml_aliases_share(tmp_path: Path
     assert loaded.rl is not None
     assert loaded.sft is not None
     assert (loaded.rl.engine.zero_stage, loaded.sft.engine.zero_stage) == (3, 1)
+
+
+def test_null_takes_a_stage_or_a_block_away(recipe: str) -> None:
+    loaded = load_recipe(recipe, ["rl=null"]).recipe
+    assert "rl" not in loaded.stages
+    assert "sft" not in load_recipe(recipe, ["sft=null"]).recipe.stages
 
 
 def test_a_missing_key_is_named(recipe: str) -> None:

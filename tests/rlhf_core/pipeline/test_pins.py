@@ -17,9 +17,9 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
-from rlhf_core.pipeline.plan import plan
 from rlhf_core.stages.key import computing_libraries
 from tests.hub import REPOSITORY, Hub, running_hub
+from tests.rlhf_core.pipeline.recipes import planned
 from tests.rlhf_core.web_files import WebFiles, web_files
 
 RECIPE = """
@@ -174,8 +174,8 @@ def test_a_plan_says_that_an_older_result_was_not_pinned(tmp_path: Path, files: 
 
 
 def _said(loaded: LoadedRecipe, repository: ArtifactRepository) -> str:
-    planned = next(node for node in plan(loaded, repository) if node.name == "data.d")
-    return planned.why if planned.action == "compute" else planned.action
+    node = next(node for node in planned(loaded, repository) if node.name == "data.d")
+    return node.why if node.action == "compute" else node.action
 
 
 def _publish(node: Node, repository: ArtifactRepository, folder: Path, **changes: object) -> None:

@@ -11,8 +11,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
-from rlhf_core.pipeline.plan import PlannedNode, plan
 from rlhf_core.stages.key import computing_libraries
+from tests.rlhf_core.pipeline.recipes import planned
 
 RECIPE = """
 name: planned
@@ -50,12 +50,7 @@ def publish_all(loaded: LoadedRecipe, repository: ArtifactRepository, folder: Pa
 
 
 def said(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> dict[str, str]:
-    return {node.name: f"{node.action}: {node.why}" for node in _plan(loaded, repository)}
-
-
-def _plan(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:
-    libraries = computing_libraries()
-    return plan(build_graph(loaded, libraries), libraries, loaded.recipe.seed, repository)
+    return {node.name: f"{node.action}: {node.why}" for node in planned(loaded, repository)}
 
 
 def test_nothing_is_there_then_everything_is_reused(tmp_path: Path, repository: ArtifactRepository) -> None:
