@@ -26,7 +26,18 @@ _ID_LENGTH = 16  # hex digits: 64 bits
 
 
 class RowError(ValueError):
-    """A row does not fit its format; the text says how, the caller adds where."""
+    """A row does not fit its format; the text says how, the caller adds where.
+
+    reason: the same without the values of this row, so that rows with the same fault can be counted together.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+    def at(self, where: str) -> RowError:
+        """The same error with its place in front."""
+        return RowError(f"{where}: {self}", self.reason)
 
 
 def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: Mapping[str, str]) -> Row:
@@ -43,17 +54,22 @@ def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: M
 def row_id(row: Mapping[str, Any]) -> str:
     """Content hash of a canonical row without its `id`."""
     try:
-        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot hold
+        reason = "a text is not valid Unicode"
+        raise RowError(f"{reason} ({error.reason})", reason) from error
     except (TypeError, ValueError) as error:
-        raise RowError(f"a value cannot be written as JSON ({error})") from error
-    return hashlib.sha256(content.encode()).hexdigest()[:_ID_LENGTH]
+        reason = "a value cannot be written as JSON"
+        raise RowError(f"{reason} ({error})", reason) from error
+    return hashlib.sha256(content).hexdigest()[:_ID_LENGTH]
 
 
 def missing_column(name: str, known: Iterable[str]) -> RowError:
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     nearest = f", did you mean `{close[0]}`?" if close else ""
-    return RowError(f"no column `{name}`{nearest}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)")
+    reason = f"no column `{name}`"
+    return RowError(f"{reason}{nearest}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)", reason)
 
 
 def normalised(text: str) -> str:
@@ -75,11 +91,22 @@ def asked_texts(row: Mapping[str, Any]) -> set[str]:
     return openings | {normalised(turn) for turn in turns}
 
 
+def whole_text(row: Mapping[str, Any]) -> str:
+    """Everything that a canonical row of any format says, normalised: of a conversation all turns, of a pair both
+    completions."""
+    if "text" in row:
+        return normalised(row["text"])
+    messages = row["messages"] if "messages" in row else row["prompt"]
+    completions = [row[side] for side in ("chosen", "rejected") if "messages" not in row and side in row]
+    return normalised("\n".join([*(message["content"] for message in messages), *map(str, completions)]))
+
+
 def duplicate_key(row: Mapping[str, Any], data_format: DataFormat) -> str:
     """Rows with the same key are duplicates: the same prompt, or in other formats the same content."""
     if data_format != "prompts":
         return str(row["id"])
-    return json.dumps([[m["role"], normalised(m["content"])] for m in row["prompt"]])
+    prompt = json.dumps([[m["role"], normalised(m["content"])] for m in row["prompt"]])
+    return hashlib.sha256(prompt.encode()).hexdigest()[: 2 * _ID_LENGTH]
 
 
 def _user_turns(row: Mapping[str, Any]) -> list[str]:
@@ -135,7 +162,7 @@ def _prompts(row: Row) -> Row:
     if "answer" in others:
         others["answer"] = _plain(others["answer"], "answer")
     if "task" in others and not isinstance(others["task"], str):
-        raise RowError(f"`task` must be text, this is {others['task']!r}")
+        raise RowError(f"`task` must be text, this is {others['task']!r}", "`task` is not text")
     if "metadata" in others and not isinstance(others["metadata"], dict):
         raise RowError("`metadata` must be a mapping")
     return {"prompt": prompt, **others}
@@ -181,17 +208,23 @@ def _completion(value: Any, column: str) -> tuple[list[dict[str, str]], str]:
 def _messages(value: Any, column: str) -> list[dict[str, str]]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise RowError(f"`{column}` must be a list of messages {{role, content}}")
-    return [_message(message, f"{column}[{index}]") for index, message in enumerate(value)]
+    return [_message(message, column, index) for index, message in enumerate(value)]
 
 
-def _message(value: Any, where: str) -> dict[str, str]:
+def _message(value: Any, column: str, index: int) -> dict[str, str]:
+    where = f"{column}[{index}]"
     if not isinstance(value, Mapping):
-        raise RowError(f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}")
+        raise RowError(
+            f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}",
+            f"`{column}` has an entry that is no message",
+        )
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if role not in _ROLE_NAMES:
-        raise RowError(f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}")
+        raise RowError(
+            f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}", f"`{column}` has an unknown role"
+        )
     if not isinstance(content, str) or not content.strip():
-        raise RowError(f"`{where}` has no text in `content`")
+        raise RowError(f"`{where}` has no text in `content`", f"`{column}` has a message without text")
     return {"role": _ROLE_NAMES[role], "content": content}
 
 
@@ -207,7 +240,7 @@ def _filled(row: Row, column: str) -> str:
 def _plain(value: Any, column: str) -> str:
     """Text, or a number as text: answers are often written as numbers in JSON."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(f"`{column}` must be text, this is {type(value).__name__}")
+        raise RowError(f"`{column}` must be text, this is {type(value).__name__}", f"`{column}` is not text")
     return str(value)
 
 
@@ -215,4 +248,4 @@ def _number(value: Any, column: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise RowError(f"`{column}` must be a number, this is {value!r}") from error
+        raise RowError(f"`{column}` must be a number, this is {value!r}", f"`{column}` is not a number") from error

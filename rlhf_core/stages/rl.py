@@ -13,8 +13,9 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
-from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.lengths import Fitted
+from rlhf_core.data.prompts import fit_prompts
+from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import build_reward, open_scorers
 from rlhf_core.rewards.model import RewardModel, TokenScores
@@ -35,7 +36,16 @@ from rlhf_core.types import PackedBatch, Prompt
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
-    prompts = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
+    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
+    prompts = fitted.rows
+    if not prompts:
+        raise StageError("rl.dataset has no prompt that leaves room for its completion")
+    too_long = fitted.metrics()
+    validation_prompts = None
+    if config.validation is not None:
+        sampling = config.validation.sampling or config.sampling
+        validation_prompts = _prompts(config, inputs["validation_dataset"], tokenizer, sampling)
+        too_long |= validation_prompts.metrics("validation_")
     algorithm = build_algorithm(config)
 
     with ExitStack() as stack:
@@ -44,7 +54,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         for reward in rewards.values():
             stack.callback(reward.close)
         monitors = stack.enter_context(open_scorers(config.monitors, context))
-        held_out = None if config.validation is None else _held_out(config, inputs, context, tokenizer, stack)
+        held_out = None if validation_prompts is None else _held_out(config, validation_prompts.rows, context, stack)
         context.progress(0, config.steps, "start workers and engines")
         workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
@@ -79,21 +89,19 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     return Output(
         kind=Kind.POLICY if config.lora is None else Kind.ADAPTER,
         folder=folder,
-        metrics=_last_and_best(metrics),
+        metrics={**_last_and_best(metrics), **too_long},
         devices=_devices(config),
     )
 
 
-def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> list[Prompt]:
-    return to_prompts(read_rows(dataset.folder), tokenizer, max_tokens=config.rollout.max_length - sampling.max_tokens)
+def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:
+    room = config.rollout.max_length - sampling.max_tokens
+    policy = long_row_policy(dataset.folder)
+    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, on_long_row=policy)
 
 
-def _held_out(
-    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, tokenizer: Tokenizer, stack: ExitStack
-) -> HeldOut:
+def _held_out(config: RLConfig, prompts: list[Prompt], context: StageContext, stack: ExitStack) -> HeldOut:
     assert config.validation is not None
-    sampling = config.validation.sampling or config.sampling
-    prompts = _prompts(config, inputs["validation_dataset"], tokenizer, sampling)
     if not prompts:
         raise StageError("rl.validation.dataset has no prompts to validate with")
     return HeldOut(prompts, stack.enter_context(open_scorers(config.validation.scorers, context)))

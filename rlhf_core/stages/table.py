@@ -20,7 +20,8 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 # An input name that ends in ".*" stands for any number of inputs, "exclude.test" and so on.
 _STAGES = (
-    Stage("dataset", 1, DatasetConfig, {"exclude.*": DATASET}, DATASET, "rlhf_core.stages.dataset:run"),
+    Stage("dataset", 2, DatasetConfig, {"exclude.*": DATASET, "held_out.*": DATASET}, DATASET,
+          "rlhf_core.stages.dataset:run"),
     Stage("base", 1, BaseModelConfig, {}, _only(Kind.BASE_MODEL), "rlhf_core.stages.base:run"),
     Stage("pretrain", 1, PretrainConfig, {"model": MODELS, "dataset": DATASET}, _only(Kind.BASE_MODEL),
           "rlhf_core.stages.pretrain:run"),

@@ -5,15 +5,15 @@ from typing import Any
 import pytest
 
 from rlhf_core.config.data import DataFormat
-from rlhf_core.data.exclusion import Exclusion
 from rlhf_core.data.formats import canonical_row
+from rlhf_core.data.overlap import PromptIndex, overlap_problem
 
 
 def row(data_format: DataFormat, **source: Any) -> dict[str, Any]:
     return canonical_row(source, data_format, {})
 
 
-HELD_OUT = Exclusion([row("prompts", prompt="What is 1 + 2?"), row("prompts", prompt="Say  1 +\n22")])
+HELD_OUT = PromptIndex({"test": [row("prompts", prompt="What is 1 + 2?"), row("prompts", prompt="Say  1 +\n22")]})
 
 
 @pytest.mark.parametrize(
@@ -51,8 +51,8 @@ HELD_OUT = Exclusion([row("prompts", prompt="What is 1 + 2?"), row("prompts", pr
     ],
 )
 def test_what_repeats_a_held_out_prompt(candidate: dict[str, Any], excluded: bool) -> None:
-    assert (candidate in HELD_OUT) is excluded
+    assert (HELD_OUT.find(candidate) is not None) is excluded
 
 
 def test_nothing_is_excluded_by_nothing() -> None:
-    assert row("text", text="a") not in Exclusion([])
+    assert PromptIndex({}).find(row("text", text="a")) is None
