@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.data.formats import asked_texts, normalised, prompt_text
 
 _EXAMPLES = 3
-_HEAD_LENGTHS = (32, 16, 8, 4, 2, 1)  # characters
+_HEAD_LENGTHS = (16, 4, 1)  # characters
 _WORD_START = re.compile(r"[^\W_]+|\S")  # letters and digits together, every other sign alone
 
 
@@ -27,7 +27,7 @@ class PromptIndex:
         for name, rows in datasets.items():
             for prompt in filter(None, map(prompt_text, rows)):
                 self._dataset_of.setdefault(prompt, name)
-        # Texts are searched by how a prompt begins, in up to 32 characters: head length -> head -> prompt lengths.
+        # Texts are searched by how a prompt begins, in up to 16 characters: head length -> head -> prompt lengths.
         # Only lengths are kept, because generated prompts often begin all alike.
         self._heads: dict[int, dict[str, set[int]]] = {}
         for prompt in self._dataset_of:
@@ -49,11 +49,13 @@ class PromptIndex:
         return None if prompt is None else (self._dataset_of[prompt], prompt)
 
     def _find_in_text(self, text: str) -> str | None:
-        heads = list(self._heads.items())
-        for word in _WORD_START.finditer(text):
-            start = word.start()
-            for head_length, lengths_of in heads:
-                for length in lengths_of.get(text[start : start + head_length], ()):
+        starts = [word.start() for word in _WORD_START.finditer(text)]
+        for head_length, lengths_of in self._heads.items():
+            heads = [text[start : start + head_length] for start in starts]
+            if lengths_of.keys().isdisjoint(heads):
+                continue
+            for start, head in zip(starts, heads, strict=True):
+                for length in lengths_of.get(head, ()):
                     prompt = text[start : start + length]
                     if prompt in self._dataset_of and not _cuts_a_word(text, start + length):
                         return prompt

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
+from rlhf_core.config.data import DataFormat
 from rlhf_core.config.recipe import Recipe
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
@@ -56,6 +57,36 @@ def check_lengths(recipe: Recipe, uses: list[Use], samples: dict[str, list[Locat
     return problems
 
 
+def long_row_notes(recipe: Recipe, uses: list[Use], samples: dict[str, list[Located]], root: Path) -> list[str]:
+    """One sentence for each use of a dataset whose rows are too long and dropped or truncated, as far as is known."""
+    uses = [use for use in uses if samples.get(use.dataset) and use.format != "text"]
+    uses = [use for use in uses if recipe.data[use.dataset].on_long_row != "error"]
+    tokenizer = _tokenizer(recipe, root) if uses else None
+    if tokenizer is None:
+        return []
+    notes = []
+    for use in uses:
+        policy, rows = recipe.data[use.dataset].on_long_row, samples[use.dataset]
+        limit, measure = _limit(recipe, use), _MEASURES[use.format]
+        candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
+        too_long = sum(measure(tokenizer, row) > limit for _, row in candidates)
+        if too_long:
+            notes.append(
+                f"{use.section}.dataset: {'at least ' if len(rows) > len(candidates) else ''}{too_long} of {len(rows)} "
+                f"rows of `data.{use.dataset}` that can be read here are longer than {limit} tokens: "
+                f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
+            )
+    return notes
+
+
+def _limit(recipe: Recipe, use: Use) -> int:
+    """Tokens that a row of the dataset may have there."""
+    settings = getattr(recipe, use.section.partition(".")[0])
+    if use.format != "prompts":
+        return int(settings.max_length)
+    return int(settings.rollout.max_length - _sampling(recipe, use)[1].max_tokens)
+
+
 def _tokenizer(recipe: Recipe, root: Path) -> Tokenizer | None:
     match recipe.base.source:
         case ScratchModel(words=words, context_length=length):
@@ -71,12 +102,12 @@ def _check_use(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tokeniz
         yield from _check_prompts(recipe, use, rows, tokenizer)
         return
     settings = getattr(recipe, use.section)
-    measure = _conversation_tokens if use.format == "conversations" else _preference_tokens
-    where, tokens = _longest(rows, tokenizer, measure)
-    if tokens > settings.max_length:
+    where, tokens = _longest(rows, tokenizer, _MEASURES[use.format])
+    if tokens > settings.max_length and recipe.data[use.dataset].on_long_row == "error":
         yield (
             f"{use.section}.dataset: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
-            f"{use.section}.max_length={settings.max_length}: raise it, or leave out longer rows"
+            f"{use.section}.max_length={settings.max_length}: raise it, or set "
+            f"data.{use.dataset}.on_long_row to drop or truncate"
         )
 
 
@@ -86,12 +117,12 @@ def _check_prompts(recipe: Recipe, use: Use, rows: list[Located], tokenizer: Tok
     sampled_by, sampling = _sampling(recipe, use)
     where, tokens = _longest(rows, tokenizer, _prompt_tokens)
     room = settings.rollout.max_length - sampling.max_tokens
-    if tokens > room > 0:
+    if tokens > room > 0 and recipe.data[use.dataset].on_long_row == "error":
         yield (
             f"{use.section}.dataset: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
             f"{sampled_by}.max_tokens={sampling.max_tokens} that is more than "
             f"{section}.rollout.max_length={settings.rollout.max_length}: raise it to "
-            f"{tokens + sampling.max_tokens}, or leave out longer prompts"
+            f"{tokens + sampling.max_tokens}, or set data.{use.dataset}.on_long_row to drop"
         )
 
 
@@ -125,3 +156,10 @@ def _conversation_tokens(tokenizer: Tokenizer, row: Row) -> int:
 
 def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
     return max(len(encode_completion(tokenizer, row["prompt"], row[side])[0]) for side in ("chosen", "rejected"))
+
+
+_MEASURES: dict[DataFormat, Callable[[Tokenizer, Row], int]] = {
+    "prompts": _prompt_tokens,
+    "conversations": _conversation_tokens,
+    "preferences": _preference_tokens,
+}
