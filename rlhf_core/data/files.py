@@ -79,8 +79,8 @@ def _compression(shown: str) -> str | None:
 
 def _json_lines(file: IO[bytes], shown: str) -> Iterator[_Parsed]:
     for number, line in enumerate(file, start=1):
-        if line.strip():
-            yield f"{shown} line {number}", _parsed_line(line, first=number == 1)
+        if content := line.strip():
+            yield f"{shown} line {number}", _parsed_line(content, first=number == 1)
 
 
 def _parsed_line(line: bytes, *, first: bool) -> Row | RowError:

@@ -56,3 +56,28 @@ def test_what_repeats_a_held_out_prompt(candidate: dict[str, Any], excluded: boo
 
 def test_nothing_is_excluded_by_nothing() -> None:
     assert PromptIndex({}).find(row("text", text="a")) is None
+
+
+def test_a_prompt_in_a_text_is_found_whatever_else_begins_like_it() -> None:
+    """Prompts of many lengths with a common beginning, one that is a single sign, one in a script without spaces."""
+    prompts = [f"Spell this word backward: {'ab' * n}" for n in range(1, 9)] + ["?", "東京は晴れですか"]
+    index = PromptIndex({"a": [row("prompts", prompt=prompts[0])], "b": [row("prompts", prompt=p) for p in prompts]})
+    assert index.find(row("text", text="Now. Spell  this word\nbackward: abab, now")) == ("b", prompts[1])
+    assert index.find(row("text", text="Spell this word backward: ab")) == ("a", prompts[0])
+    assert index.find(row("text", text="Spell this word backward: abc")) is None
+    assert index.find(row("text", text="Is it so?")) == ("b", "?")
+    assert index.find(row("text", text="「東京は晴れですか」")) == ("b", "東京は晴れですか")
+
+
+def test_the_sentence_of_an_overlap_that_is_known_before_anything_runs() -> None:
+    rows = [(f"d.jsonl line {i}", row("prompts", prompt=f"q{i}")) for i in range(1, 8)]
+    held_out = {"test": [row("prompts", prompt=f"q{i}") for i in (2, 3, 5, 6)]}
+    excluded = {"test2": [row("prompts", prompt="q3")]}
+    assert overlap_problem(rows, held_out, excluded) == (
+        "3 of 7 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+        "d.jsonl line 2 contains 'q2' of `test`; d.jsonl line 5 contains 'q5' of `test`; "
+        "d.jsonl line 6 contains 'q6' of `test`. "
+        "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+    )
+    assert overlap_problem(rows, held_out, held_out) is None
+    assert overlap_problem(rows, {}, {}) is None
