@@ -89,7 +89,7 @@ class DatasetConfig(Config):
         default=0.8,
         ge=0.7,
         le=1.0,
-        description="similarity from which rows are near-duplicates: the share of all sequences of five words in common",
+        description="similarity of near-duplicates, at least: the share of all sequences of five words in common",
     )
     shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")
 
