@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role
 from rlhf_core.config.stage import StageConfig
 
 # The canonical columns of each format are documented in rlhf_core/data/formats.py.
 DataFormat = Literal["text", "conversations", "preferences", "prompts"]
+# What a stage does with rows that are longer than it can read.
+LongRowPolicy = Literal["error", "drop", "truncate"]
 
 
 class FilesSource(Config):
@@ -69,11 +71,39 @@ class DatasetConfig(StageConfig):
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
     limit: PositiveInt | None = Field(default=None, description="rows at most; none: all")
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
-        default=(), description="datasets whose prompts must not occur here"
+        default=(), description="datasets whose prompts must not occur here: drop such rows"
+    )
+    on_overlap: Literal["error", "drop", "allow"] = Field(
+        default="error",
+        description="of a row with a prompt that the recipe validates or evaluates on; `allow`: count it and keep it",
+    )
+    on_bad_row: Literal["error", "drop"] = Field(
+        default="error", description="of a row that cannot be read, or lacks what its format needs"
+    )
+    on_long_row: LongRowPolicy = Field(
+        default="error",
+        description="of a row that is longer than the stage that reads it allows; `truncate`: cut at the end, not for "
+        "prompts; pre-training splits its documents unless this says `drop` or `truncate`",
     )
     drop_duplicates: bool = Field(default=True, description="drop a row that repeats an earlier one")
+    near_duplicates: Literal["count", "drop", "off"] = Field(
+        default="count",
+        description="of a row that is nearly an earlier one, or asks nearly a prompt that is held out or excluded",
+    )
+    near_duplicate_threshold: float = Field(
+        default=0.8,
+        ge=0.7,
+        le=1.0,
+        description="similarity of near-duplicates, at least: the share of all sequences of five words in common",
+    )
     shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")
 
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @model_validator(mode="after")
+    def _prompts_stay_whole(self) -> DatasetConfig:
+        if self.format == "prompts" and self.on_long_row == "truncate":
+            raise ValueError("on_long_row: a prompt that is cut asks another question; use error or drop")
+        return self

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
-from itertools import chain
+from collections.abc import Callable, Iterator
 from pathlib import PurePosixPath
 from typing import IO, Any
 
@@ -16,26 +15,39 @@ from rlhf_core.data.formats import Row, RowError
 SUFFIXES = (".json", ".jsonl", ".csv", ".parquet")
 _COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 
+BadRow = Callable[[str, RowError], None]  # is given the place of a row that cannot be read, and what is wrong with it
+_Parsed = tuple[str, Row | RowError]  # where it is; the row, or what is wrong with it
 
-def iterate_file(path: str, shown: str) -> Iterator[tuple[str, Row]]:
+
+def raise_bad_row(where: str, error: RowError) -> None:
+    """The BadRow of `on_bad_row: error`."""
+    raise error.at(where)
+
+
+def iterate_file(path: str, shown: str, bad_row: BadRow = raise_bad_row) -> Iterator[tuple[str, Row]]:
     """Each row with its place, such as `data.jsonl line 3`.
 
     path: where to read it, a local path or a URL; shown: how the recipe names it, whose ending says the type.
-    Raises RowError that says what is wrong in which line; an empty file is an error too.
+    bad_row: is called for each row that cannot be read, which is then left out.
+    Raises RowError for a file that cannot be divided into rows, or has none.
     """
     suffix = file_type(shown)
-    rows = _parquet(path, shown) if suffix == ".parquet" else _text_file(path, shown, suffix)
+    empty = True
     try:
-        first = next(rows, None)
+        for where, row in _parquet(path, shown) if suffix == ".parquet" else _text_file(path, shown, suffix):
+            empty = False
+            if isinstance(row, RowError):
+                bad_row(where, row)
+            else:
+                yield where, row
     except FileNotFoundError as error:
         raise RowError(f"{shown}: there is no such file") from error
     except OSError as error:
         raise RowError(f"{shown}: cannot be read ({error})") from error
     except UnicodeDecodeError as error:
         raise RowError(f"{shown}: not UTF-8 text ({error.reason} at byte {error.start})") from error
-    if first is None:
+    if empty:
         raise RowError(f"{shown}: the file has no rows")
-    yield from chain([first], rows)
 
 
 def file_type(shown: str) -> str:
@@ -50,14 +62,13 @@ def file_type(shown: str) -> str:
     return suffixes[-1]
 
 
-def _text_file(path: str, shown: str, suffix: str) -> Iterator[tuple[str, Row]]:
-    with fsspec.open(path, "rt", encoding="utf-8-sig", newline="", compression=_compression(shown)) as file:
-        if suffix == ".csv":
+def _text_file(path: str, shown: str, suffix: str) -> Iterator[_Parsed]:
+    if suffix == ".csv":
+        with fsspec.open(path, "rt", encoding="utf-8-sig", newline="", compression=_compression(shown)) as file:
             yield from _csv(file, shown)
-        elif suffix == ".json":
-            yield from _json(file, shown)
-        else:
-            yield from _json_lines(file, shown)
+        return
+    with fsspec.open(path, "rb", compression=_compression(shown)) as file:
+        yield from (_json if suffix == ".json" else _json_lines)(file, shown)
 
 
 def _compression(shown: str) -> str | None:
@@ -66,60 +77,63 @@ def _compression(shown: str) -> str | None:
     return None if found is None else str(found)
 
 
-def _json_lines(file: IO[str], shown: str) -> Iterator[tuple[str, Row]]:
+def _json_lines(file: IO[bytes], shown: str) -> Iterator[_Parsed]:
     for number, line in enumerate(file, start=1):
-        if line.strip():
-            where = f"{shown} line {number}"
-            yield where, _row(_parse(line, where), where)
+        if content := line.strip():
+            yield f"{shown} line {number}", _parsed_line(content, first=number == 1)
 
 
-def _json(file: IO[str], shown: str) -> Iterator[tuple[str, Row]]:
+def _parsed_line(line: bytes, *, first: bool) -> Row | RowError:
+    try:
+        return _row(json.loads(line.decode("utf-8-sig" if first else "utf-8")))
+    except UnicodeDecodeError as error:
+        return RowError(f"not UTF-8 text ({error.reason} at byte {error.start} of the line)", "not UTF-8 text")
+    except json.JSONDecodeError as error:
+        return RowError(f"not JSON ({error.msg}, column {error.colno})", "not JSON")
+    except (ValueError, RecursionError) as error:  # a number of thousands of digits, thousands of nested lists
+        return RowError(f"not JSON that can be read ({error})", "not JSON")
+
+
+def _json(file: IO[bytes], shown: str) -> Iterator[_Parsed]:
     """A list of rows; or, since many files named .json are such, one row a line."""
-    start = file.read(1)
-    while start.isspace():
-        start = file.read(1)
-    if start != "[":
+    start = file.read(3).removeprefix(b"\xef\xbb\xbf")
+    while start.isspace() or not start:
+        following = file.read(1)
+        if not following:
+            return
+        start = following
+    if not start.lstrip().startswith(b"["):
         file.seek(0)
         yield from _json_lines(file, shown)
         return
     file.seek(0)
-    text = file.read()
     try:
-        rows = json.loads(text)
+        rows = json.loads(file.read().decode("utf-8-sig"))
     except json.JSONDecodeError as error:
         raise RowError(f"{shown} line {error.lineno}: not JSON ({error.msg}, column {error.colno})") from error
-    for index, row in enumerate(rows):
-        where = f"{shown} row {index}"
-        yield where, _row(row, where)
+    yield from ((f"{shown} row {index}", _row(row)) for index, row in enumerate(rows))
 
 
-def _parse(line: str, where: str) -> Any:
-    try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
-        raise RowError(f"{where}: not JSON ({error.msg}, column {error.colno})") from error
-
-
-def _row(value: Any, where: str) -> Row:
+def _row(value: Any) -> Row | RowError:
     if not isinstance(value, dict):
-        raise RowError(f"{where}: a row must be a JSON object, this is {type(value).__name__}")
+        return RowError(f"a row must be a JSON object, this is {type(value).__name__}", "not a JSON object")
     return value
 
 
-def _csv(file: IO[str], shown: str) -> Iterator[tuple[str, Row]]:
+def _csv(file: IO[str], shown: str) -> Iterator[_Parsed]:
     """Every value stays text: 007 is not 7."""
     reader = csv.DictReader(file, strict=True)
+    wrong_width = "has not as many values as the header has columns"
     try:
         for row in reader:
-            where = f"{shown} line {reader.line_num}"
-            if None in row or None in row.values():
-                raise RowError(f"{where}: has not as many values as the header has columns")
-            yield where, dict(row)
+            fits = None not in row and None not in row.values()
+            yield f"{shown} line {reader.line_num}", dict(row) if fits else RowError(wrong_width)
     except csv.Error as error:
-        raise RowError(f"{shown} line {reader.line_num}: not CSV ({error})") from error
+        # Where a quote is left open, the rest of the file may look like one row: no policy drops that.
+        raise RowError(f"{shown} line {reader.reader.line_num}: not CSV ({error})") from error
 
 
-def _parquet(path: str, shown: str) -> Iterator[tuple[str, Row]]:
+def _parquet(path: str, shown: str) -> Iterator[_Parsed]:
     import pyarrow as pa
     import pyarrow.parquet as parquet
 

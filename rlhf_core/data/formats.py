@@ -18,7 +18,7 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.data import DataFormat, DatasetConfig
+from rlhf_core.config.data import DataFormat
 from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
 from rlhf_core.errors import did_you_mean
 
@@ -31,7 +31,18 @@ _ID_LENGTH = 16  # hex digits: 64 bits
 
 
 class RowError(ValueError):
-    """A row does not fit its format; the text says how, the caller adds where."""
+    """A row does not fit its format; the text says how, the caller adds where.
+
+    reason: the same without the values of this row, so that rows with the same fault can be counted together.
+    """
+
+    def __init__(self, message: str, reason: str | None = None) -> None:
+        super().__init__(message)
+        self.reason = reason or message
+
+    def at(self, where: str) -> RowError:
+        """The same error with its place in front."""
+        return RowError(f"{where}: {self}", self.reason)
 
 
 def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: Mapping[str, str]) -> Row:
@@ -48,27 +59,24 @@ def canonical_row(source: Mapping[str, Any], data_format: DataFormat, columns: M
     return {"id": row_id(row), **row}
 
 
-def canonical_row_at(where: str, source: Mapping[str, Any], config: DatasetConfig) -> Row:
-    """`canonical_row` with the settings of a dataset; its RowError begins with `where` the row is."""
-    try:
-        return canonical_row(source, config.format, config.columns)
-    except RowError as error:
-        raise RowError(f"{where}: {error}") from error
-
-
 def row_id(row: Mapping[str, Any]) -> str:
     """Content hash of a canonical row without its `id`."""
     try:
-        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
+    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot hold
+        reason = "a text is not valid Unicode"
+        raise RowError(f"{reason} ({error.reason})", reason) from error
     except (TypeError, ValueError) as error:
-        raise RowError(f"a value cannot be written as JSON ({error})") from error
-    return hashlib.sha256(content.encode()).hexdigest()[:_ID_LENGTH]
+        reason = "a value cannot be written as JSON"
+        raise RowError(f"{reason} ({error})", reason) from error
+    return hashlib.sha256(content).hexdigest()[:_ID_LENGTH]
 
 
 def missing_column(name: str, known: Iterable[str]) -> RowError:
     names = sorted(known)
-    hint = did_you_mean(name, names)
-    return RowError(f"no column `{name}`{hint}; it has {', '.join(names) or 'none'} (see `columns` in the recipe)")
+    reason = f"no column `{name}`"
+    known_names = ", ".join(names) or "none"
+    return RowError(f"{reason}{did_you_mean(name, names)}; it has {known_names} (see `columns` in the recipe)", reason)
 
 
 def normalised(text: str) -> str:
@@ -90,13 +98,24 @@ def asked_texts(row: Mapping[str, Any]) -> set[str]:
     return openings | {normalised(turn) for turn in turns}
 
 
+def whole_text(row: Mapping[str, Any]) -> str:
+    """Everything that a canonical row of any format says, normalised: of a conversation all turns, of a pair both
+    completions."""
+    if "text" in row:
+        return normalised(row["text"])
+    messages = row["messages"] if "messages" in row else row["prompt"]
+    completions = [row[side] for side in ("chosen", "rejected") if "messages" not in row and side in row]
+    return normalised("\n".join([*(message["content"] for message in messages), *map(str, completions)]))
+
+
 def duplicate_key(row: Mapping[str, Any], data_format: DataFormat) -> str:
     """Rows with the same key are duplicates: the same prompt, or in other formats the same content."""
     if data_format != "prompts":
         return str(row["id"])
     turns = [[m["role"], normalised(m["content"])] for m in row["prompt"]]
     calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]
-    return json.dumps([turns, calls, row["tools"]] if calls or "tools" in row else turns)
+    prompt = json.dumps([turns, calls, row["tools"]] if calls or "tools" in row else turns)
+    return hashlib.sha256(prompt.encode()).hexdigest()[: 2 * _ID_LENGTH]
 
 
 def _user_turns(row: Mapping[str, Any]) -> list[str]:
@@ -152,7 +171,7 @@ def _prompts(row: Row) -> Row:
     if "answer" in others:
         others["answer"] = _plain(others["answer"], "answer")
     if "task" in others and not isinstance(others["task"], str):
-        raise RowError(f"`task` must be text, this is {others['task']!r}")
+        raise RowError(f"`task` must be text, this is {others['task']!r}", "`task` is not text")
     if "metadata" in others and not isinstance(others["metadata"], dict):
         raise RowError("`metadata` must be a mapping")
     return {"prompt": prompt, **others}
@@ -201,20 +220,26 @@ def _completion(value: Any, column: str) -> tuple[list[Message], str]:
 def _messages(value: Any, column: str) -> list[Message]:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         raise RowError(f"`{column}` must be a list of messages {{role, content}}")
-    return [_message(message, f"{column}[{index}]") for index, message in enumerate(value)]
+    return [_message(message, column, index) for index, message in enumerate(value)]
 
 
-def _message(value: Any, where: str) -> Message:
+def _message(value: Any, column: str, index: int) -> Message:
+    where = f"{column}[{index}]"
     if not isinstance(value, Mapping):
-        raise RowError(f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}")
+        raise RowError(
+            f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}",
+            f"`{column}` has an entry that is no message",
+        )
     role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
     if role not in _ROLE_NAMES:
-        raise RowError(f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}")
+        raise RowError(
+            f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}", f"`{column}` has an unknown role"
+        )
     message = {"role": _ROLE_NAMES[role], "content": content} | _beside_content(value, _ROLE_NAMES[role], where)
     if content is None and "tool_calls" in message:
         message["content"] = ""  # templates differ in what they do with null
     elif not isinstance(content, str) or not (content.strip() or "tool_calls" in message):
-        raise RowError(f"`{where}` has no text in `content`")
+        raise RowError(f"`{where}` has no text in `content`", f"`{column}` has a message without text")
     return message
 
 
@@ -255,7 +280,7 @@ def _filled(row: Row, column: str) -> str:
 def _plain(value: Any, column: str) -> str:
     """Text, or a number as text: answers are often written as numbers in JSON."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(f"`{column}` must be text, this is {type(value).__name__}")
+        raise RowError(f"`{column}` must be text, this is {type(value).__name__}", f"`{column}` is not text")
     return str(value)
 
 
@@ -263,4 +288,4 @@ def _number(value: Any, column: str) -> float:
     try:
         return float(value)
     except (TypeError, ValueError) as error:
-        raise RowError(f"`{column}` must be a number, this is {value!r}") from error
+        raise RowError(f"`{column}` must be a number, this is {value!r}", f"`{column}` is not a number") from error

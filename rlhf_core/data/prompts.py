@@ -5,24 +5,43 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.data.chat import Tokenizer, encode_prompt
+from rlhf_core.data.lengths import Fitted, fit
 from rlhf_core.errors import StageError
 from rlhf_core.types import Prompt
 
 
 def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
+    """As `fit_prompts`; a prompt that is too long is an error."""
+    return fit_prompts(rows, tokenizer, max_tokens=max_tokens, on_long_row="error").rows
+
+
+def fit_prompts(
+    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int, on_long_row: LongRowPolicy
+) -> Fitted[Prompt]:
     """Each row's messages through the chat template, ready for a completion.
 
-    Raises StageError for a prompt of more than `max_tokens` tokens: cutting it would ask another question.
+    Raises StageError for a prompt of more than `max_tokens` tokens if the policy is `error`, and for the policy
+    `truncate`: a prompt that is cut asks another question.
     """
-    prompts = []
-    for row in rows:
-        token_ids = tuple(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
-        text = row["prompt"][-1]["content"]
-        if len(token_ids) > max_tokens:
-            raise StageError(
-                f"prompt {row['id']} ({text[:40]!r}) has {len(token_ids)} tokens, more than the {max_tokens} that "
-                "`rollout.max_length` leaves beside `sampling.max_tokens`: raise it, or leave out longer prompts"
-            )
-        prompts.append(Prompt(id=row["id"], text=text, token_ids=token_ids, row=row))
-    return prompts
+    if on_long_row == "truncate":
+        raise StageError("on_long_row: a prompt that is cut asks another question; use error or drop")
+
+    def problem(prompt: Prompt) -> str | None:
+        if len(prompt.token_ids) <= max_tokens:
+            return None
+        return (
+            f"prompt {prompt.id} ({prompt.text[:40]!r}) has {len(prompt.token_ids)} tokens, more than the {max_tokens} "
+            "that `rollout.max_length` leaves beside `sampling.max_tokens`: raise it, or set the dataset's on_long_row "
+            "to drop"
+        )
+
+    prompts = (
+        Prompt(
+            id=row["id"], text=row["prompt"][-1]["content"],
+            token_ids=tuple(encode_prompt(tokenizer, row["prompt"], row.get("tools"))), row=row,
+        )
+        for row in rows
+    )  # fmt: skip
+    return fit(prompts, on_long_row, problem=problem, truncate=lambda prompt: None)

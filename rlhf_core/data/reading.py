@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.errors import StageError
 
 DATA_FILE = "data.jsonl"
@@ -28,10 +29,25 @@ def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def long_row_policy(folder: Path) -> LongRowPolicy:
+    """What the recipe wants of rows of this dataset artifact that are too long for the stage that reads them."""
+    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    policy: LongRowPolicy = info.get("on_long_row", "error")
+    return policy
+
+
 def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:
     """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes."""
+    write_rows(folder, rows)
+    write_info(folder, info)
+
+
+def write_rows(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / DATA_FILE).open("w", encoding="utf-8", newline="\n") as file:
         for row in rows:
             file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+
+
+def write_info(folder: Path, info: Mapping[str, Any]) -> None:
     (folder / INFO_FILE).write_text(json.dumps(info, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -17,7 +17,7 @@ from rlhf_core.config.data import (
     Source,
 )
 from rlhf_core.contract import StageContext
-from rlhf_core.data.files import iterate_file
+from rlhf_core.data.files import BadRow, iterate_file, raise_bad_row
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
 from rlhf_core.data.remote import fetch_file
@@ -27,17 +27,19 @@ from rlhf_core.errors import StageError
 Located = tuple[str, Row]  # where the row is, for messages; the row
 
 
-def iterate_source(source: Source, data_format: DataFormat, context: StageContext) -> Iterator[Located]:
+def iterate_source(
+    source: Source, data_format: DataFormat, context: StageContext, bad_row: BadRow = raise_bad_row
+) -> Iterator[Located]:
     """Each row of `source` with the place it came from.
 
-    context: gives the user's files and the pins of remote sources.
-    Raises RowError for a row that cannot be read, and StageError for a source that cannot.
+    context: gives the user's files and the pins of remote sources; bad_row: is called for each row that cannot be read.
+    Raises RowError for a file that cannot be divided into rows, and StageError for a source that cannot be read.
     """
     match source:
         case FilesSource():
             for path in source.paths:
                 local = _fetched(path, context) if "://" in path else context.user_file(path)
-                yield from iterate_file(str(local), shown=path)
+                yield from iterate_file(str(local), shown=path, bad_row=bad_row)
         case HubSource():
             yield from _hub_rows(source, context.pin(source.url) or source.revision)
         case ReasoningGymSource():
@@ -45,7 +47,7 @@ def iterate_source(source: Source, data_format: DataFormat, context: StageContex
                 rows = generate(task, options, size=source.size, seed=source.seed, data_format=data_format)
                 yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
         case FunctionSource():
-            yield from _function_rows(source, context.user_file(source.path))
+            yield from _function_rows(source, context.user_file(source.path), bad_row)
 
 
 def _fetched(url: str, context: StageContext) -> Path:
@@ -69,7 +71,7 @@ def _hub_rows(source: HubSource, revision: str) -> Iterator[Located]:
         yield f"{name} row {index}", dict(row)
 
 
-def _function_rows(source: FunctionSource, file: Path) -> Iterator[Located]:
+def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Iterator[Located]:
     function = load_function(file, source.function, source.path)
     name = f"{source.path}:{source.function}"
     try:
@@ -81,6 +83,7 @@ def _function_rows(source: FunctionSource, file: Path) -> Iterator[Located]:
     except Exception as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{name} raised:\n{traceback.format_exc()}") from error
     for index, row in enumerate(rows):
-        if not isinstance(row, dict):
-            raise RowError(f"{name}: item {index} is {type(row).__name__}, expected a dict")
-        yield f"{name} item {index}", row
+        if isinstance(row, dict):
+            yield f"{name} item {index}", row
+        else:
+            bad_row(f"{name} item {index}", RowError(f"is {type(row).__name__}, expected a dict", "not a dict"))

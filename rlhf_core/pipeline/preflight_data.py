@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 
@@ -17,8 +17,10 @@ from rlhf_core.config.data import (
     Source,
 )
 from rlhf_core.config.inputs import Reference
-from rlhf_core.data.files import file_type, iterate_file
-from rlhf_core.data.formats import Row, RowError, canonical_row_at
+from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
+from rlhf_core.data.files import BadRow, file_type, iterate_file
+from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.overlap import overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
@@ -71,6 +73,15 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
     return list(uses.values())
 
 
+@dataclass
+class Sample:
+    """What of a dataset could be read here before anything runs."""
+
+    rows: list[Located] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+    bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
+
+
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, list[Located]], list[str]]:
     """Rows of each dataset that could be read here, as samples, and the problems."""
     problems = []
@@ -81,16 +92,61 @@ def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[st
                 f"{use.setting}: `{use.dataset}` has the format {given.format}, "
                 f"{use.reader} needs {use.format}: name another dataset or change `data.{use.dataset}`"
             )
-    samples: dict[str, list[Located]] = {}
-    for name in _with_excluded(recipe, [use.dataset for use in uses]):
-        samples[name] = []
-        for source in _sources(recipe.data[name]):
+    samples = read_samples(recipe, [use.dataset for use in uses], root)
+    problems += [problem for sample in samples.values() for problem in sample.problems]
+    return {name: sample.rows for name, sample in samples.items()}, problems
+
+
+def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Sample]:
+    """A sample of each of the datasets and of those that they exclude."""
+    samples = {}
+    for name in _with_excluded(recipe, names):
+        sample = samples[name] = Sample()
+        config = recipe.data[name]
+        for source in _sources(config):
             try:
-                samples[name] += _check_source(source, recipe.data[name], root)
+                sample.rows += _check_source(source, config, root, bad_row_policy(config, sample.bad))
             except (RowError, RecipeError) as error:
-                problems.append(f"data.{name}: {error}")
-        problems += _check_shape(name, recipe.data[name])
-    return samples, problems
+                sample.problems.append(f"data.{name}: {error}")
+        sample.problems += _check_shape(name, config)
+    return samples
+
+
+def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
+    """One sentence for each dataset whose job will drop bad rows, as far as its rows could be read here."""
+    return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]
+
+
+def check_overlap(
+    recipe: Recipe, samples: Mapping[str, Sequence[Located]], held_out_of: Mapping[str, Iterable[str]]
+) -> list[str]:
+    """One sentence for each training dataset of which a row is known here to contain a held-out prompt.
+
+    samples: rows by dataset; held_out_of: the datasets that must not overlap with a training dataset, by its name.
+    """
+    problems = []
+    for name, held_out in held_out_of.items():
+        config = recipe.data.get(name)
+        if config is None or config.on_overlap != "error":
+            continue
+        problem = overlap_problem(
+            samples.get(name, ()),
+            {other: _rows(samples, other) for other in held_out if _is_used_whole(recipe, other)},
+            {other: _rows(samples, other) for other in config.exclude},
+        )
+        if problem is not None:
+            problems.append(f"data.{name}: {problem}")
+    return problems
+
+
+def _is_used_whole(recipe: Recipe, name: str) -> bool:
+    """Whether all rows of a dataset's source are in it: else only its job knows what a model is tested on."""
+    config = recipe.data.get(name)
+    return config is not None and not (config.mix or config.exclude) and config.limit is None
+
+
+def _rows(samples: Mapping[str, Sequence[Located]], name: str) -> list[Row]:
+    return [row for _, row in samples.get(name, ())]
 
 
 def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:
@@ -117,15 +173,15 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
         yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
 
 
-def _check_source(source: Source, config: DatasetConfig, root: Path) -> list[Located]:
+def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: BadRow) -> list[Located]:
     """Rows that could be read quickly. Raises RowError or RecipeError for the first problem."""
     match source:
         case FilesSource():
-            return [row for path in source.paths for row in _check_file(path, config, root)]
+            return [row for path in source.paths for row in _check_file(path, config, root, bad_row)]
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 check_task(task, options)
-            return [row for task in source.tasks for row in _generated(task, source, config)]
+            return [row for task in source.tasks for row in _generated(task, source, config, bad_row)]
         case FunctionSource():
             check_function(root / source.path, source.function, source.path)
             return []
@@ -133,7 +189,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path) -> list[Loc
             return []  # nothing is fetched before the run
 
 
-def _check_file(path: str, config: DatasetConfig, root: Path) -> list[Located]:
+def _check_file(path: str, config: DatasetConfig, root: Path, bad_row: BadRow) -> list[Located]:
     suffix = file_type(path)
     if "://" in path:
         return []
@@ -144,19 +200,22 @@ def _check_file(path: str, config: DatasetConfig, root: Path) -> list[Located]:
     large = local.stat().st_size > _LARGE_FILE
     if large and suffix == ".json":
         return []  # one value, which can only be read whole
-    rows = iterate_file(str(local), shown=path)
-    return [
-        (where, canonical_row_at(where, raw, config))
-        for where, raw in islice(rows, _ROWS_OF_LARGE_FILE if large else _ROWS)
-    ]
+    rows = iterate_file(str(local), path, bad_row)
+    return list(_canonical(islice(rows, _ROWS_OF_LARGE_FILE if large else _ROWS), config, bad_row))
 
 
-def _generated(task: str, source: ReasoningGymSource, config: DatasetConfig) -> Iterator[Located]:
+def _canonical(rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:
+    for where, raw in rows:
+        row = canonical(where, raw, config, bad_row)
+        if row is not None:
+            yield where, row
+
+
+def _generated(task: str, source: ReasoningGymSource, config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:
     until = time.monotonic() + _GENERATING_SECONDS
     size = min(source.size, _GENERATED_ROWS)
     rows = generate(task, source.tasks[task], size=size, seed=source.seed, data_format=config.format)
-    for index, raw in enumerate(rows):
-        where = f"{task} item {index}"
-        yield where, canonical_row_at(where, raw, config)
+    for located in _canonical(((f"{task} item {index}", raw) for index, raw in enumerate(rows)), config, bad_row):
+        yield located
         if time.monotonic() > until:
             return

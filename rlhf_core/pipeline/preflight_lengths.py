@@ -55,7 +55,7 @@ def check_lengths(
         model = models.get(use.node.name)
         if limit is None or model is None or not samples.get(use.dataset):
             continue
-        if recipe.data[use.dataset].format != use.format:
+        if recipe.data[use.dataset].format != use.format or recipe.data[use.dataset].on_long_row != "error":
             continue
         try:
             if model not in tokenizers:
@@ -64,6 +64,33 @@ def check_lengths(
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
     return problems
+
+
+def long_row_notes(
+    recipe: Recipe,
+    uses: list[Use],
+    samples: dict[str, list[Located]],
+    models: Mapping[str, BaseModel],
+    root: Path,
+) -> list[str]:
+    """One sentence for each use of a dataset whose rows are too long and dropped or truncated, as far as is known."""
+    notes = []
+    for use in uses:
+        limit, model = use.node.config.row_limit(use.reference.path), models.get(use.node.name)
+        policy = recipe.data[use.dataset].on_long_row
+        if limit is None or model is None or use.format not in _MEASURES or policy == "error":
+            continue
+        tokenizer, measure, rows = _tokenizer(model, root), _MEASURES[use.format], samples.get(use.dataset, [])
+        candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
+        room = limit.tokens - limit.completion_tokens
+        too_long = sum(measure(tokenizer, row) > room for _, row in candidates)
+        if too_long:
+            notes.append(
+                f"{use.setting}: {'at least ' if len(rows) > len(candidates) else ''}{too_long} of {len(rows)} "
+                f"rows of `data.{use.dataset}` that can be read here are longer than {room} tokens: "
+                f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
+            )
+    return notes
 
 
 def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
@@ -78,12 +105,12 @@ def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
 def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
     section = use.node.section
     if use.format != "prompts":
-        measure = _conversation_tokens if use.format == "conversations" else _preference_tokens
-        where, tokens = _longest(rows, tokenizer, measure)
+        where, tokens = _longest(rows, tokenizer, _MEASURES[use.format])
         if tokens > limit.tokens:
             yield (
                 f"{use.setting}: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
-                f"{section}.{limit.setting}={limit.tokens}: raise it, or leave out longer rows"
+                f"{section}.{limit.setting}={limit.tokens}: raise it, or set "
+                f"data.{use.dataset}.on_long_row to drop or truncate"
             )
         return
     where, tokens = _longest(rows, tokenizer, _prompt_tokens)
@@ -93,7 +120,7 @@ def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Token
             f"{use.setting}: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
             f"{section}.{limit.completion_setting}={limit.completion_tokens} that is more than "
             f"{section}.{limit.setting}={limit.tokens}: raise it to "
-            f"{tokens + limit.completion_tokens}, or leave out longer prompts"
+            f"{tokens + limit.completion_tokens}, or set data.{use.dataset}.on_long_row to drop"
         )
 
 
@@ -120,3 +147,10 @@ def _conversation_tokens(tokenizer: Tokenizer, row: Row) -> int:
 def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
     sides = ("chosen", "rejected")
     return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in sides)
+
+
+_MEASURES: dict[str | None, Callable[[Tokenizer, Row], int]] = {
+    "prompts": _prompt_tokens,
+    "conversations": _conversation_tokens,
+    "preferences": _preference_tokens,
+}

@@ -5,28 +5,39 @@ from __future__ import annotations
 import hashlib
 import json
 import random
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig, Source, WeightedSource
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.exclusion import Exclusion
-from rlhf_core.data.formats import Row, RowError, canonical_row_at, duplicate_key
+from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
+from rlhf_core.data.formats import Row, RowError, duplicate_key, whole_text
 from rlhf_core.data.mixing import mix
-from rlhf_core.data.reading import iterate_rows, write_dataset
+from rlhf_core.data.near_duplicates import NearDuplicates
+from rlhf_core.data.overlap import Overlap, PromptIndex
+from rlhf_core.data.reading import iterate_rows, write_info, write_rows
 from rlhf_core.data.sources import iterate_source
+from rlhf_core.data.spool import RowSpool
 from rlhf_core.errors import StageError
 
 _PROGRESS_EVERY = 2000  # rows
+_NEAR_EXAMPLES = 3
+_SHOWN_CHARACTERS = 200
 
 
 @dataclass
 class _Counts:
-    read: list[int] = field(default_factory=list)  # by source
+    read: list[int] = field(default_factory=list)  # by source, without bad rows
+    bad: BadRows = field(default_factory=BadRows)
     excluded: int = 0
+    overlap: Overlap = field(default_factory=Overlap)
     duplicates: int = 0
+    near_duplicates: int = 0  # that resemble an earlier row
+    near_held_out: int = 0  # that ask nearly a held-out or excluded prompt
+    near_examples: list[dict[str, str]] = field(default_factory=list)
+    near_dropped: int = 0
     not_drawn: int = 0  # left over when the mix's first source ran out
     over_limit: int = 0
 
@@ -34,31 +45,116 @@ class _Counts:
 def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Read, check, drop what is excluded or repeated, mix, shuffle, limit.
 
-    Raises StageError that names the row which does not fit, or says why nothing is left.
+    inputs: `exclude.NAME`, datasets whose prompts are dropped; `held_out.NAME`, datasets that the recipe evaluates or
+    validates on, whose prompts must not occur (`on_overlap`).
+    Raises StageError that names the row which does not fit, counts the rows that overlap with a held-out dataset, or
+    says why nothing is left.
     """
-    counts = _Counts()
-    exclusion = Exclusion(
-        row for name, given in inputs.items() if name.startswith("exclude.") for row in iterate_rows(given.folder)
-    )
     sources = config.mix or (WeightedSource(source=_only_source(config)),)
-    seen: set[str] = set()
-    kept = [_usable_rows(entry.source, config, context, exclusion, seen, counts) for entry in sources]
-    rows, drawn = _ordered(config, [entry.weight for entry in sources], kept, context.seed, counts)
-    if not rows:
-        raise StageError(
-            f"{context.name}: no row is left of {sum(counts.read)} read: "
-            f"{counts.excluded} occur in {', '.join(config.exclude) or 'excluded datasets'}, "
-            f"{counts.duplicates} are duplicates, {counts.not_drawn} were not drawn by the mix"
-        )
-    folder = context.workdir / "dataset"
-    info = _info(config, rows, drawn, counts)
-    write_dataset(folder, rows, info)
-    context.log(0, {"rows": len(rows), "excluded": counts.excluded, "duplicates": counts.duplicates})
-    return Output(
-        Kind.DATASET,
-        folder,
-        {"rows": len(rows), "read": sum(counts.read), "excluded": counts.excluded, "duplicates": counts.duplicates},
-    )
+    with RowSpool(context.workdir / "rows.jsonl") as spool:
+        selection = _Selection(config, inputs, context, spool)
+        kept = [selection.read(entry.source) for entry in sources]
+        kept = selection.without_near_duplicates(kept)
+        counts = selection.counts
+        order, drawn = _ordered(config, [entry.weight for entry in sources], kept, context.seed, counts)
+        if not order:
+            raise StageError(f"{context.name}: no row is left of {sum(counts.read)} read: {_reasons(config, counts)}")
+        folder = context.workdir / "dataset"
+        summary = _Summary()
+        write_rows(folder, summary.of(spool.read(order)))
+    write_info(folder, _info(config, summary, drawn, counts))
+    metrics = _metrics(config, len(order), counts)
+    context.log(0, metrics)
+    return Output(Kind.DATASET, folder, metrics)
+
+
+class _Selection:
+    """Reads sources one after another and decides of each row whether it is kept. Kept rows go to the spool."""
+
+    def __init__(
+        self, config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext, spool: RowSpool
+    ) -> None:
+        self.counts = _Counts()
+        self._config = config
+        self._context = context
+        self._spool = spool
+        self._bad_row = bad_row_policy(config, self.counts.bad)
+        self._excluded = PromptIndex(_datasets(inputs, "exclude."))
+        self._held_out = PromptIndex(_datasets(inputs, "held_out."))
+        self._seen: set[str] = set()
+        self._near: NearDuplicates | None = None
+        if config.near_duplicates != "off":
+            prompts = dict.fromkeys((*self._held_out.prompts, *self._excluded.prompts))
+            self._near = NearDuplicates(list(prompts), config.near_duplicate_threshold)
+
+    def read(self, source: Source) -> list[int]:
+        """The numbers in the spool of the source's rows that are kept, in the source's order."""
+        kept: list[int] = []
+        read = 0
+        try:
+            for where, raw in iterate_source(source, self._config.format, self._context, self._bad_row):
+                row = canonical(where, raw, self._config, self._bad_row)
+                if row is None:
+                    continue
+                read += 1
+                if read % _PROGRESS_EVERY == 0:
+                    self._context.progress(read, 0, "reading", kept=len(kept))
+                if self._keeps(where, row):
+                    kept.append(len(self._spool))
+                    self._spool.append(row)
+                    if self._near is not None:
+                        self._near.add(row)
+        except RowError as error:
+            raise StageError(f"{self._context.name}: {error}") from error
+        self.counts.read.append(read)
+        return kept
+
+    def _keeps(self, where: str, row: Row) -> bool:
+        if self._excluded.find(row):
+            self.counts.excluded += 1
+            return False
+        if found := self._held_out.find(row):
+            self.counts.overlap.add(where, *found)
+            if self._config.on_overlap != "allow":
+                return False
+        if self._config.drop_duplicates:
+            key = duplicate_key(row, self._config.format)
+            if key in self._seen:
+                self.counts.duplicates += 1
+                return False
+            self._seen.add(key)
+        return True
+
+    def without_near_duplicates(self, kept: list[list[int]]) -> list[list[int]]:
+        """`kept`, after all sources were read, without near-duplicates if these are dropped.
+
+        Raises StageError if a row overlaps with a held-out dataset and that is an error.
+        """
+        counts = self.counts
+        if counts.overlap.rows and self._config.on_overlap == "error":
+            raise StageError(f"{self._context.name}: {counts.overlap.sentence(sum(counts.read))}")
+        if self._near is None:
+            return kept
+        self._context.progress(sum(counts.read), 0, "comparing")
+        earlier, near_prompt = self._near.finish()
+        repeats = earlier >= 0
+        counts.near_duplicates, counts.near_held_out = int(repeats.sum()), int(near_prompt.sum())
+        for index in repeats.nonzero()[0][:_NEAR_EXAMPLES]:
+            row, resembled = self._spool.read((int(index), int(earlier[index])))
+            counts.near_examples.append({"row": _shown(row), "resembles": _shown(resembled)})
+        if self._config.near_duplicates != "drop":
+            return kept
+        dropped = repeats | near_prompt
+        counts.near_dropped = int(dropped.sum())
+        return [[index for index in of_source if not dropped[index]] for of_source in kept]
+
+
+def _datasets(inputs: Mapping[str, Input], prefix: str) -> dict[str, Iterator[dict[str, Any]]]:
+    return {
+        name.removeprefix(prefix): iterate_rows(given.folder)
+        for name, given in inputs.items()
+        if name.startswith(prefix)
+    }
 
 
 def _only_source(config: DatasetConfig) -> Source:
@@ -67,41 +163,10 @@ def _only_source(config: DatasetConfig) -> Source:
     return config.source
 
 
-def _usable_rows(
-    source: Source,
-    config: DatasetConfig,
-    context: StageContext,
-    exclusion: Exclusion,
-    seen: set[str],
-    counts: _Counts,
-) -> list[Row]:
-    """Canonical rows of one source that are neither excluded nor seen before, in the source's order."""
-    kept: list[Row] = []
-    total = 0
-    try:
-        for where, raw in iterate_source(source, config.format, context):
-            row = canonical_row_at(where, raw, config)
-            total += 1
-            if total % _PROGRESS_EVERY == 0:
-                context.progress(total, 0, "reading", kept=len(kept))
-            if row in exclusion:
-                counts.excluded += 1
-            elif config.drop_duplicates and (key := duplicate_key(row, config.format)) in seen:
-                counts.duplicates += 1
-            else:
-                if config.drop_duplicates:
-                    seen.add(key)
-                kept.append(row)
-    except RowError as error:
-        raise StageError(f"{context.name}: {error}") from error
-    counts.read.append(total)
-    return kept
-
-
 def _ordered(
-    config: DatasetConfig, weights: list[float], kept: list[list[Row]], seed: int, counts: _Counts
-) -> tuple[list[Row], list[int]]:
-    """The rows in their final order, and how many came from each source."""
+    config: DatasetConfig, weights: Sequence[float], kept: list[list[int]], seed: int, counts: _Counts
+) -> tuple[list[int], list[int]]:
+    """The rows' numbers in their final order, and how many came from each source."""
     if config.mix:
         mixed = mix(kept, weights, seed=seed, shuffle=config.shuffle)
     else:
@@ -118,28 +183,91 @@ def _ordered(
     return [row for _, row in limited], drawn
 
 
-def _info(config: DatasetConfig, rows: list[Row], drawn: list[int], counts: _Counts) -> dict[str, Any]:
-    ids = hashlib.sha256("\n".join(row["id"] for row in rows).encode()).hexdigest()
-    tasks: dict[str, int] = {}
-    for row in rows:
-        if "task" in row:
-            tasks[row["task"]] = tasks.get(row["task"], 0) + 1
+class _Summary:
+    """What the info file has of the rows, collected while they are written."""
+
+    def __init__(self) -> None:
+        self.rows = 0
+        self.tasks: dict[str, int] = {}
+        self._ids = hashlib.sha256()
+
+    def of(self, rows: Iterator[Row]) -> Iterator[Row]:
+        for row in rows:
+            self._ids.update((f"\n{row['id']}" if self.rows else row["id"]).encode())
+            self.rows += 1
+            if "task" in row:
+                self.tasks[row["task"]] = self.tasks.get(row["task"], 0) + 1
+            yield row
+
+    @property
+    def ids_sha256(self) -> str:
+        return self._ids.hexdigest()
+
+
+def _dropped(config: DatasetConfig, counts: _Counts) -> dict[str, int]:
+    return {
+        "bad_rows": counts.bad.count,
+        "excluded": counts.excluded,
+        "overlapping": counts.overlap.rows if config.on_overlap == "drop" else 0,
+        "duplicates": counts.duplicates,
+        "near_duplicates": counts.near_dropped,
+        "not_drawn": counts.not_drawn,
+        "over_limit": counts.over_limit,
+    }
+
+
+def _reasons(config: DatasetConfig, counts: _Counts) -> str:
+    """Where all rows went, for the error that none is left."""
+    dropped = _dropped(config, counts)
+    return (
+        f"{dropped['excluded']} occur in {', '.join(config.exclude) or 'excluded datasets'}, "
+        f"{dropped['overlapping']} in held-out datasets, {dropped['duplicates']} are duplicates, "
+        f"{dropped['near_duplicates']} near-duplicates, {dropped['not_drawn']} were not drawn by the mix; "
+        f"{dropped['bad_rows']} bad rows are not counted as read"
+    )
+
+
+def _metrics(config: DatasetConfig, rows: int, counts: _Counts) -> dict[str, int]:
+    metrics = {
+        "rows": rows,
+        "read": sum(counts.read),
+        "excluded": counts.excluded,
+        "duplicates": counts.duplicates,
+        "bad_rows": counts.bad.count,
+        "overlapping": counts.overlap.rows,
+    }
+    if config.near_duplicates == "off":
+        return metrics
+    return metrics | {"near_duplicates": counts.near_duplicates, "near_held_out": counts.near_held_out}
+
+
+def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _Counts) -> dict[str, Any]:
     return {
         "format": config.format,
-        "rows": len(rows),
+        "rows": summary.rows,
+        "on_long_row": config.on_long_row,  # for the stages that read it, which alone know the rows' lengths
         "sources": [
             {"source": json.loads(source.model_dump_json()), "read": read, "used": used}
             for source, read, used in zip(_sources(config), counts.read, drawn, strict=True)
         ],
-        "dropped": {
-            "excluded": counts.excluded,
-            "duplicates": counts.duplicates,
-            "not_drawn": counts.not_drawn,
-            "over_limit": counts.over_limit,
+        "dropped": _dropped(config, counts),
+        "bad_rows": counts.bad.info(),
+        "overlap": {"policy": config.on_overlap, **counts.overlap.info()},
+        "near_duplicates": {
+            "policy": config.near_duplicates,
+            "threshold": config.near_duplicate_threshold,
+            "rows": counts.near_duplicates,
+            "near_held_out": counts.near_held_out,
+            "examples": counts.near_examples,
         },
-        "tasks": tasks,
-        "rows_sha256": ids,
+        "tasks": summary.tasks,
+        "rows_sha256": summary.ids_sha256,
     }
+
+
+def _shown(row: Row) -> str:
+    text = whole_text(row)
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _sources(config: DatasetConfig) -> list[Source]:

@@ -15,8 +15,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.prompts import fit_prompts
+from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
@@ -29,7 +29,9 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
-    prompts = to_prompts(read_rows(inputs["dataset"].folder), tokenizer, max_tokens=room)
+    dataset = inputs["dataset"].folder
+    fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, on_long_row=long_row_policy(dataset))
+    prompts = fitted.rows
     if not prompts:
         raise StageError("the dataset has no prompts to evaluate on")
     context.progress(0, STEPS, "start engines")
@@ -52,7 +54,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     results = summarise(answered, pass_at=config.pass_at, seed=context.seed)
     folder = context.workdir / "evaluation"
     write_results(folder, results, prompts, answered)
-    metrics = flat_metrics(results, main_scorer=next(iter(config.scorers)))
+    metrics = {**flat_metrics(results, main_scorer=next(iter(config.scorers))), **fitted.metrics()}
     context.log(0, {**metrics, "sampling_seconds": sampling_seconds})
     return Output(
         kind=Kind.EVALUATION,

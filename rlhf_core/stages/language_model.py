@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.workers import GroupFactory, running, save
@@ -19,13 +20,14 @@ def train_language_model(
     context: StageContext,
     group: GroupFactory,
     kind: Kind,
+    on_long_row: LongRowPolicy = "error",
 ) -> Output:
-    """Train `model` on the examples, as `config` says. Raises StageError if one is too long or there is none."""
-    require_fit(examples, model.folder, config.max_length)
+    """Train `model` on the examples that fit. Raises StageError if there is none, and as `on_long_row` says."""
+    fitted = require_fit(examples, model.folder, config.max_length, on_long_row)
     folder = context.workdir / "model"
-    steps = count_steps(len(examples), config)
+    steps = count_steps(len(fitted.rows), config)
     context.progress(0, steps, "start workers")
     with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
-        metrics = train(config, examples, pack_sequences, workers, context)
+        metrics = train(config, fitted.rows, pack_sequences, workers, context)
         save(workers, folder, context)
-    return Output(kind, folder, metrics={**metrics, "steps": steps})
+    return Output(kind, folder, metrics={**metrics, "steps": steps, **fitted.metrics()})

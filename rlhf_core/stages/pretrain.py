@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.lengths import Fitted, fit
+from rlhf_core.data.reading import iterate_rows, long_row_policy
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.stages.workers import GroupFactory, ray_workers
+from rlhf_core.supervised.loop import Example
 from rlhf_core.supervised.sft import document_examples
 
 
@@ -18,6 +21,21 @@ def run(
     config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
 ) -> Output:
     model = inputs["model"]
-    rows = read_rows(inputs["dataset"].folder)
-    examples = document_examples(load_tokenizer(model.folder), rows, config.max_length)
-    return train_language_model(config, model, examples, context, group, Kind.BASE_MODEL)
+    documents = _documents(config, model, inputs["dataset"])
+    pieces = [piece for document in documents.rows for piece in document]
+    output = train_language_model(config, model, pieces, context, group, Kind.BASE_MODEL)
+    return replace(output, metrics={**output.metrics, **documents.metrics()})
+
+
+def _documents(config: PretrainConfig, model: Input, dataset: Input) -> Fitted[list[Example]]:
+    """Each document as the pieces it is split into; a policy of drop or truncate splits none."""
+    tokenizer = load_tokenizer(model.folder)
+    policy = long_row_policy(dataset.folder)
+    documents = (document_examples(tokenizer, [row], config.max_length) for row in iterate_rows(dataset.folder))
+    if policy == "error":
+        return Fitted(list(documents), policy)
+
+    def problem(pieces: list[Example]) -> str | None:
+        return None if len(pieces) <= 1 else f"document {pieces[0].row_id} is longer than {config.max_length} tokens"
+
+    return fit(documents, policy, problem=problem, truncate=lambda pieces: pieces[:1])

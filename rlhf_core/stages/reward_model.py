@@ -8,7 +8,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.workers import GroupFactory, ray_workers, running, save
 from rlhf_core.supervised.loop import count_steps, require_fit, train
@@ -27,9 +27,12 @@ def run(
 ) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
-    trained_rows, held_out_rows = split_by_prompt(read_rows(inputs["dataset"].folder), context.seed)
-    examples, held_out = pair_examples(tokenizer, trained_rows), pair_examples(tokenizer, held_out_rows)
-    require_fit([*examples, *held_out], model.folder, config.max_length)
+    dataset = inputs["dataset"].folder
+    rows = read_rows(dataset)
+    fitted = require_fit(pair_examples(tokenizer, rows), model.folder, config.max_length, long_row_policy(dataset))
+    example_of = {example.row_id: example for example in fitted.rows}
+    trained_rows, held_out_rows = split_by_prompt([row for row in rows if row["id"] in example_of], context.seed)
+    examples, held_out = ([example_of[row["id"]] for row in part] for part in (trained_rows, held_out_rows))
 
     folder = context.workdir / "reward_model"
     steps = count_steps(len(examples), config)
@@ -47,5 +50,5 @@ def run(
     return Output(
         kind=Kind.REWARD_MODEL,
         folder=folder,
-        metrics={**metrics, "steps": steps},
+        metrics={**metrics, "steps": steps, **fitted.metrics()},
     )

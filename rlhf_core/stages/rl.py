@@ -11,8 +11,9 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
-from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.lengths import Fitted
+from rlhf_core.data.prompts import fit_prompts
+from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import open_scorers
 from rlhf_core.rl.collector import Collector
@@ -34,7 +35,16 @@ from rlhf_core.types import Prompt
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
-    prompts = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
+    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
+    prompts = fitted.rows
+    if not prompts:
+        raise StageError("rl.dataset has no prompt that leaves room for its completion")
+    too_long = fitted.metrics()
+    validation_prompts = None
+    if config.validation is not None:
+        sampling = config.validation.sampling or config.sampling
+        validation_prompts = _prompts(config, inputs["validation.dataset"], tokenizer, sampling)
+        too_long |= validation_prompts.metrics("validation_")
     require_same_tokens(config, inputs)
     reward_models = read_reward_models(config, inputs)
     algorithm = build_algorithm(config)
@@ -42,7 +52,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     with ExitStack() as stack:
         of_text = stack.enter_context(open_scorers(config.settings.text_rewards, context))
         monitors = stack.enter_context(open_scorers(config.monitors, context))
-        held_out = None if config.validation is None else _held_out(config, inputs, context, tokenizer, stack)
+        held_out = None if validation_prompts is None else _held_out(config, validation_prompts.rows, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
         workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
@@ -73,19 +83,17 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         save(workers, folder, context)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
-    return Output(kind, folder, _last_and_best(metrics))
+    return Output(kind, folder, {**_last_and_best(metrics), **too_long})
 
 
-def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> list[Prompt]:
-    return to_prompts(read_rows(dataset.folder), tokenizer, max_tokens=config.rollout.max_length - sampling.max_tokens)
+def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:
+    room = config.rollout.max_length - sampling.max_tokens
+    policy = long_row_policy(dataset.folder)
+    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, on_long_row=policy)
 
 
-def _held_out(
-    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, tokenizer: Tokenizer, stack: ExitStack
-) -> HeldOut:
+def _held_out(config: RLConfig, prompts: list[Prompt], context: StageContext, stack: ExitStack) -> HeldOut:
     assert config.validation is not None
-    sampling = config.validation.sampling or config.sampling
-    prompts = _prompts(config, inputs["validation.dataset"], tokenizer, sampling)
     if not prompts:
         raise StageError("rl.validation.dataset has no prompts to validate with")
     return HeldOut(prompts, stack.enter_context(open_scorers(config.validation.scorers, context)))

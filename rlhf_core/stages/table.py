@@ -24,7 +24,7 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 
 _STAGES = (
-    Stage("dataset", 1, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("dataset", 2, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
     Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 1, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),

@@ -20,8 +20,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.data.lengths import Fitted, fit
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics
@@ -67,9 +69,14 @@ class Shard:
     num_examples: int
 
 
-def require_fit(examples: Sequence[Example], folder: Path, max_length: int) -> None:
-    """Raises StageError if there is nothing to train, if a sequence exceeds max_length, or if max_length exceeds the
-    context of the model in `folder`.
+def require_fit(
+    examples: Sequence[Example], folder: Path, max_length: int, on_long_row: LongRowPolicy = "error"
+) -> Fitted[Example]:
+    """The examples to train on: those that fit, and with `truncate` the others cut at their end.
+
+    folder: of the model whose context bounds `max_length`.
+    Raises StageError if there is nothing to train, if max_length exceeds the context, or, where the policy is `error`,
+    if a sequence exceeds max_length.
     """
     context_length = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
@@ -77,14 +84,35 @@ def require_fit(examples: Sequence[Example], folder: Path, max_length: int) -> N
     if not examples:
         raise StageError("the dataset has no row to train on")
     for example in examples:
-        longest = max(map(len, example.sequences))
-        if longest > max_length:
-            raise StageError(
-                f"row {example.row_id} is {longest} tokens long and max_length is {max_length}: "
-                "raise max_length, or drop the row from the dataset"
-            )
         if not example.num_trained_tokens:
             raise StageError(f"row {example.row_id} has no token to train on; drop it from the dataset")
+
+    def problem(example: Example) -> str | None:
+        longest = max(map(len, example.sequences))
+        if longest <= max_length:
+            return None
+        return (
+            f"row {example.row_id} is {longest} tokens long and max_length is {max_length}: raise max_length, "
+            "or drop or truncate such rows (the dataset's on_long_row)"
+        )
+
+    fitted = fit(examples, on_long_row, problem=problem, truncate=lambda example: truncated(example, max_length))
+    if not fitted.rows:
+        raise StageError(f"all {len(examples)} rows of the dataset are longer than max_length={max_length}")
+    return fitted
+
+
+def truncated(example: Example, max_length: int) -> Example | None:
+    """The example with its sequences cut at their ends: no token is added, so no EOS is taught at the cut.
+
+    None if no trained token is left, or if the completions of a pair do not differ any more. Those of a pair begin at
+    the same token, so that both keep something if the chosen one does.
+    """
+    sequences = tuple(ids[:max_length] for ids in example.sequences)
+    masks = tuple(mask[:max_length] for mask in example.masks)
+    if not any(masks[0]) or any(ids == sequences[0] for ids in sequences[1:]):
+        return None
+    return Example(example.row_id, sequences, masks, example.margin)
 
 
 def count_steps(num_examples: int, config: SupervisedConfig) -> int:

@@ -66,7 +66,10 @@ def test_urls_are_read_through_fsspec() -> None:
         ("d.csv", b"a,b\n", "d.csv: the file has no rows"),
         ("d.csv", b"a,b\n1,2\n3\n", "d.csv line 3: has not as many values as the header has columns"),
         ("d.parquet", b"hello", "d.parquet: not a parquet file"),
-        ("d.jsonl", b"\xff\xfe", "d.jsonl: not UTF-8 text"),
+        ("d.jsonl", b"\xff\xfe", "d.jsonl line 1: not UTF-8 text"),
+        ("d.csv", b"a,b\n1,2\n\xff,4\n", "d.csv: not UTF-8 text"),
+        ("d.csv", b"a,b\n" + b"1,2\n" * 10_000 + b"\xff,4\n", "d.csv: not UTF-8 text"),
+        ("d.csv", b'a,b\n1,2\n"3,4\n5,6\n', "d.csv line 4: not CSV (unexpected end of data)"),
         ("d.txt", b"hello", "d.txt: files must end in .json, .jsonl, .csv, .parquet"),
     ],
 )

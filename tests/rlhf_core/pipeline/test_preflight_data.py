@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
+from typing import Any
 
 import pytest
 
+from rlhf_core.config.loading import load_recipe
+from rlhf_core.pipeline.preflight_data import bad_row_notes, check_overlap, read_samples
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -13,6 +17,7 @@ from tests.rlhf_core.pipeline.recipes import (
     gym,
     put,
     validation,
+    write,
 )
 
 
@@ -72,3 +77,48 @@ from tests.rlhf_core.pipeline.recipes import (
 def test_one_thing_wrong_with_the_data_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
     said = problems(change)
     assert any(expected in problem for problem in said), said
+
+
+def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Problems, tmp_path: Path) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["talks"]["on_bad_row"] = "drop"
+        (root / "talks.jsonl").write_text('{"prompt": "a", "completion": "b"}\noops\n{"prompt": "a"}\n')
+
+    assert problems(change) == []
+    loaded = load_recipe(write(tmp_path, change))
+    samples = read_samples(loaded.recipe, ["talks", "pairs"], loaded.root)
+    assert [len(sample.rows) for sample in samples.values()] == [1, 1]
+    assert bad_row_notes(samples) == [
+        "data.talks: 2 bad rows are dropped: 1 not JSON, 1 no column `completion`; "
+        "first: talks.jsonl line 2: not JSON (Expecting value, column 1)"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({}, True),
+        ({"talks": {"on_overlap": "drop"}}, False),
+        ({"talks": {"exclude": ["prompts"]}}, False),
+        ({"prompts": {"limit": 1}}, False),  # only the job knows which row is left
+    ],
+)
+def test_an_overlap_that_can_be_seen_here_is_one_sentence(
+    tmp_path: Path, settings: dict[str, dict[str, Any]], found: bool
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        for name, changed in settings.items():
+            recipe["data"][name].update(changed)
+
+    loaded = load_recipe(write(tmp_path, change))
+    samples = read_samples(loaded.recipe, ["talks", "pairs", "prompts"], loaded.root)
+    rows = {name: sample.rows for name, sample in samples.items()}
+    assert (
+        check_overlap(loaded.recipe, rows, {"talks": ["prompts"]})
+        == [
+            "data.talks: 1 of 1 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+            "talks.jsonl line 1 contains 'What is two and two?' of `prompts`. "
+            "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+        ]
+        * found
+    )

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.config.loading import load_recipe
+from rlhf_core.pipeline.preflight_data import check_datasets, used_datasets
+from rlhf_core.pipeline.preflight_lengths import long_row_notes
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -16,6 +19,7 @@ from tests.rlhf_core.pipeline.recipes import (
     model_folder,
     put,
     validation,
+    write,
 )
 
 
@@ -84,4 +88,27 @@ def test_lengths_are_measured_with_a_folders_tokenizer(problems: Problems) -> No
     assert [problem.partition(":")[0] for problem in said] == [
         "sft.max_length=100 is more than the model's context of 64 tokens",
         "rl.dataset",
+    ]
+
+
+def test_long_rows_that_will_be_dropped_or_truncated_are_notes_and_no_problems(
+    problems: Problems, tmp_path: Path
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["talks"]["on_long_row"] = "truncate"
+        recipe["data"]["prompts"]["on_long_row"] = "drop"
+        recipe["sft"]["max_length"] = 30
+        recipe["rl"]["rollout"]["max_length"] = 30
+        for name, key in (("talks", "completion"), ("prompts", "answer")):
+            rows = [{"prompt": prompt, key: "four"} for prompt in ("a", "x" * 30, "y" * 40)]
+            (root / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+    assert problems(change) == []
+    loaded = load_recipe(write(tmp_path, change))
+    uses = used_datasets(loaded.recipe)
+    samples, _ = check_datasets(loaded.recipe, uses, loaded.root)
+    assert long_row_notes(loaded.recipe, uses, samples, loaded.root) == [
+        "sft.dataset: 2 of 3 rows of `data.talks` that can be read here are longer than 30 tokens: truncated, or "
+        "dropped where nothing to train would be left",
+        "rl.dataset: 2 of 3 rows of `data.prompts` that can be read here are longer than 22 tokens: dropped",
     ]

@@ -10,8 +10,8 @@ import pytest
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig
-from rlhf_core.contract import Input
-from rlhf_core.data.reading import read_rows
+from rlhf_core.contract import Input, Output
+from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.stages.dataset import run
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -22,16 +22,38 @@ def write(path: Path, rows: list[dict[str, Any]]) -> None:
 
 
 def make(
-    tmp_path: Path, settings: dict[str, Any], *, seed: int = 0, exclude: Path | None = None, name: str = "work"
+    tmp_path: Path,
+    settings: dict[str, Any],
+    *,
+    seed: int = 0,
+    exclude: Path | None = None,
+    held_out: Path | None = None,
+    name: str = "work",
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Path]:
-    inputs: dict[str, Input] = {} if exclude is None else {"exclude.test": local_input(exclude, Kind.DATASET)}
-    context = LocalContext(tmp_path / name, user_files_root=tmp_path, name="data.train", seed=seed)
-    output = run(DatasetConfig.model_validate_json(json.dumps({"format": "prompts"} | settings)), inputs, context)
+    output = produce(tmp_path, settings, seed=seed, exclude=exclude, held_out=held_out, name=name)
     assert output.kind is Kind.DATASET
     info = json.loads((output.folder / "info.json").read_text())
     rows = read_rows(output.folder)
     assert output.metrics["rows"] == info["rows"] == len(rows)
     return rows, info, output.folder
+
+
+def produce(
+    tmp_path: Path,
+    settings: dict[str, Any],
+    *,
+    seed: int = 0,
+    exclude: Path | None = None,
+    held_out: Path | None = None,
+    name: str = "work",
+) -> Output:
+    inputs: dict[str, Input] = {}
+    if exclude is not None:
+        inputs["exclude.test"] = local_input(exclude, Kind.DATASET)
+    if held_out is not None:
+        inputs["held_out.test"] = local_input(held_out, Kind.DATASET)
+    context = LocalContext(tmp_path / name, user_files_root=tmp_path, name="data.train", seed=seed)
+    return run(DatasetConfig.model_validate_json(json.dumps({"format": "prompts"} | settings)), inputs, context)
 
 
 def files(*paths: str) -> dict[str, Any]:
@@ -49,7 +71,10 @@ def test_excluded_and_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> N
     settings = {"source": files("train.jsonl"), "exclude": ["test"], "shuffle": False, "limit": 3}
     rows, info, _ = make(tmp_path, settings, exclude=test)
     assert questions(rows) == ["q0", "q3", "q4"]
-    assert info["dropped"] == {"excluded": 1, "duplicates": 1, "not_drawn": 0, "over_limit": 1}
+    assert info["dropped"] == {
+        "bad_rows": 0, "excluded": 1, "overlapping": 0, "duplicates": 1, "near_duplicates": 0, "not_drawn": 0,
+        "over_limit": 1,
+    }  # fmt: skip
     assert info["sources"][0]["read"] == 6
     kept, info, _ = make(tmp_path, {"source": files("train.jsonl"), "drop_duplicates": False}, name="all")
     assert len(kept) == 6
@@ -115,7 +140,7 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
         (
             {"source": {"type": "function", "path": "make.py", "function": "numbers"}},
             "",
-            "item 0 is int, expected a dict",
+            "make.py:numbers item 0: is int, expected a dict",
         ),
         (
             {"source": {"type": "function", "path": "make.py", "function": "boom", "options": {"size": 3}}},
@@ -135,14 +160,176 @@ def test_what_is_wrong_stops_the_stage(tmp_path: Path, settings: dict[str, Any],
 def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
     write(tmp_path / "d.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     _, _, test = make(tmp_path, {"source": files("d.jsonl")}, name="test")
-    with pytest.raises(StageError, match=r"data\.train: no row is left of 2 read: 2 occur in test, 0 are duplicates"):
+    with pytest.raises(StageError, match=r"data\.train: no row is left of 2 read: 2 occur in test, 0 in held-out data"):
         make(tmp_path, {"source": files("d.jsonl"), "exclude": ["test"]}, exclude=test)
+
+
+BAD_LINES = [
+    b'{"prompt": "a"}', b"{", b'{"promt": "b"}', b"[1]", b'{"prompt": "\xff"}', b'{"prompt": "c"}', b'{"promt": "d"}',
+    b'{"prompt": [{"role": "narrator", "content": "x"}]}', b'{"prompt": "\\ud800"}', b'{"prompt": "e", "x": NaN}',
+]  # fmt: skip
+
+
+def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_bytes(b"\n".join(BAD_LINES))
+    settings = {"source": files("d.jsonl"), "shuffle": False}
+    output = produce(tmp_path, settings | {"on_bad_row": "drop"})
+    assert questions(read_rows(output.folder)) == ["a", "c"]
+    assert {name: output.metrics[name] for name in ("rows", "read", "bad_rows")} == {
+        "rows": 2, "read": 2, "bad_rows": 8,
+    }  # fmt: skip
+    info = json.loads((output.folder / "info.json").read_text())
+    assert info["dropped"]["bad_rows"] == 8
+    assert info["bad_rows"] == {
+        "rows": 8,
+        "reasons": {
+            "not JSON": 1, "no column `prompt`": 2, "not a JSON object": 1, "not UTF-8 text": 1,
+            "`prompt` has an unknown role": 1, "a text is not valid Unicode": 1,
+            "a value cannot be written as JSON": 1,
+        },
+        "examples": [
+            "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2)",
+            "d.jsonl line 3: no column `prompt`, did you mean `promt`?; it has promt (see `columns` in the recipe)",
+            "d.jsonl line 4: a row must be a JSON object, this is list",
+        ],
+    }  # fmt: skip
+    with pytest.raises(StageError, match=r"^data\.train: d\.jsonl line 2: not JSON"):
+        produce(tmp_path, settings, name="error")
+
+
+def test_only_bad_rows_are_an_error_under_any_policy(tmp_path: Path) -> None:
+    (tmp_path / "d.jsonl").write_text("{\n{\n")
+    with pytest.raises(StageError, match=r"no row is left of 0 read: .*; 2 bad rows are not counted as read$"):
+        produce(tmp_path, {"source": files("d.jsonl"), "on_bad_row": "drop"})
+
+
+def test_a_file_that_cannot_be_divided_into_rows_is_an_error_under_any_policy(tmp_path: Path) -> None:
+    (tmp_path / "d.csv").write_text('prompt\na\n"b\nc\n')
+    with pytest.raises(StageError, match=r"^data\.train: d\.csv line 4: not CSV \(unexpected end of data\)$"):
+        produce(tmp_path, {"source": files("d.csv"), "on_bad_row": "drop"})
+
+
+def test_bad_items_of_a_function_are_dropped_on_request(tmp_path: Path) -> None:
+    (tmp_path / "make.py").write_text("def rows(): return [1, {'prompt': 'a'}, {'prompt': ' '}]\n")
+    source = {"type": "function", "path": "make.py", "function": "rows"}
+    rows, info, _ = make(tmp_path, {"source": source, "on_bad_row": "drop"})
+    assert questions(rows) == ["a"]
+    assert info["bad_rows"]["reasons"] == {"not a dict": 1, "`prompt` is empty": 1}
+    assert info["bad_rows"]["examples"][0] == "make.py:rows item 0: is int, expected a dict"
+
+
+@pytest.fixture
+def held_out(tmp_path: Path) -> Path:
+    write(tmp_path / "test.jsonl", [{"prompt": "q1"}, {"prompt": "q2"}])
+    write(tmp_path / "train.jsonl", [{"prompt": q} for q in ("q0", " q1", "q3", "q2\n", "q1", "q1 ", "q4")])
+    return make(tmp_path, {"source": files("test.jsonl")}, name="test")[2]
+
+
+def test_overlap_with_a_held_out_dataset_is_refused(tmp_path: Path, held_out: Path) -> None:
+    with pytest.raises(StageError) as raised:
+        produce(tmp_path, {"source": files("train.jsonl")}, held_out=held_out)
+    assert str(raised.value) == (
+        "data.train: 4 of 7 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+        "train.jsonl line 2 contains 'q1' of `test`; train.jsonl line 4 contains 'q2' of `test`; "
+        "train.jsonl line 5 contains 'q1' of `test`. "
+        "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+    )
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept", "dropped"), [("drop", ["q0", "q3", "q4"], 4), ("allow", ["q0", " q1", "q3", "q2\n", "q4"], 0)]
+)
+def test_overlap_is_dropped_or_allowed_and_counted(
+    tmp_path: Path, held_out: Path, policy: str, kept: list[str], dropped: int
+) -> None:
+    settings = {"source": files("train.jsonl"), "shuffle": False, "on_overlap": policy}
+    output = produce(tmp_path, settings, held_out=held_out)
+    info = json.loads((output.folder / "info.json").read_text())
+    assert questions(read_rows(output.folder)) == kept
+    assert output.metrics["overlapping"] == info["overlap"]["rows"] == 4
+    assert info["overlap"]["policy"] == policy
+    assert info["overlap"]["examples"][0] == "train.jsonl line 2 contains 'q1' of `test`"
+    assert info["dropped"]["overlapping"] == dropped
+
+
+def test_what_is_excluded_does_not_count_as_overlap(tmp_path: Path, held_out: Path) -> None:
+    settings = {"source": files("train.jsonl"), "exclude": ["test"]}
+    output = produce(tmp_path, settings, exclude=held_out, held_out=held_out)
+    assert (output.metrics["excluded"], output.metrics["overlapping"], output.metrics["rows"]) == (4, 0, 3)
+
+
+SENTENCE = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
+OTHER = "red blue green black white grey pink brown gold teal navy plum rust lime sand jade"
+NEAR = [
+    {"text": SENTENCE}, {"text": OTHER}, {"text": SENTENCE.replace("sixteen", "more").title()},
+    {"text": OTHER + " 1"}, {"text": "short"}, {"text": OTHER.replace("gold", "silver")},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("policy", "kept", "metrics"),
+    [
+        ("count", [0, 1, 2, 3, 4, 5], {"near_duplicates": 2, "near_held_out": 0}),
+        ("drop", [0, 1, 4, 5], {"near_duplicates": 2, "near_held_out": 0}),
+        ("off", [0, 1, 2, 3, 4, 5], {}),
+    ],
+)
+def test_near_duplicates_of_earlier_rows(tmp_path: Path, policy: str, kept: list[int], metrics: dict[str, int]) -> None:
+    """The third and the fourth row share 11 of 13 and 12 of 13 sequences with an earlier one, the last 7 of 17."""
+    write(tmp_path / "d.jsonl", NEAR)
+    settings = {"format": "text", "source": files("d.jsonl"), "shuffle": False, "near_duplicates": policy}
+    output = produce(tmp_path, settings)
+    assert [row["text"] for row in read_rows(output.folder)] == [NEAR[index]["text"] for index in kept]
+    assert {name: value for name, value in output.metrics.items() if name.startswith("near")} == metrics
+    info = json.loads((output.folder / "info.json").read_text())
+    assert info["dropped"]["near_duplicates"] == len(NEAR) - len(kept)
+    if metrics:
+        assert info["near_duplicates"]["examples"][1] == {"row": OTHER + " 1", "resembles": OTHER}
+
+
+@pytest.mark.parametrize("kind", ["exclude", "held_out"])
+def test_near_duplicates_of_held_out_prompts(tmp_path: Path, kind: str) -> None:
+    write(tmp_path / "test.jsonl", [{"prompt": SENTENCE}])
+    _, _, test = make(tmp_path, {"source": files("test.jsonl")}, name="test")
+    write(
+        tmp_path / "d.jsonl", [{"prompt": row["text"], "completion": f"{i} {OTHER}"} for i, row in enumerate(NEAR[1:])]
+    )
+    settings = {"format": "conversations", "source": files("d.jsonl"), "shuffle": False, "near_duplicates": "drop"}
+    exclude, held_out = (test, None) if kind == "exclude" else (None, test)
+    output = produce(tmp_path, settings, exclude=exclude, held_out=held_out)
+    assert output.metrics["near_held_out"] == 1
+    asked = [row["messages"][0]["content"] for row in read_rows(output.folder)]
+    assert SENTENCE.replace("sixteen", "more").title() not in asked
+
+
+def test_a_near_duplicate_is_dropped_across_the_sources_of_a_mix(tmp_path: Path) -> None:
+    write(tmp_path / "a.jsonl", [{"prompt": SENTENCE}, {"prompt": "a"}])
+    write(tmp_path / "b.jsonl", [{"prompt": SENTENCE + " more"}, {"prompt": "b"}])
+    mixed = [{"source": files("a.jsonl")}, {"source": files("b.jsonl")}]
+    rows, info, _ = make(tmp_path, {"mix": mixed, "near_duplicates": "drop"})
+    assert sorted(questions(rows)) == ["a", "b", SENTENCE]
+    assert [entry["used"] for entry in info["sources"]] == [2, 1]
+
+
+def test_the_artifact_carries_the_policy_for_long_rows(tmp_path: Path) -> None:
+    write(tmp_path / "d.jsonl", [{"text": "a"}])
+    settings = {"format": "text", "source": files("d.jsonl")}
+    assert long_row_policy(produce(tmp_path, settings, name="a").folder) == "error"
+    assert long_row_policy(produce(tmp_path, settings | {"on_long_row": "truncate"}, name="b").folder) == "truncate"
+    with pytest.raises(ValueError, match="a prompt that is cut asks another question"):
+        produce(tmp_path, {"source": files("d.jsonl"), "on_long_row": "truncate"})
+
+
+def test_no_row_is_held_in_memory_or_left_behind(tmp_path: Path) -> None:
+    write(tmp_path / "d.jsonl", [{"prompt": f"q{i}"} for i in range(5)])
+    output = produce(tmp_path, {"source": files("d.jsonl")})
+    assert [path.name for path in output.folder.parent.iterdir()] == ["dataset"]
 
 
 def test_it_loads_no_torch() -> None:
     code = (
         "import sys, rlhf_core.stages.dataset, rlhf_core.pipeline.preflight, rlhf_core.rewards, rlhf_core.data.chat; "
-        "print(sorted({'torch', 'transformers', 'datasets', 'reasoning_gym', 'pyarrow'} & set(sys.modules)))"
+        "print(sorted({'torch', 'transformers', 'datasets', 'reasoning_gym', 'pyarrow', 'rensa'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -109,7 +109,8 @@ def test_a_dtype_that_engines_do_not_serve_is_refused(tmp_path: Path) -> None:
 
 def test_the_stage_on_a_real_engine(model: Input, ray_cluster: None, tmp_path: Path) -> None:
     write_scorer(tmp_path, "[1.0 if len(c) <= 1 else 0.25 for c in completions]")
-    inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
+    too_long = {"prompt": [{"role": "user", "content": "x" * 30}], "answer": "x"}
+    inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", [*ROWS, too_long], "drop")}
     context = context_of(tmp_path / "work", inputs)
     context.user_files_root = tmp_path
     output = evaluation.run(settings(), inputs, context)
@@ -124,6 +125,7 @@ def test_the_stage_on_a_real_engine(model: Input, ray_cluster: None, tmp_path: P
     assert results["all"]["scorers"]["exact"]["pass@1"]["value"] == output.metrics["pass@1"]
     passed = sum(line["completions"][0]["scores"]["short"] == 1.0 for line in lines)
     assert output.metrics["short/pass@1"] == passed / 3
+    assert output.metrics["rows_dropped_too_long"] == 1
     assert {"pass@2_low", "pass@2_high", "diversity", "completion_length", "short/mean_score"} <= set(output.metrics)
     assert [(step, phase) for step, _, phase, _ in context.progresses] == [
         (0, "start engines"), (0, "greedy"), (1, "sampled"), (2, "scores"), (3, "scores"),

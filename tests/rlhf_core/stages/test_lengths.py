@@ -15,7 +15,7 @@ from rlhf_core.config.training import Placement, SupervisedConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft
-from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset
+from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset, inline, pairs
 
 LONG = "x" * 30  # with <bos>, <user> and <assistant> 33 tokens
 TURN = {"role": "user", "content": LONG}
@@ -73,7 +73,56 @@ def test_a_prompt_that_leaves_no_room_for_its_completion(model: Input, tmp_path:
     with pytest.raises(
         StageError,
         match=r"^prompt row0 \('x{30}'\) has 33 tokens, more than the 32 that `rollout.max_length` leaves beside "
-        r"`sampling.max_tokens`: raise it, or leave out longer prompts$",
+        r"`sampling.max_tokens`: raise it, or set the dataset's on_long_row to drop$",
     ):
         run(config, inputs, context)
     assert context.progresses == []
+
+
+def talk(prompt: str, completion: str) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": prompt}, {"role": "assistant", "content": completion}]}
+
+
+LONG_PAIR = {**OTHER_PAIR, "chosen": "a" * 30, "rejected": "b"}
+LOST_PAIR = {**OTHER_PAIR, "chosen": "a" * 30, "rejected": "a" * 30 + "b"}  # cut, both completions are the same
+
+
+@pytest.mark.parametrize(
+    ("run", "config", "rows", "policy", "tokens", "counts"),
+    [
+        # Each short conversation is <bos> <user> a <assistant> b <eos>. In the other two the answer, or only the prompt
+        # and none of the answer, fits into 12 tokens.
+        (sft.run, SFTConfig, [talk("a", "b")] * 3 + [talk("a", "b" * 30), talk(LONG, "b")], "drop", 18,
+         {"rows_dropped_too_long": 2}),
+        (sft.run, SFTConfig, [talk("a", "b")] * 3 + [talk("a", "b" * 30), talk(LONG, "b")], "truncate", 30,
+         {"rows_truncated": 1, "rows_dropped_too_long": 1}),
+        # A document is <bos> and its text and <eos>: of 13 tokens it is split into pieces of 12 and 2.
+        (pretrain.run, PretrainConfig, [{"text": "a"}] * 3 + [{"text": "b" * 11}], "error", 23, {}),
+        (pretrain.run, PretrainConfig, [{"text": "a"}] * 3 + [{"text": "b" * 11}], "drop", 9,
+         {"rows_dropped_too_long": 1}),
+        (pretrain.run, PretrainConfig, [{"text": "a"}] * 3 + [{"text": "b" * 11}], "truncate", 21,
+         {"rows_truncated": 1, "rows_dropped_too_long": 0}),
+        (reward_model.run, RewardModelConfig, [*pairs(1), LONG_PAIR, LOST_PAIR, PAIR], "truncate", None,
+         {"rows_truncated": 1, "rows_dropped_too_long": 2}),
+    ],
+)  # fmt: skip
+def test_long_rows_are_dropped_or_truncated_and_counted_in_the_manifest(
+    model: Input, tmp_path: Path, run: Any, config: type[SupervisedConfig], rows: list[dict[str, Any]], policy: str,
+    tokens: int | None, counts: dict[str, int],
+) -> None:  # fmt: skip
+    """tokens: trained on in one epoch, which is one step."""
+    inputs = {"model": model, "dataset": dataset(tmp_path / "data", rows, policy)}
+    length = 16 if config is RewardModelConfig else 12
+    settings = config(dataset="d", batch_size=8, epochs=1, max_length=length, optimizer=OPTIMIZER, engine=ENGINE)
+    output = run(settings, inputs, context_of(tmp_path / "run", inputs), inline)
+    assert {name: value for name, value in output.metrics.items() if name.startswith("rows_")} == counts
+    assert output.metrics["steps"] == 1
+    if tokens is not None:
+        assert output.metrics["tokens"] == tokens
+
+
+def test_rows_that_are_all_too_long_are_an_error_under_any_policy(model: Input, tmp_path: Path) -> None:
+    inputs = {"model": model, "dataset": dataset(tmp_path / "data", [TALK, TALK], "drop")}
+    settings = SFTConfig(dataset="d", batch_size=2, max_length=34, optimizer=OPTIMIZER, engine=ENGINE)
+    with pytest.raises(StageError, match=r"^all 2 rows of the dataset are longer than max_length=34$"):
+        sft.run(settings, inputs, context_of(tmp_path / "run", inputs), no_workers)

@@ -73,8 +73,7 @@ def foreign_reward_model(classifier: PreTrainedModel, tmp_path_factory: pytest.T
 def run(
     folder: Path, config: dict[str, Any], model: Input, others: dict[str, Input] | None = None
 ) -> tuple[Output, LocalContext]:
-    inputs = {"model": model, **(others or {})}
-    inputs["dataset"] = dataset(folder / "prompts", PROMPTS)
+    inputs = {"model": model, "dataset": dataset(folder / "prompts", PROMPTS), **(others or {})}
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
     return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context), context
@@ -101,8 +100,12 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
         "ema_decay": 0.5,
         "validation": validation,
     }
-    held_out = dataset(tmp_path / "held_out", PROMPTS)
-    output, context = run(tmp_path, config, model, {"validation.dataset": held_out})
+    too_long = {"prompt": [{"role": "user", "content": "x" * 30}]}
+    prompts = dataset(tmp_path / "prompts_with_long", [too_long, *PROMPTS], "drop")
+    held_out = dataset(tmp_path / "held_out", [*PROMPTS, too_long, too_long], "drop")
+    output, context = run(tmp_path, config, model, {"dataset": prompts, "validation.dataset": held_out})
+    assert output.metrics["rows_dropped_too_long"] == 1
+    assert output.metrics["validation_rows_dropped_too_long"] == 2
     rewards = [metrics["reward"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])  # most random completions are 4 tokens long at first
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)

@@ -10,7 +10,16 @@ import torch
 
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.errors import StageError
-from rlhf_core.supervised.loop import Example, SinceLastLine, count_steps, divide, require_fit, shuffled, step_indices
+from rlhf_core.supervised.loop import (
+    Example,
+    SinceLastLine,
+    count_steps,
+    divide,
+    require_fit,
+    shuffled,
+    step_indices,
+    truncated,
+)  # fmt: skip
 from rlhf_core.supervised.sft import pack_sequences
 from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.supervised_runs import base_model
@@ -57,6 +66,33 @@ def test_shards_hold_every_example_once_and_equally_many_micro_batches(ranks: in
     for batch in batches:
         if not batch.num_trained_tokens:
             assert torch.equal(batch.input_ids, torch.tensor([1, 2]))  # the shortest, as a filler
+
+
+def test_what_is_cut_keeps_a_trained_token_and_gets_no_new_one() -> None:
+    example = Example("row", ([1, 2, 3, 4, 5],), ([False, False, True, True, True],), margin=0.5)
+    assert truncated(example, 4) == Example("row", ([1, 2, 3, 4],), ([False, False, True, True],), margin=0.5)
+    assert truncated(example, 2) is None
+    prompt, mask = [1, 2], [False, False]
+    pair = Example("pair", ([*prompt, 3, 4, 9], [*prompt, 3, 5, 6, 9]), ([*mask, True, True, True], [False] * 6))
+    cut = truncated(pair, 4)
+    assert cut is not None
+    assert cut.sequences == ([1, 2, 3, 4], [1, 2, 3, 5])
+    assert cut.masks == ([False, False, True, True], [False] * 4)
+    assert truncated(pair, 3) is None  # the completions do not differ any more
+    assert truncated(pair, 2) is None
+
+
+def test_what_does_not_fit_is_dropped_or_cut_and_counted(tmp_path: Path) -> None:
+    folder = base_model(tmp_path).folder
+    late = Example("late", (list(range(9)),), ([False] * 8 + [True],))
+    given = [_example(3, "a"), _example(9, "b"), late, _example(8, "c")]
+    dropped = require_fit(given, folder, 8, "drop")
+    assert [example.row_id for example in dropped.rows] == ["a", "c"]
+    assert dropped.metrics() == {"rows_dropped_too_long": 2}
+    cut = require_fit(given, folder, 8, "truncate")
+    assert [(example.row_id, example.num_tokens) for example in cut.rows] == [("a", 3), ("b", 8), ("c", 8)]
+    assert cut.metrics("validation_") == {"validation_rows_truncated": 1, "validation_rows_dropped_too_long": 1}
+    assert require_fit(given[:1], folder, 8).metrics() == {}
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:

@@ -1,0 +1,54 @@
+"""Rows that cannot be read, or lack what their format needs: an error, or dropped and counted."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.data.files import BadRow, raise_bad_row
+from rlhf_core.data.formats import Row, RowError, canonical_row
+
+_EXAMPLES = 3
+
+
+@dataclass
+class BadRows:
+    """Counts dropped rows by reason, and keeps the first three in words. A BadRow of `on_bad_row: drop`."""
+
+    reasons: dict[str, int] = field(default_factory=dict)
+    examples: list[str] = field(default_factory=list)
+
+    @property
+    def count(self) -> int:
+        return sum(self.reasons.values())
+
+    def __call__(self, where: str, error: RowError) -> None:
+        self.reasons[error.reason] = self.reasons.get(error.reason, 0) + 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append(str(error.at(where)))
+
+    def info(self) -> dict[str, Any]:
+        return {"rows": self.count, "reasons": self.reasons, "examples": self.examples}
+
+    def sentence(self) -> str:
+        """`3 bad rows are dropped: 2 no column `prompt`, 1 not JSON; first: d.jsonl line 2: no column …`."""
+        reasons = ", ".join(f"{count} {reason}" for reason, count in self.reasons.items())
+        return (
+            f"{self.count} bad row{'s are' if self.count > 1 else ' is'} dropped: {reasons}; first: {self.examples[0]}"
+        )
+
+
+def bad_row_policy(config: DatasetConfig, counted: BadRows) -> BadRow:
+    """What to do with a bad row of the dataset: raise its RowError, or count it in `counted`."""
+    return counted if config.on_bad_row == "drop" else raise_bad_row
+
+
+def canonical(where: str, raw: Mapping[str, Any], config: DatasetConfig, bad_row: BadRow) -> Row | None:
+    """The canonical row; None for a bad one, which `bad_row` was called for."""
+    try:
+        return canonical_row(raw, config.format, config.columns)
+    except RowError as error:
+        bad_row(where, error)
+        return None

@@ -1,0 +1,110 @@
+"""Rows that contain a prompt of another dataset: what a model is tested on must not be in what it is trained on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rlhf_core.data.formats import asked_texts, normalised, prompt_text
+
+_EXAMPLES = 3
+_HEAD_LENGTHS = (16, 4, 1)  # characters
+_WORD_START = re.compile(r"[^\W_]+|\S")  # letters and digits together, every other sign alone
+
+
+class PromptIndex:
+    """The prompts of other datasets, compared with whitespace normalised.
+
+    A row of prompts, conversations or preferences contains such a prompt if one of its user turns, or its user turns
+    up to any one of them, equals it; a row of text if the prompt occurs in it anywhere, at word boundaries.
+    """
+
+    def __init__(self, datasets: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
+        """datasets: canonical rows by the dataset's name."""
+        self._dataset_of: dict[str, str] = {}
+        for name, rows in datasets.items():
+            for prompt in filter(None, map(prompt_text, rows)):
+                self._dataset_of.setdefault(prompt, name)
+        # Texts are searched by how a prompt begins, in up to 16 characters: head length -> head -> prompt lengths.
+        # Only lengths are kept, because generated prompts often begin all alike.
+        self._heads: dict[int, dict[str, set[int]]] = {}
+        for prompt in self._dataset_of:
+            length = next(length for length in _HEAD_LENGTHS if length <= len(prompt))
+            self._heads.setdefault(length, {}).setdefault(prompt[:length], set()).add(len(prompt))
+
+    @property
+    def prompts(self) -> list[str]:
+        return list(self._dataset_of)
+
+    def find(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+        """The dataset and the prompt of it that the canonical row contains; None if it contains none."""
+        if not self._dataset_of:
+            return None
+        if "text" in row:
+            prompt = self._find_in_text(normalised(row["text"]))
+        else:
+            prompt = min((text for text in asked_texts(row) if text in self._dataset_of), default=None)
+        return None if prompt is None else (self._dataset_of[prompt], prompt)
+
+    def _find_in_text(self, text: str) -> str | None:
+        starts = [word.start() for word in _WORD_START.finditer(text)]
+        for head_length, lengths_of in self._heads.items():
+            heads = [text[start : start + head_length] for start in starts]
+            if lengths_of.keys().isdisjoint(heads):
+                continue
+            for start, head in zip(starts, heads, strict=True):
+                for length in lengths_of.get(head, ()):
+                    prompt = text[start : start + length]
+                    if prompt in self._dataset_of and not _cuts_a_word(text, start + length):
+                        return prompt
+        return None
+
+
+def _cuts_a_word(text: str, end: int) -> bool:
+    return end < len(text) and text[end - 1].isalnum() and text[end].isalnum()
+
+
+@dataclass
+class Overlap:
+    """Rows of a dataset that contain a held-out prompt: how many, and the first three in words."""
+
+    rows: int = 0
+    examples: list[str] = field(default_factory=list)
+
+    def add(self, where: str, dataset: str, prompt: str) -> None:
+        self.rows += 1
+        if len(self.examples) < _EXAMPLES:
+            shown = prompt if len(prompt) <= 60 else f"{prompt[:60]}…"
+            self.examples.append(f"{where} contains {shown!r} of `{dataset}`")
+
+    def info(self) -> dict[str, Any]:
+        return {"rows": self.rows, "examples": self.examples}
+
+    def sentence(self, read: int) -> str:
+        """Why a dataset of which `read` rows were compared is refused."""
+        return (
+            f"{self.rows} of {read} rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+            f"{'; '.join(self.examples)}. "
+            "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+        )
+
+
+def overlap_problem(
+    rows: Iterable[tuple[str, Mapping[str, Any]]],
+    held_out: Mapping[str, Iterable[Mapping[str, Any]]],
+    excluded: Mapping[str, Iterable[Mapping[str, Any]]],
+) -> str | None:
+    """The sentence that refuses a dataset of which `rows` (place, canonical row) are known; None if none overlaps.
+
+    held_out, excluded: canonical rows of the datasets that it is compared with, by name; rows with a prompt of
+    `excluded` are dropped before they are compared.
+    """
+    held_out_prompts, excluded_prompts = PromptIndex(held_out), PromptIndex(excluded)
+    overlap, read = Overlap(), 0
+    for where, row in rows:
+        read += 1
+        if (found := held_out_prompts.find(row)) and not excluded_prompts.find(row):
+            overlap.add(where, *found)
+    return overlap.sentence(read) if overlap.rows else None
