@@ -20,6 +20,7 @@ from benchmarks.grpo_workload import Workload, prompt_ids, rows, write_result
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
@@ -49,6 +50,12 @@ class FolderContext:
 
     def fetch(self, ref: ArtifactRef) -> Input:
         return self.folders[ref.path]
+
+    def put_files(self, folder: Path) -> dict[str, str]:
+        return ArtifactRepository(LocalStore(self.workdir / "store")).put_folder(folder)
+
+    def get_files(self, files: Mapping[str, str], folder: Path) -> None:
+        ArtifactRepository(LocalStore(self.workdir / "store")).get_folder(files, folder)
 
     def user_file(self, path: str) -> Path:
         return Path(path)

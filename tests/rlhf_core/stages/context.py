@@ -13,6 +13,7 @@ from pathlib import Path
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.contract import Input
 
 
@@ -47,6 +48,12 @@ class LocalContext:
 
     def fetch(self, ref: ArtifactRef) -> Input:
         return self.artifacts[ref.path]
+
+    def put_files(self, folder: Path) -> dict[str, str]:
+        return ArtifactRepository(LocalStore(self.workdir / "store")).put_folder(folder)
+
+    def get_files(self, files: Mapping[str, str], folder: Path) -> None:
+        ArtifactRepository(LocalStore(self.workdir / "store")).get_folder(files, folder)
 
     def user_file(self, path: str) -> Path:
         return self._below_root(path)
