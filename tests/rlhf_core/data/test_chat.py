@@ -332,8 +332,13 @@ def test_prompt_and_completion_are_the_conversation(
         (ENDS_NO_TURN, ["<eos>"]),
         # Calls are not written, so that the turn is its header: no stop token.
         ("{% for m in messages %}<|im_start|>{{ m.content }}{% if m.tool_calls %}{% endif %}{% endfor %}", ["<eos>"]),
-        # Calls end with text.
-        (TURNS.replace("'<|im_end|>\\n'", "(m.tool_calls | string if m.tool_calls else '<|im_end|>')"), None),
+        # Calls end with text, after a special token.
+        (
+            TURNS.replace(
+                "'<|im_end|>\\n'", "('call<|eom|>' + m.tool_calls | string if m.tool_calls else '<|im_end|>')"
+            ),
+            None,
+        ),
     ],
 )
 def test_stop_tokens(template: str, expected: list[str] | None) -> None:
