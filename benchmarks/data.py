@@ -1,6 +1,6 @@
 """What checking a large dataset costs: `python -m benchmarks.data [ROWS]`, by default a million of 500 characters.
 
-One text in 20 is an earlier one with one word changed; 1000 prompts are held out, none of which occurs. Every case is
+One text in 20 is an earlier one with one word changed; 1000 prompts are excluded, none of which occurs. Every case is
 a process of its own that runs the dataset stage as it ships, and loads no torch. With `--datasketch ROWS` that library
 looks for the same near-duplicates (pip install datasketch), to compare.
 """
@@ -33,7 +33,7 @@ from rlhf_core.stages.dataset import run
 ROWS, CHARACTERS, HELD_OUT = 1_000_000, 500, 1000
 FILE = "texts.jsonl"
 CASES: dict[str, dict[str, Any]] = {
-    "read, drop duplicates, compare with held-out prompts": {"near_duplicates": "off"},
+    "read, drop duplicates, compare with excluded prompts": {"near_duplicates": "off"},
     "and count near-duplicates": {"near_duplicates": "count"},
     "or drop them": {"near_duplicates": "drop"},
 }
@@ -101,7 +101,7 @@ def measure(root: Path, case: str) -> Result:
         kind=Kind.DATASET, name="held_out", stage="dataset", key="0" * 64, files=(), parents={}, config={}, seed=0,
         code_revision="", libraries={}, device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
     )  # fmt: skip
-    inputs = {"held_out.test": Input(manifest, root / "held_out")}
+    inputs = {"exclude.test": Input(manifest, root / "held_out")}
     with tempfile.TemporaryDirectory(dir=root) as workdir:
         started = time.perf_counter()
         context: Any = FolderContext(root, Path(workdir))

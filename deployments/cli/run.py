@@ -39,6 +39,8 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
     console.print(plan_table(checked.loaded.recipe.name, _planned(checked, repository)))
     for stage, why in checked.left_out.items():
         console.print(f"[dim]{stage} is left out: {why}[/dim]")
+    for note in checked.notes:
+        console.print(note, markup=False)
 
 
 def _planned(checked: Checked, repository: ArtifactRepository | None) -> list[PlannedNode]:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role
+from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.stage import StageConfig
 
 # The canonical columns of each format are documented in rlhf_core/data/formats.py.
@@ -73,9 +73,9 @@ class DatasetConfig(StageConfig):
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
         default=(), description="datasets whose prompts must not occur here: drop such rows"
     )
-    on_overlap: Literal["error", "drop", "allow"] = Field(
-        default="error",
-        description="of a row with a prompt that the recipe validates or evaluates on; `allow`: count it and keep it",
+    on_overlap: Literal["error", "allow"] = operational(
+        "error",
+        description="of a row that is trained on and has a prompt that the recipe validates or evaluates on",
     )
     on_bad_row: Literal["error", "drop"] = Field(
         default="error", description="of a row that cannot be read, or lacks what its format needs"
@@ -88,7 +88,7 @@ class DatasetConfig(StageConfig):
     drop_duplicates: bool = Field(default=True, description="drop a row that repeats an earlier one")
     near_duplicates: Literal["count", "drop", "off"] = Field(
         default="count",
-        description="of a row that is nearly an earlier one, or asks nearly a prompt that is held out or excluded",
+        description="of a row that is nearly an earlier one, or asks nearly a prompt that is excluded",
     )
     near_duplicate_threshold: float = Field(
         default=0.8,

@@ -79,15 +79,12 @@ class Overlap:
             shown = prompt if len(prompt) <= 60 else f"{prompt[:60]}…"
             self.examples.append(f"{where} contains {shown!r} of `{dataset}`")
 
-    def info(self) -> dict[str, Any]:
-        return {"rows": self.rows, "examples": self.examples}
-
     def sentence(self, read: int) -> str:
         """Why a dataset of which `read` rows were compared is refused."""
         return (
             f"{self.rows} of {read} rows contain a prompt of a dataset that the recipe evaluates or validates on: "
             f"{'; '.join(self.examples)}. "
-            "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+            "Name that dataset in `exclude` to leave these rows out, or set on_overlap to `allow` to train on them"
         )
 
 

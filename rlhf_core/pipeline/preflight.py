@@ -5,14 +5,16 @@ from __future__ import annotations
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
-from rlhf_core.pipeline.preflight_data import check_datasets, dataset_uses
-from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
+from rlhf_core.pipeline.preflight_data import bad_row_notes, check_datasets, dataset_uses
+from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths, long_row_notes
 from rlhf_core.pipeline.preflight_model import check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
 
 
-def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> None:
+def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
     """Check the files, folders and lengths that the recipe names. Loads no torch, fetches nothing, runs no user code.
+
+    Returns a sentence for each thing to know that is no mistake, such as rows that will be dropped.
 
     drafts: the recipe's outline, where it is known already.
     Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.
@@ -21,11 +23,13 @@ def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> None:
     nodes = (drafts or outline(recipe)).nodes
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
-    problems += check_rewards(nodes, samples, root)
+    rows = {name: sample.rows for name, sample in samples.items()}
+    problems += check_rewards(nodes, rows, root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
-    problems += check_context(nodes, {} if model_problems else models_of(nodes, root))
-    if not model_problems:
-        problems += check_lengths(recipe, uses, samples, models_of(nodes, root), root)
+    models = {} if model_problems else models_of(nodes, root)
+    problems += check_context(nodes, models)
+    problems += check_lengths(recipe, uses, rows, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(problems)))
+    return [*bad_row_notes(samples), *long_row_notes(recipe, uses, rows, models, root)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
@@ -82,8 +82,8 @@ class Sample:
     bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
 
 
-def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, list[Located]], list[str]]:
-    """Rows of each dataset that could be read here, as samples, and the problems."""
+def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, Sample], list[str]]:
+    """A sample of each dataset, and the problems."""
     problems = []
     for use in uses:
         given = recipe.data.get(use.dataset)
@@ -94,7 +94,7 @@ def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[st
             )
     samples = read_samples(recipe, [use.dataset for use in uses], root)
     problems += [problem for sample in samples.values() for problem in sample.problems]
-    return {name: sample.rows for name, sample in samples.items()}, problems
+    return samples, problems + _overlaps(recipe, uses, samples)
 
 
 def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Sample]:
@@ -117,20 +117,17 @@ def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
     return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]
 
 
-def check_overlap(
-    recipe: Recipe, samples: Mapping[str, Sequence[Located]], held_out_of: Mapping[str, Iterable[str]]
-) -> list[str]:
-    """One sentence for each training dataset of which a row is known here to contain a held-out prompt.
-
-    samples: rows by dataset; held_out_of: the datasets that must not overlap with a training dataset, by its name.
-    """
+def _overlaps(recipe: Recipe, uses: list[Use], samples: Mapping[str, Sample]) -> list[str]:
+    """One sentence for each dataset that is trained on, if a row known here contains a held-out prompt."""
+    trained = dict.fromkeys(use.dataset for use in uses if not use.reference.reads.held_out)
+    held_out = dict.fromkeys(use.dataset for use in uses if use.reference.reads.held_out)
     problems = []
-    for name, held_out in held_out_of.items():
+    for name in trained:
         config = recipe.data.get(name)
-        if config is None or config.on_overlap != "error":
+        if config is None or config.on_overlap == "allow":
             continue
         problem = overlap_problem(
-            samples.get(name, ()),
+            samples[name].rows,
             {other: _rows(samples, other) for other in held_out if _is_used_whole(recipe, other)},
             {other: _rows(samples, other) for other in config.exclude},
         )
@@ -145,8 +142,8 @@ def _is_used_whole(recipe: Recipe, name: str) -> bool:
     return config is not None and not (config.mix or config.exclude) and config.limit is None
 
 
-def _rows(samples: Mapping[str, Sequence[Located]], name: str) -> list[Row]:
-    return [row for _, row in samples.get(name, ())]
+def _rows(samples: Mapping[str, Sample], name: str) -> list[Row]:
+    return [row for _, row in samples[name].rows] if name in samples else []
 
 
 def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:

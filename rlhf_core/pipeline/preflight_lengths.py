@@ -55,12 +55,13 @@ def check_lengths(
         model = models.get(use.node.name)
         if limit is None or model is None or not samples.get(use.dataset):
             continue
-        if recipe.data[use.dataset].format != use.format or recipe.data[use.dataset].on_long_row != "error":
+        if recipe.data[use.dataset].format != use.format:
             continue
         try:
             if model not in tokenizers:
                 tokenizers[model] = _tokenizer(model, root)
-            problems += _check_rows(use, limit, samples[use.dataset], tokenizers[model])
+            too_long = list(_check_rows(use, limit, samples[use.dataset], tokenizers[model]))
+            problems += too_long if recipe.data[use.dataset].on_long_row == "error" else []
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
     return problems

@@ -26,6 +26,7 @@ class Checked:
     libraries: Mapping[str, str]
     graph: Mapping[str, Node]
     left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
+    notes: Sequence[str]  # what of its rows will be dropped or cut, as far as it is known
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,8 +55,8 @@ def check(recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None
         return manifest
 
     drafts = outline(loaded.recipe, find)
-    preflight(loaded, drafts)
-    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out)
+    notes = preflight(loaded, drafts)
+    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out, notes)
 
 
 def prepare(recipe: str, overrides: Sequence[str], run_id: str = "") -> Prepared:
@@ -73,8 +74,9 @@ def prepare(recipe: str, overrides: Sequence[str], run_id: str = "") -> Prepared
     if run_id and resolved:
         store.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
     return Prepared(
-        checked.loaded, checked.libraries, checked.graph, checked.left_out, url, store, ArtifactRepository(store)
-    )
+        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.notes,
+        url, store, ArtifactRepository(store),
+    )  # fmt: skip
 
 
 def _pins_path(run_id: str) -> str:

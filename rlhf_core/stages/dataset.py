@@ -16,7 +16,7 @@ from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.formats import Row, RowError, duplicate_key, whole_text
 from rlhf_core.data.mixing import mix
 from rlhf_core.data.near_duplicates import NearDuplicates
-from rlhf_core.data.overlap import Overlap, PromptIndex
+from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.reading import iterate_rows, write_info, write_rows
 from rlhf_core.data.sources import iterate_source
 from rlhf_core.data.spool import RowSpool
@@ -32,10 +32,9 @@ class _Counts:
     read: list[int] = field(default_factory=list)  # by source, without bad rows
     bad: BadRows = field(default_factory=BadRows)
     excluded: int = 0
-    overlap: Overlap = field(default_factory=Overlap)
     duplicates: int = 0
     near_duplicates: int = 0  # that resemble an earlier row
-    near_held_out: int = 0  # that ask nearly a held-out or excluded prompt
+    near_excluded: int = 0  # that ask nearly an excluded prompt
     near_examples: list[dict[str, str]] = field(default_factory=list)
     near_dropped: int = 0
     not_drawn: int = 0  # left over when the mix's first source ran out
@@ -45,10 +44,8 @@ class _Counts:
 def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Read, check, drop what is excluded or repeated, mix, shuffle, limit.
 
-    inputs: `exclude.NAME`, datasets whose prompts are dropped; `held_out.NAME`, datasets that the recipe evaluates or
-    validates on, whose prompts must not occur (`on_overlap`).
-    Raises StageError that names the row which does not fit, counts the rows that overlap with a held-out dataset, or
-    says why nothing is left.
+    inputs: `exclude.NAME`, datasets whose prompts are dropped.
+    Raises StageError that names the row which does not fit, or says why nothing is left.
     """
     sources = config.mix or (WeightedSource(source=_only_source(config)),)
     with RowSpool(context.workdir / "rows.jsonl") as spool:
@@ -79,13 +76,11 @@ class _Selection:
         self._context = context
         self._spool = spool
         self._bad_row = bad_row_policy(config, self.counts.bad)
-        self._excluded = PromptIndex(_datasets(inputs, "exclude."))
-        self._held_out = PromptIndex(_datasets(inputs, "held_out."))
+        self._excluded = PromptIndex({name: iterate_rows(given.folder) for name, given in inputs.items()})
         self._seen: set[str] = set()
         self._near: NearDuplicates | None = None
         if config.near_duplicates != "off":
-            prompts = dict.fromkeys((*self._held_out.prompts, *self._excluded.prompts))
-            self._near = NearDuplicates(list(prompts), config.near_duplicate_threshold)
+            self._near = NearDuplicates(self._excluded.prompts, config.near_duplicate_threshold)
 
     def read(self, source: Source) -> list[int]:
         """The numbers in the spool of the source's rows that are kept, in the source's order."""
@@ -99,7 +94,7 @@ class _Selection:
                 read += 1
                 if read % _PROGRESS_EVERY == 0:
                     self._context.progress(read, 0, "reading", kept=len(kept))
-                if self._keeps(where, row):
+                if self._keeps(row):
                     kept.append(len(self._spool))
                     self._spool.append(row)
                     if self._near is not None:
@@ -109,14 +104,10 @@ class _Selection:
         self.counts.read.append(read)
         return kept
 
-    def _keeps(self, where: str, row: Row) -> bool:
+    def _keeps(self, row: Row) -> bool:
         if self._excluded.find(row):
             self.counts.excluded += 1
             return False
-        if found := self._held_out.find(row):
-            self.counts.overlap.add(where, *found)
-            if self._config.on_overlap != "allow":
-                return False
         if self._config.drop_duplicates:
             key = duplicate_key(row, self._config.format)
             if key in self._seen:
@@ -126,19 +117,14 @@ class _Selection:
         return True
 
     def without_near_duplicates(self, kept: list[list[int]]) -> list[list[int]]:
-        """`kept`, after all sources were read, without near-duplicates if these are dropped.
-
-        Raises StageError if a row overlaps with a held-out dataset and that is an error.
-        """
+        """`kept`, after all sources were read, without near-duplicates if these are dropped."""
         counts = self.counts
-        if counts.overlap.rows and self._config.on_overlap == "error":
-            raise StageError(f"{self._context.name}: {counts.overlap.sentence(sum(counts.read))}")
         if self._near is None:
             return kept
         self._context.progress(sum(counts.read), 0, "comparing")
         earlier, near_prompt = self._near.finish()
         repeats = earlier >= 0
-        counts.near_duplicates, counts.near_held_out = int(repeats.sum()), int(near_prompt.sum())
+        counts.near_duplicates, counts.near_excluded = int(repeats.sum()), int(near_prompt.sum())
         for index in repeats.nonzero()[0][:_NEAR_EXAMPLES]:
             row, resembled = self._spool.read((int(index), int(earlier[index])))
             counts.near_examples.append({"row": _shown(row), "resembles": _shown(resembled)})
@@ -147,14 +133,6 @@ class _Selection:
         dropped = repeats | near_prompt
         counts.near_dropped = int(dropped.sum())
         return [[index for index in of_source if not dropped[index]] for of_source in kept]
-
-
-def _datasets(inputs: Mapping[str, Input], prefix: str) -> dict[str, Iterator[dict[str, Any]]]:
-    return {
-        name.removeprefix(prefix): iterate_rows(given.folder)
-        for name, given in inputs.items()
-        if name.startswith(prefix)
-    }
 
 
 def _only_source(config: DatasetConfig) -> Source:
@@ -204,11 +182,10 @@ class _Summary:
         return self._ids.hexdigest()
 
 
-def _dropped(config: DatasetConfig, counts: _Counts) -> dict[str, int]:
+def _dropped(counts: _Counts) -> dict[str, int]:
     return {
         "bad_rows": counts.bad.count,
         "excluded": counts.excluded,
-        "overlapping": counts.overlap.rows if config.on_overlap == "drop" else 0,
         "duplicates": counts.duplicates,
         "near_duplicates": counts.near_dropped,
         "not_drawn": counts.not_drawn,
@@ -218,10 +195,10 @@ def _dropped(config: DatasetConfig, counts: _Counts) -> dict[str, int]:
 
 def _reasons(config: DatasetConfig, counts: _Counts) -> str:
     """Where all rows went, for the error that none is left."""
-    dropped = _dropped(config, counts)
+    dropped = _dropped(counts)
     return (
         f"{dropped['excluded']} occur in {', '.join(config.exclude) or 'excluded datasets'}, "
-        f"{dropped['overlapping']} in held-out datasets, {dropped['duplicates']} are duplicates, "
+        f"{dropped['duplicates']} are duplicates, "
         f"{dropped['near_duplicates']} near-duplicates, {dropped['not_drawn']} were not drawn by the mix; "
         f"{dropped['bad_rows']} bad rows are not counted as read"
     )
@@ -234,11 +211,10 @@ def _metrics(config: DatasetConfig, rows: int, counts: _Counts) -> dict[str, int
         "excluded": counts.excluded,
         "duplicates": counts.duplicates,
         "bad_rows": counts.bad.count,
-        "overlapping": counts.overlap.rows,
     }
     if config.near_duplicates == "off":
         return metrics
-    return metrics | {"near_duplicates": counts.near_duplicates, "near_held_out": counts.near_held_out}
+    return metrics | {"near_duplicates": counts.near_duplicates, "near_excluded": counts.near_excluded}
 
 
 def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _Counts) -> dict[str, Any]:
@@ -250,14 +226,13 @@ def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _C
             {"source": json.loads(source.model_dump_json()), "read": read, "used": used}
             for source, read, used in zip(_sources(config), counts.read, drawn, strict=True)
         ],
-        "dropped": _dropped(config, counts),
+        "dropped": _dropped(counts),
         "bad_rows": counts.bad.info(),
-        "overlap": {"policy": config.on_overlap, **counts.overlap.info()},
         "near_duplicates": {
             "policy": config.near_duplicates,
             "threshold": config.near_duplicate_threshold,
             "rows": counts.near_duplicates,
-            "near_held_out": counts.near_held_out,
+            "near_excluded": counts.near_excluded,
             "examples": counts.near_examples,
         },
         "tasks": summary.tasks,

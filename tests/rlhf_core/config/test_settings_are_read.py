@@ -27,7 +27,6 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 
 # Settings that are used without an access that mypy sees, and how.
 USED_OTHERWISE = {
-    "Recipe.description": "for people who read the recipe",
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
         (f"{config}.engine" for config in (

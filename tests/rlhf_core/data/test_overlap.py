@@ -77,7 +77,7 @@ def test_the_sentence_of_an_overlap_that_is_known_before_anything_runs() -> None
         "3 of 7 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
         "d.jsonl line 2 contains 'q2' of `test`; d.jsonl line 5 contains 'q5' of `test`; "
         "d.jsonl line 6 contains 'q6' of `test`. "
-        "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
+        "Name that dataset in `exclude` to leave these rows out, or set on_overlap to `allow` to train on them"
     )
     assert overlap_problem(rows, held_out, held_out) is None
     assert overlap_problem(rows, {}, {}) is None

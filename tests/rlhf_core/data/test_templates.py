@@ -152,7 +152,7 @@ def test_what_is_wrong_with_a_template_is_one_sentence(tmp_path: Path, settings:
     (tmp_path / "filter.jinja").write_text("{{ messages | to_jsn }}")
     (tmp_path / "random.jinja").write_text("{{ messages | random }}")
     (tmp_path / "bytes.jinja").write_bytes(b"\xff")
-    [found] = check_templates(base(**settings), tmp_path)
+    [found] = check_templates(base(**settings), tmp_path, "base")
     assert problem in found
     assert "\n" not in found
 

@@ -21,9 +21,21 @@ RECIPE: dict[str, Any] = {
     "name": "check",
     "data": {
         "text": {"format": "text", "source": {"type": "files", "paths": ["text.jsonl"]}},
-        "talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}},
-        "pairs": {"format": "preferences", "source": {"type": "files", "paths": ["pairs.jsonl"]}},
-        "prompts": {"format": "prompts", "source": {"type": "files", "paths": ["prompts.jsonl"]}},
+        "talks": {
+            "format": "conversations",
+            "source": {"type": "files", "paths": ["talks.jsonl"]},
+            "on_overlap": "allow",
+        },
+        "pairs": {
+            "format": "preferences",
+            "source": {"type": "files", "paths": ["pairs.jsonl"]},
+            "on_overlap": "allow",
+        },
+        "prompts": {
+            "format": "prompts",
+            "source": {"type": "files", "paths": ["prompts.jsonl"]},
+            "on_overlap": "allow",
+        },
         "unused": {"format": "text", "source": {"type": "files", "paths": ["nowhere.jsonl"]}},
     },
     "base": {"source": {"type": "scratch", "context_length": 64}},

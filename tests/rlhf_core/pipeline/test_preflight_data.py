@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe
-from rlhf_core.pipeline.preflight_data import bad_row_notes, check_overlap, read_samples
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -85,40 +85,39 @@ def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Probl
         (root / "talks.jsonl").write_text('{"prompt": "a", "completion": "b"}\noops\n{"prompt": "a"}\n')
 
     assert problems(change) == []
-    loaded = load_recipe(write(tmp_path, change))
-    samples = read_samples(loaded.recipe, ["talks", "pairs"], loaded.root)
-    assert [len(sample.rows) for sample in samples.values()] == [1, 1]
-    assert bad_row_notes(samples) == [
+    assert preflight(load_recipe(write(tmp_path, change))) == [
         "data.talks: 2 bad rows are dropped: 1 not JSON, 1 no column `completion`; "
         "first: talks.jsonl line 2: not JSON (Expecting value, column 1)"
     ]
 
 
+OVERLAP = (
+    "data.talks: 1 of 1 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+    "talks.jsonl line 1 contains 'What is two and two?' of `prompts`. "
+    "Name that dataset in `exclude` to leave these rows out, or set on_overlap to `allow` to train on them"
+)
+
+
 @pytest.mark.parametrize(
-    ("settings", "found"),
+    ("settings", "expected"),
     [
-        ({}, True),
-        ({"talks": {"on_overlap": "drop"}}, False),
-        ({"talks": {"exclude": ["prompts"]}}, False),
-        ({"prompts": {"limit": 1}}, False),  # only the job knows which row is left
+        ({}, [OVERLAP]),
+        ({"talks": {"on_overlap": "allow"}}, []),
+        ({"talks": {"exclude": ["prompts"]}}, []),
+        ({"prompts": {"limit": 1}}, []),  # only the job knows which row is left
     ],
 )
 def test_an_overlap_that_can_be_seen_here_is_one_sentence(
-    tmp_path: Path, settings: dict[str, dict[str, Any]], found: bool
+    problems: Problems, settings: dict[str, dict[str, Any]], expected: list[str]
 ) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["talks"]["on_overlap"] = "error"
         for name, changed in settings.items():
             recipe["data"][name].update(changed)
 
-    loaded = load_recipe(write(tmp_path, change))
-    samples = read_samples(loaded.recipe, ["talks", "pairs", "prompts"], loaded.root)
-    rows = {name: sample.rows for name, sample in samples.items()}
-    assert (
-        check_overlap(loaded.recipe, rows, {"talks": ["prompts"]})
-        == [
-            "data.talks: 1 of 1 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
-            "talks.jsonl line 1 contains 'What is two and two?' of `prompts`. "
-            "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
-        ]
-        * found
-    )
+    assert problems(change) == expected
+
+
+def test_a_dataset_that_is_trained_and_evaluated_on_is_an_overlap(problems: Problems) -> None:
+    (problem,) = problems(put("data", "prompts", "on_overlap", value="error"))
+    assert problem.startswith("data.prompts: 1 of 1 rows contain a prompt")

@@ -8,9 +8,8 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.loading import load_recipe
-from rlhf_core.pipeline.preflight_data import check_datasets, used_datasets
-from rlhf_core.pipeline.preflight_lengths import long_row_notes
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -104,10 +103,7 @@ def test_long_rows_that_will_be_dropped_or_truncated_are_notes_and_no_problems(
             (root / f"{name}.jsonl").write_text("\n".join(map(json.dumps, rows)))
 
     assert problems(change) == []
-    loaded = load_recipe(write(tmp_path, change))
-    uses = used_datasets(loaded.recipe)
-    samples, _ = check_datasets(loaded.recipe, uses, loaded.root)
-    assert long_row_notes(loaded.recipe, uses, samples, loaded.root) == [
+    assert preflight(load_recipe(write(tmp_path, change))) == [
         "sft.dataset: 2 of 3 rows of `data.talks` that can be read here are longer than 30 tokens: truncated, or "
         "dropped where nothing to train would be left",
         "rl.dataset: 2 of 3 rows of `data.prompts` that can be read here are longer than 22 tokens: dropped",

@@ -27,10 +27,9 @@ def make(
     *,
     seed: int = 0,
     exclude: Path | None = None,
-    held_out: Path | None = None,
     name: str = "work",
 ) -> tuple[list[dict[str, Any]], dict[str, Any], Path]:
-    output = produce(tmp_path, settings, seed=seed, exclude=exclude, held_out=held_out, name=name)
+    output = produce(tmp_path, settings, seed=seed, exclude=exclude, name=name)
     assert output.kind is Kind.DATASET
     info = json.loads((output.folder / "info.json").read_text())
     rows = read_rows(output.folder)
@@ -44,14 +43,11 @@ def produce(
     *,
     seed: int = 0,
     exclude: Path | None = None,
-    held_out: Path | None = None,
     name: str = "work",
 ) -> Output:
     inputs: dict[str, Input] = {}
     if exclude is not None:
         inputs["exclude.test"] = local_input(exclude, Kind.DATASET)
-    if held_out is not None:
-        inputs["held_out.test"] = local_input(held_out, Kind.DATASET)
     context = LocalContext(tmp_path / name, user_files_root=tmp_path, name="data.train", seed=seed)
     return run(DatasetConfig.model_validate_json(json.dumps({"format": "prompts"} | settings)), inputs, context)
 
@@ -72,7 +68,7 @@ def test_excluded_and_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> N
     rows, info, _ = make(tmp_path, settings, exclude=test)
     assert questions(rows) == ["q0", "q3", "q4"]
     assert info["dropped"] == {
-        "bad_rows": 0, "excluded": 1, "overlapping": 0, "duplicates": 1, "near_duplicates": 0, "not_drawn": 0,
+        "bad_rows": 0, "excluded": 1, "duplicates": 1, "near_duplicates": 0, "not_drawn": 0,
         "over_limit": 1,
     }  # fmt: skip
     assert info["sources"][0]["read"] == 6
@@ -160,7 +156,7 @@ def test_what_is_wrong_stops_the_stage(tmp_path: Path, settings: dict[str, Any],
 def test_nothing_left_is_an_error_that_says_why(tmp_path: Path) -> None:
     write(tmp_path / "d.jsonl", [{"prompt": "a"}, {"prompt": "b"}])
     _, _, test = make(tmp_path, {"source": files("d.jsonl")}, name="test")
-    with pytest.raises(StageError, match=r"data\.train: no row is left of 2 read: 2 occur in test, 0 in held-out data"):
+    with pytest.raises(StageError, match=r"data\.train: no row is left of 2 read: 2 occur in test, 0 are duplicates"):
         make(tmp_path, {"source": files("d.jsonl"), "exclude": ["test"]}, exclude=test)
 
 
@@ -218,46 +214,6 @@ def test_bad_items_of_a_function_are_dropped_on_request(tmp_path: Path) -> None:
     assert info["bad_rows"]["examples"][0] == "make.py:rows item 0: is int, expected a dict"
 
 
-@pytest.fixture
-def held_out(tmp_path: Path) -> Path:
-    write(tmp_path / "test.jsonl", [{"prompt": "q1"}, {"prompt": "q2"}])
-    write(tmp_path / "train.jsonl", [{"prompt": q} for q in ("q0", " q1", "q3", "q2\n", "q1", "q1 ", "q4")])
-    return make(tmp_path, {"source": files("test.jsonl")}, name="test")[2]
-
-
-def test_overlap_with_a_held_out_dataset_is_refused(tmp_path: Path, held_out: Path) -> None:
-    with pytest.raises(StageError) as raised:
-        produce(tmp_path, {"source": files("train.jsonl")}, held_out=held_out)
-    assert str(raised.value) == (
-        "data.train: 4 of 7 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
-        "train.jsonl line 2 contains 'q1' of `test`; train.jsonl line 4 contains 'q2' of `test`; "
-        "train.jsonl line 5 contains 'q1' of `test`. "
-        "Set on_overlap to `drop` to leave these rows out, or to `allow` to train on them"
-    )
-
-
-@pytest.mark.parametrize(
-    ("policy", "kept", "dropped"), [("drop", ["q0", "q3", "q4"], 4), ("allow", ["q0", " q1", "q3", "q2\n", "q4"], 0)]
-)
-def test_overlap_is_dropped_or_allowed_and_counted(
-    tmp_path: Path, held_out: Path, policy: str, kept: list[str], dropped: int
-) -> None:
-    settings = {"source": files("train.jsonl"), "shuffle": False, "on_overlap": policy}
-    output = produce(tmp_path, settings, held_out=held_out)
-    info = json.loads((output.folder / "info.json").read_text())
-    assert questions(read_rows(output.folder)) == kept
-    assert output.metrics["overlapping"] == info["overlap"]["rows"] == 4
-    assert info["overlap"]["policy"] == policy
-    assert info["overlap"]["examples"][0] == "train.jsonl line 2 contains 'q1' of `test`"
-    assert info["dropped"]["overlapping"] == dropped
-
-
-def test_what_is_excluded_does_not_count_as_overlap(tmp_path: Path, held_out: Path) -> None:
-    settings = {"source": files("train.jsonl"), "exclude": ["test"]}
-    output = produce(tmp_path, settings, exclude=held_out, held_out=held_out)
-    assert (output.metrics["excluded"], output.metrics["overlapping"], output.metrics["rows"]) == (4, 0, 3)
-
-
 SENTENCE = "one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen"
 OTHER = "red blue green black white grey pink brown gold teal navy plum rust lime sand jade"
 NEAR = [
@@ -269,8 +225,8 @@ NEAR = [
 @pytest.mark.parametrize(
     ("policy", "kept", "metrics"),
     [
-        ("count", [0, 1, 2, 3, 4, 5], {"near_duplicates": 2, "near_held_out": 0}),
-        ("drop", [0, 1, 4, 5], {"near_duplicates": 2, "near_held_out": 0}),
+        ("count", [0, 1, 2, 3, 4, 5], {"near_duplicates": 2, "near_excluded": 0}),
+        ("drop", [0, 1, 4, 5], {"near_duplicates": 2, "near_excluded": 0}),
         ("off", [0, 1, 2, 3, 4, 5], {}),
     ],
 )
@@ -287,17 +243,15 @@ def test_near_duplicates_of_earlier_rows(tmp_path: Path, policy: str, kept: list
         assert info["near_duplicates"]["examples"][1] == {"row": OTHER + " 1", "resembles": OTHER}
 
 
-@pytest.mark.parametrize("kind", ["exclude", "held_out"])
-def test_near_duplicates_of_held_out_prompts(tmp_path: Path, kind: str) -> None:
+def test_near_duplicates_of_excluded_prompts(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", [{"prompt": SENTENCE}])
     _, _, test = make(tmp_path, {"source": files("test.jsonl")}, name="test")
     write(
         tmp_path / "d.jsonl", [{"prompt": row["text"], "completion": f"{i} {OTHER}"} for i, row in enumerate(NEAR[1:])]
     )
     settings = {"format": "conversations", "source": files("d.jsonl"), "shuffle": False, "near_duplicates": "drop"}
-    exclude, held_out = (test, None) if kind == "exclude" else (None, test)
-    output = produce(tmp_path, settings, exclude=exclude, held_out=held_out)
-    assert output.metrics["near_held_out"] == 1
+    output = produce(tmp_path, settings, exclude=test)
+    assert output.metrics["near_excluded"] == 1
     asked = [row["messages"][0]["content"] for row in read_rows(output.folder)]
     assert SENTENCE.replace("sixteen", "more").title() not in asked
 
