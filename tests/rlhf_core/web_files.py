@@ -39,8 +39,9 @@ def web_files() -> Iterator[WebFiles]:
                 self.send_header(name, value)
             self.end_headers()
             if self.command == "GET" and content is not None:
+                if self.path in files.after_get:  # before the answer ends: from then on the test may change contents
+                    files.contents[self.path] = files.after_get.pop(self.path)
                 self.wfile.write(content)
-                files.contents[self.path] = files.after_get.pop(self.path, content)
 
         do_HEAD = do_GET  # noqa: N815
 
