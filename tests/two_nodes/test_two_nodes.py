@@ -49,7 +49,7 @@ def test_rl_on_two_nodes_is_killed_and_resumed() -> None:
     found = in_a_rack(SCENARIO)
     assert found["engines"] == {"head": 1, "other": 1}
     assert "rank 0 died" in found["reason"]  # of the other node
-    assert f"goes on after step {found['checkpoint']}" in found["phases"]
+    assert f"resumes after step {found['checkpoint']}" in found["phases"]
     assert 1 <= found["checkpoint"] < 5
     # Rank 0's node is not the driver's: what it saved has come to the driver.
     assert any(line.startswith("rank 0 is on another node") for line in found["lines"])

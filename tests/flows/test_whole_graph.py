@@ -1,0 +1,111 @@
+"""A recipe that branches: adapters, two reward models, PPO on both, two evaluations; every component is real."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.alignment import alignment
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.tracking.protocol import METRICS_FILE
+from tests.flows.conftest import Workplace
+
+LORA = {"rank": 2}
+TRAINING = {
+    "batch_size": 4, "max_length": 24, "max_steps": 2,
+    "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
+}  # fmt: skip
+ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24}}
+JUDGING = {"scorers": {"exact": {"type": "verifier", "kind": "exact"}}, "samples": 2, "pass_at": [1, 2], **ANSWERING}
+RECIPE: dict[str, Any] = {
+    "name": "whole",
+    "data": {
+        name: {"format": data_format, "source": {"type": "files", "paths": [f"{name}.jsonl"]}}
+        for name, data_format in (
+            ("talks", "conversations"), ("short", "preferences"), ("high", "preferences"), ("asked", "prompts"),
+            ("near", "prompts"), ("far", "prompts"),
+        )
+    },
+    "base": {
+        "dtype": "float32",
+        "source": {
+            "type": "scratch", "hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 2,
+            "context_length": 32,
+        },
+    },
+    "sft": {"dataset": "talks", "lora": LORA, **TRAINING},
+    "likes_short": {"stage": "reward_model", "dataset": "short", **TRAINING},
+    "likes_high": {"stage": "reward_model", "dataset": "high", "lora": LORA, **TRAINING},
+    "rl": {
+        "algorithm": "ppo", "dataset": "asked", "steps": 2, "prompts_per_step": 2, "lora": LORA, **ANSWERING,
+        "ppo": {
+            "rewards": {
+                "short": {"type": "reward_model", "model": "likes_short"},
+                "high": {"type": "reward_model", "model": "likes_high", "weight": 0.5},
+            },
+            "group_size": 2, "optimizer": {"learning_rate": 1e-2}, "critic": {"optimizer": {"learning_rate": 1e-2}},
+        },
+        "engine": {"dtype": "float32", "zero_stage": 0},
+    },
+    "evaluation": {"dataset": "near", "models": ["sft", "rl"], **JUDGING},
+    "evaluation_far": {
+        "stage": "evaluation", "dataset": "far", "models": ["rl"], **JUDGING
+    },
+}  # fmt: skip
+READS = {  # node -> the nodes whose results it read
+    "sft": {"data.talks", "base"},
+    "merge.sft": {"sft", "base"},
+    "likes_short": {"data.short", "merge.sft"},
+    "likes_high": {"data.high", "merge.sft"},
+    "rl": {"data.asked", "merge.sft", "likes_short", "likes_high"},
+    "merge.rl": {"rl", "merge.sft"},
+    "evaluation.sft": {"data.near", "merge.sft"},
+    "evaluation.rl": {"data.near", "merge.rl"},
+    "evaluation_far.rl": {"data.far", "merge.rl"},
+}
+KINDS = {
+    "sft": Kind.ADAPTER, "merge.sft": Kind.POLICY, "likes_short": Kind.REWARD_MODEL, "likes_high": Kind.REWARD_MODEL,
+    "rl": Kind.ADAPTER, "merge.rl": Kind.POLICY, "report": Kind.REPORT,
+}  # fmt: skip
+
+
+def write(folder: Path) -> str:
+    def rows(name: str, rows: list[dict[str, str]]) -> None:
+        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    rows("talks", [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)])
+    rows("short", [{"prompt": f"s{i}", "chosen": f"{i}", "rejected": f"{i}{i}{i}"} for i in range(8)])
+    rows("high", [{"prompt": f"h{i}", "chosen": "9", "rejected": f"{i}"} for i in range(8)])
+    for name in ("asked", "near", "far"):
+        rows(name, [{"prompt": f"{name[0]}{i}", "answer": f"{i}"} for i in range(4)])
+    path = folder / "whole.yaml"
+    path.write_text(json.dumps(RECIPE))  # which is YAML too
+    return str(path)
+
+
+@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(workplace: Workplace) -> None:
+    recipe = write(workplace.folder)
+    rows = alignment(recipe)
+    assert {row["outcome"] for row in rows} == {"computed"}
+    graph = prepare(recipe, []).graph
+    manifests: dict[str, Manifest] = {}
+    for name, node in graph.items():
+        manifest = workplace.repository.manifest(node.ref)
+        assert manifest is not None, name
+        manifests[name] = manifest
+    names = {manifest.ref: name for name, manifest in manifests.items()}
+    read = {name: {names[ref] for ref in manifest.parents.values()} for name, manifest in manifests.items()}
+    assert {name: read[name] for name in READS} == READS
+    assert read["report"] == manifests.keys() - {"report"}
+    assert {name: manifests[name].kind for name in KINDS} == KINDS
+    log = workplace.repository.fetch(graph["rl"].ref, workplace.folder / "cache") / METRICS_FILE
+    steps = [json.loads(line) for line in log.read_text().splitlines()]
+    assert len(steps) == 2
+    assert all(math.isfinite(step["reward/short"] + step["reward/high"]) for step in steps)
+    assert {row["outcome"] for row in alignment(recipe)} == {"reused"}
