@@ -68,10 +68,10 @@ def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
             raise RecipeError(f"the recipe {recipe} has no node `{name}`; it has {', '.join(graph)}")
     nodes = {name: node for name, node in graph.items() if name in names}
     for node in nodes.values():
-        for other, ref in zip(node.inputs.values(), node.input_refs.values(), strict=True):
-            if other not in names and prepared.repository.manifest(ref) is None:
+        for other in (*node.inputs.values(), *node.after):
+            if other not in names and prepared.repository.manifest(graph[other].ref) is None:
                 raise RecipeError(
-                    f"{node.name} reads {other}, which the store does not have: run `alignment/full`, or it first"
+                    f"{node.name} needs {other}, which the store does not have: run `alignment/full`, or it first"
                 )
     return nodes
 
@@ -91,7 +91,7 @@ def _settings(prepared: Prepared) -> RunSettings:
 def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[Any]]:
     futures: dict[str, PrefectFuture[Any]] = {}
     for name, node in nodes.items():
-        before = [futures[other] for other in node.inputs.values() if other in futures]
+        before = [futures[other] for other in (*node.inputs.values(), *node.after) if other in futures]
         futures[name] = STAGE_TASKS[node.stage.name].submit(
             node_name=name, runner=runner, return_state=False, wait_for=before
         )

@@ -107,3 +107,10 @@ class DatasetConfig(StageConfig):
         if self.format == "prompts" and self.on_long_row == "truncate":
             raise ValueError("on_long_row: a prompt that is cut asks another question; use error or drop")
         return self
+
+
+class OverlapConfig(StageConfig):
+    """A comparison that the pipeline adds to each dataset that is trained on, before anything is trained on it."""
+
+    dataset: Annotated[str, Reads("dataset")] = Field(description="that is trained on")
+    held_out: Annotated[tuple[str, ...], Reads("dataset")] = Field(description="that are validated or evaluated on")

@@ -25,6 +25,7 @@ class Node:
     user_files: Mapping[str, str]  # path as the recipe names it -> sha256
     pins: Mapping[str, str]  # URL of a remote source -> its content's identity
     ref: ArtifactRef
+    after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
 
 def build_graph(
@@ -63,4 +64,4 @@ def _node(
         inputs=refs, user_files=files, pins=sources, seed=loaded.recipe.seed, libraries=libraries,
     )  # fmt: skip
     ref = ArtifactRef(stage=draft.stage.name, key=key)
-    return Node(draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, ref)
+    return Node(draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, ref, draft.after)

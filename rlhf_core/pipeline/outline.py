@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
+from rlhf_core.config.data import OverlapConfig
 from rlhf_core.config.inputs import Reference, readable_roles, references
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
@@ -29,6 +30,7 @@ class Draft:
     inputs: Mapping[str, str]  # input name -> the node that makes it
     existing: Manifest | None = None  # of an artifact that is used as it is
     references: tuple[Reference, ...] = ()  # the settings that `inputs` come from
+    after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,10 +46,11 @@ def outline(recipe: Recipe, find: Find | None = None) -> Outline:
     Raises RecipeError where a setting names what is not there, or cannot be read in that place.
     """
     unread = _unread(recipe)
-    drafter = _Drafter(recipe, find)
-    for name, config in recipe.stages.items():
-        if name not in unread:
-            drafter.add_stage(name, config)
+    stages = {name: config for name, config in recipe.stages.items() if name not in unread}
+    held_out = (reference for config in stages.values() for reference in references(config) if reference.reads.held_out)
+    drafter = _Drafter(recipe, find, [name for reference in held_out for name in reference.names])
+    for name, config in stages.items():
+        drafter.add_stage(name, config)
     drafter.add_report()
     return Outline(drafter.nodes, unread)
 
@@ -79,9 +82,12 @@ def _read_by(recipe: Recipe, name: str, serving: list[str]) -> Iterator[str]:
 
 
 class _Drafter:
-    def __init__(self, recipe: Recipe, find: Find | None):
+    def __init__(self, recipe: Recipe, find: Find | None, held_out: Sequence[str]):
         self.recipe = recipe
         self.find = find
+        self.held_out = tuple(
+            name for name in dict.fromkeys(held_out) if name in recipe.data
+        )  # datasets that the recipe validates or evaluates on
         self.nodes: dict[str, Draft] = {}
         self.models: dict[str, str] = {}  # name in the recipe -> the node with its full weights
         self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
@@ -95,7 +101,8 @@ class _Drafter:
         settings = tuple(references(config))
         each = next((reference for reference in settings if reference.reads.each), None)
         if each is None:
-            self._add(Draft(name, name, stage, config, self._inputs(name, settings), None, settings))
+            inputs = self._inputs(name, settings)
+            self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
             self._made(name, config.makes, config.trains_adapter)
             return
         if not each.names:
@@ -202,6 +209,22 @@ class _Drafter:
                     raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
             inputs = {f"exclude.{other}": self._dataset(other, (*asked_by, name)) for other in config.exclude}
             self._add(Draft(node, node, STAGES["dataset"], config, inputs, None, settings))
+        return node
+
+    def _overlaps(self, settings: tuple[Reference, ...]) -> tuple[str, ...]:
+        """The nodes that compare what these settings train on with what the recipe validates or evaluates on."""
+        trained = [n for s in settings if s.reads.role == "dataset" and not s.reads.held_out for n in s.names]
+        return tuple(node for name in dict.fromkeys(trained) if (node := self._overlap(name)) is not None)
+
+    def _overlap(self, name: str) -> str | None:
+        config = self.recipe.data[name]
+        held_out = tuple(other for other in self.held_out if other not in config.exclude)
+        if config.on_overlap == "allow" or not held_out:
+            return None
+        node = f"overlap.{name}"
+        if node not in self.nodes:
+            compared = OverlapConfig(dataset=name, held_out=held_out)
+            self._add(Draft(node, node, STAGES["overlap"], compared, self._inputs(node, tuple(references(compared)))))
         return node
 
     def _merged(self, name: str) -> str:

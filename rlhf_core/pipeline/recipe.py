@@ -50,8 +50,9 @@ class Recipe(KeyedConfig):
 
     @classmethod
     def block_names(cls) -> list[str]:
-        """The stages that a recipe names by a key of their own; datasets are in `data`, the report is one."""
-        return [name for name in STAGES if name not in ("dataset", "report")]
+        """The stages that a recipe names by a key of their own; datasets are in `data`, with their overlap, the report
+        is one."""
+        return [name for name in STAGES if name not in ("dataset", "overlap", "report")]
 
     @property
     def stages(self) -> Mapping[str, StageConfig]:

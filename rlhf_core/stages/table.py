@@ -2,7 +2,7 @@
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import (
@@ -25,6 +25,7 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 _STAGES = (
     Stage("dataset", 2, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("overlap", 1, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
     Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 1, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),

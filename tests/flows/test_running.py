@@ -107,7 +107,7 @@ def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace, e
 
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)
 def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> None:
-    with pytest.raises(RecipeError, match=r"^data.words reads data.test, which the store does not have"):
+    with pytest.raises(RecipeError, match=r"^data.words needs data.test, which the store does not have"):
         few(workplace.recipe, ["data.words"])
     with pytest.raises(RecipeError, match=r"^the recipe few has no node `sft`; it has base, data.test, data.words"):
         few(workplace.recipe, ["sft"])

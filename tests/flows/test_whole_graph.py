@@ -12,8 +12,10 @@ import pytest
 from flows.alignment import alignment
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.pipeline.record import read_record
 from rlhf_core.tracking.protocol import METRICS_FILE
 from tests.flows.conftest import Workplace
+from tests.flows.test_running import newest_run
 
 LORA = {"rank": 2}
 TRAINING = {
@@ -90,6 +92,7 @@ def write(folder: Path) -> str:
 
 @pytest.mark.parametrize("store_url", ["s3"], indirect=True)
 def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(workplace: Workplace) -> None:
+    """And nothing is trained on once an evaluation set has one of its prompts, which here only jobs can see."""
     recipe = write(workplace.folder)
     rows = alignment(recipe)
     assert {row["outcome"] for row in rows} == {"computed"}
@@ -109,3 +112,16 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(w
     assert len(steps) == 2
     assert all(math.isfinite(step["reward/short"] + step["reward/high"]) for step in steps)
     assert {row["outcome"] for row in alignment(recipe)} == {"reused"}
+
+    with (workplace.folder / "far.jsonl").open("a") as file:
+        file.write(json.dumps({"prompt": "t1", "answer": "1"}) + "\n")
+    state = alignment(recipe, ["data.far.limit=5"], return_state=True)
+    assert state.is_failed()
+    assert state.message is not None
+    assert "overlap.talks: 1 of 8 rows contain a prompt of a dataset that the recipe evaluates" in state.message
+    record = read_record(workplace.repository.store, str(newest_run().id))
+    assert record is not None
+    outcomes = {node.name: node.outcome for node in record.nodes}
+    assert outcomes["overlap.talks"] == "failed"
+    assert outcomes["overlap.short"] == outcomes["data.far"] == "computed"
+    assert outcomes["sft"] == outcomes["rl"] == "not run"

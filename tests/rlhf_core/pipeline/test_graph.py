@@ -21,7 +21,7 @@ RL = (
     "critic: {optimizer: {learning_rate: 1e-4}}}}"
 )
 EVALUATION = "{dataset: d, scorers: {exact: {type: verifier}}, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
-DATA = "{format: prompts, source: {type: hub, repository: some/set, revision: " + "f" * 40 + "}}"
+DATA = "{format: prompts, source: {type: hub, repository: some/set, revision: " + "f" * 40 + "}, on_overlap: allow}"
 FULL = ("pretrain=" + TRAIN, "sft=" + TRAIN, "reward_model=" + TRAIN, "rl=" + RL, "evaluation=" + EVALUATION)
 
 
@@ -194,6 +194,20 @@ def test_excluded_datasets_are_read_first_and_only_used_ones_run(tmp_path: Path)
         "data.d": {"exclude.test": "data.test"},
         "sft": {"model": "base", "dataset": "data.d"},
     }
+
+
+def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(tmp_path: Path) -> None:
+    data = (f"data.e={DATA}", f"data.f={DATA}", "data.d.on_overlap=error", "data.e.on_overlap=error")
+    recipe = (*data, "data.e.exclude=[f]", "sft=" + TRAIN, "rl=" + RL, "rl.dataset=e", "evaluation=" + EVALUATION)
+    one = build_graph(load(tmp_path, *recipe, "evaluation.dataset=f"), {})
+    assert dict(one["overlap.d"].inputs) == {"dataset": "data.d", "held_out.f": "data.f"}
+    assert (one["sft"].after, one["rl"].after) == (("overlap.d",), ())  # `e` has dropped the prompts of `f`
+    more = build_graph(
+        load(tmp_path, *recipe, "evaluation.dataset=f", f"again={{stage: evaluation, {EVALUATION[1:]}"), {}
+    )
+    assert dict(more["overlap.d"].inputs) == {"dataset": "data.d", "held_out.f": "data.f", "held_out.d": "data.d"}
+    assert more["rl"].after == ("overlap.e",)
+    assert (more["sft"].ref, more["rl"].ref) == (one["sft"].ref, one["rl"].ref)
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,9 @@ def folder(tmp_path: Path) -> Folder:
 
 
 AFTER_RL = {"rl", "evaluation.rl", "report"}
-ALL = {"base", "data.talks", "data.questions", "sft", "evaluation.base", "evaluation.sft"} | AFTER_RL
+OVERLAPS = {"overlap.talks", "overlap.questions"}
+DATA = {"data.talks", "data.questions"} | OVERLAPS
+ALL = {"base", "sft", "evaluation.base", "evaluation.sft"} | DATA | AFTER_RL
 
 
 def test_the_same_recipe_has_the_same_keys_wherever_it_lies(folder: Folder, tmp_path: Path) -> None:
@@ -94,7 +96,7 @@ def test_the_canonical_form_is_pinned() -> None:
         ("evaluation.samples=16", {"evaluation.base", "evaluation.sft", "evaluation.rl", "report"}),
         ("name=another", {"report"}),  # its title
         ("seed=1", ALL),
-        ("base.dtype=float32", ALL - {"data.talks", "data.questions"}),
+        ("base.dtype=float32", ALL - DATA),
     ],
 )
 def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: str, nodes: Iterable[str]) -> None:
@@ -129,8 +131,8 @@ def test_choosing_the_other_algorithm_changes_rl_and_adds_its_reward_model(folde
     ("file", "nodes"),
     [
         ("reward.py", AFTER_RL),
-        ("tasks.py", {"data.questions", "evaluation.base", "evaluation.sft"} | AFTER_RL),
-        ("talks.jsonl", {"data.talks", "sft", "evaluation.sft"} | AFTER_RL),
+        ("tasks.py", {"data.questions", "evaluation.base", "evaluation.sft"} | OVERLAPS | AFTER_RL),
+        ("talks.jsonl", {"data.talks", "overlap.talks", "sft", "evaluation.sft"} | AFTER_RL),
     ],
 )
 def test_the_content_of_a_users_file_counts(folder: Folder, file: str, nodes: Iterable[str]) -> None:

@@ -1,0 +1,38 @@
+"""Overlap: a dataset that is trained on, and those that the recipe validates or evaluates on, compared row by row.
+
+What is trained on it waits for this stage without reading its result, so that another evaluation set costs one more
+comparison and no training. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.data import OverlapConfig
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.overlap import overlap_problem
+from rlhf_core.data.reading import iterate_rows
+from rlhf_core.errors import StageError
+
+_PREFIX = "held_out."
+
+
+def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Raises StageError with the number of rows that contain a held-out prompt, and three of them."""
+    trained = inputs["dataset"]
+    held_out = {
+        name.removeprefix(_PREFIX): iterate_rows(given.folder)
+        for name, given in inputs.items()
+        if name.startswith(_PREFIX)
+    }
+    names = sorted(held_out)
+    context.progress(0, 0, "comparing")
+    rows = ((f"row {row['id']}", row) for row in iterate_rows(trained.folder))
+    if (problem := overlap_problem(rows, held_out, excluded={})) is not None:
+        raise StageError(f"{context.name}: {problem}")
+    folder = context.workdir / "overlap"
+    folder.mkdir()
+    (folder / "overlap.json").write_text(json.dumps({"held_out": names, "rows": 0}) + "\n", encoding="utf-8")
+    return Output(Kind.REPORT, folder)
