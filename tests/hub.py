@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+from tests.services import http_server
 
 REPOSITORY = "some/thing"  # a model and a data set of this name
 
@@ -73,15 +74,9 @@ def running_hub() -> Iterator[Hub]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        hub = Hub(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield hub
-        finally:
-            server.shutdown()
-            thread.join()
+    with http_server(Handler) as endpoint:
+        hub = Hub(endpoint)
+        yield hub
 
 
 def _entry(name: str, content: bytes) -> dict[str, Any]:

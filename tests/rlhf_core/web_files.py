@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from typing import Any
+
+from tests.services import http_server
 
 
 @dataclass
@@ -48,12 +49,6 @@ def web_files() -> Iterator[WebFiles]:
         def log_message(self, *_: Any) -> None:
             pass
 
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        files = WebFiles(f"http://127.0.0.1:{server.server_port}")
-        thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-        thread.start()
-        try:
-            yield files
-        finally:
-            server.shutdown()
-            thread.join()
+    files = WebFiles()
+    with http_server(Handler) as files.url:
+        yield files
