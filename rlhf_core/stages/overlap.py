@@ -34,5 +34,5 @@ def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContex
         raise StageError(f"{context.name}: {problem}")
     folder = context.workdir / "overlap"
     folder.mkdir()
-    (folder / "overlap.json").write_text(json.dumps({"held_out": names, "rows": 0}) + "\n", encoding="utf-8")
+    (folder / "overlap.json").write_text(json.dumps({"held_out": names}) + "\n", encoding="utf-8")
     return Output(Kind.REPORT, folder)
