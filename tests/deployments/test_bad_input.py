@@ -140,7 +140,7 @@ def test_a_bucket_that_is_not_there(
 
 def test_a_right_recipe_is_planned_and_only_a_run_needs_a_prefect_server(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [command, write(tmp_path)])
-    assert "check: 13 to compute" in done.stdout
+    assert "check: 15 to compute" in done.stdout
     ends = {
         "plan": (0, ""),
         "run": (1, "error: no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL\n"),

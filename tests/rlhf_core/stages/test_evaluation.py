@@ -90,7 +90,7 @@ def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalCon
     config, tokenizer = settings(scorers={"short": LENGTH}), load_tokenizer(model.folder)
     prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
-    with pytest.raises(RewardError, match=r"scorer short gave -1\.0"):
+    with pytest.raises(RewardError, match=r"scorer short returned -1\.0"):
         answer(prompts, ScriptedEngine(lambda *_: [5]), tokenizer, scorers, sampling=config.sampling, samples=0, seed=0)
     scorers["short"].close()
 

@@ -19,6 +19,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
@@ -85,12 +86,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
 def run_rl(
     models: dict[str, Input], folder: Path, process: ProcessPoolExecutor, **settings: Any
 ) -> tuple[Output, LocalContext]:
-    inputs = {**models, "dataset": dataset(folder / "prompts", PROMPTS)}
+    inputs = {
+        "model": models["model"], "grpo.rewards.taste.model": models["reward_model"],
+        "dataset": dataset(folder / "prompts", PROMPTS),
+    }  # fmt: skip
     context = context_of(folder / "work", inputs)
 
     @contextmanager
     def cluster(*_: Any) -> Iterator[tuple[InlineGroup, InlineEngines]]:
-        group = InlineGroup(RLWorker, config, context, *(models[name].manifest.ref for name in models))
+        group = InlineGroup(RLWorker, config, context, roles(config, inputs))
         engine = RemoteEngine(
             process, models["model"].folder, config.rollout, dtype="float32", seed=0, lora=config.lora
         )  # fmt: skip

@@ -53,5 +53,5 @@ def test_a_context_works_on_another_node_but_does_not_log_there(
     assert not any(context.workdir.iterdir())
     with pytest.raises(StageError, match="logged by the job itself"):
         context.log(0, {})
-    with pytest.raises(StageError, match="told by the job itself"):
+    with pytest.raises(StageError, match="reported by the job itself"):
         context.progress(0, 1)

@@ -63,7 +63,7 @@ def test_a_length_beyond_the_model_s_context(model: Input, tmp_path: Path) -> No
     ("run", "config"),
     [
         (rl.run, RLConfig.model_validate({**PROMPTS, "algorithm": "grpo", "steps": 1, "prompts_per_step": 1,
-                                          "grpo": {"rewards": {"own": MISSING}, "optimizer": OPTIMIZER}})),
+                                          "grpo": {"rewards": {"own": MISSING}, "optimizer": {"learning_rate": 0.1}}})),
         (evaluation.run, EvaluationConfig.model_validate({**PROMPTS, "scorers": {"own": MISSING}})),
     ],
 )  # fmt: skip

@@ -40,7 +40,7 @@ def test_other_libraries_than_the_spec_are_refused(local: ArtifactRepository, tm
 
 def test_another_version_of_the_stage_is_refused(local: ArtifactRepository, tmp_path: Path) -> None:
     spec = specified(local, tmp_path, QUICK, stage_version=99)
-    with pytest.raises(StageError, match=r"stage dataset, version 99, .* has version 1"):
+    with pytest.raises(StageError, match=r"stage dataset, version 99, .* has version 2"):
         run_job(local.store.url, spec.ref)
 
 

@@ -119,7 +119,7 @@ def test_lora_leaves_an_adapter_and_its_merge_is_the_same_policy(tmp_path: Path)
     assert output.kind == Kind.ADAPTER
     assert not (output.folder / "model.safetensors").exists()
     merged = merge.run(
-        MergeConfig(),
+        MergeConfig(adapter="sft"),
         {"model": inputs["model"], "adapter": local_input(output.folder, Kind.ADAPTER)},
         LocalContext(tmp_path / "merge"),
     )

@@ -48,10 +48,10 @@ class Worker(LanguageModelWorker):
         super().__init__(*args)
         self._folder = folder
 
-    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
+    def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
         if self._folder and self.engine.counters.steps == 3 and batch is not shard.micro_batches[0]:
             hold(self._folder)
-        return super().loss(model, batch, shard)
+        return super().loss(model, batch, shard, step_routing)
 
 
 def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:

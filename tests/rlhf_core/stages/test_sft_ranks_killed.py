@@ -15,7 +15,7 @@ import ray
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import save_file
-from torch import nn
+from torch import Tensor, nn
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
@@ -49,10 +49,10 @@ class Worker(LanguageModelWorker):
         super().__init__(*args)
         self._folder = folder
 
-    def loss(self, model: nn.Module, batch: Any, shard: Shard) -> LossAndMetrics:
+    def loss(self, model: nn.Module, batch: Any, shard: Shard, step_routing: Tensor | None = None) -> LossAndMetrics:
         if self._folder and dist.get_rank() == 1 and self.engine.counters.steps == 3:
             hold(self._folder)
-        return super().loss(model, batch, shard)
+        return super().loss(model, batch, shard, step_routing)
 
     def restore_state(self) -> None:
         # A step leaves small weights gathered on every rank: they must not stay what they were.

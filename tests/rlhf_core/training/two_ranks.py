@@ -22,6 +22,7 @@ from rlhf_core.division import Division, filler
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
 from rlhf_core.models import packed
+from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -147,7 +148,7 @@ def dropout(rank: int, folder: Path) -> Iterator[Answer]:
     })  # fmt: skip
     for name, worker in {
         "sft": LanguageModelWorker(sft, context, model.manifest.ref, 4),
-        "rl": RLWorker(rl, context, model.manifest.ref, None),
+        "rl": RLWorker(rl, context, roles(rl, {"model": model})),
     }.items():
         state = worker.parts()["model" if name == "sft" else "policy"].state().shared
         start = [float(tensor.double().sum()) for tensor in state.values()]
