@@ -36,7 +36,7 @@ RECIPE: dict[str, Any] = {
     "base": {
         "dtype": "float32",
         "source": {
-            "type": "scratch", "hidden_size": 16, "intermediate_size": 32, "layers": 1, "heads": 2,
+            "type": "scratch", "hidden_size": 64, "intermediate_size": 64, "layers": 1, "heads": 2,
             "context_length": 32,
         },
     },

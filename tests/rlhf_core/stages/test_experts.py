@@ -136,7 +136,7 @@ def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
     assert all(float(factor.abs().max()) > 0 for factor in factors.values())
 
     inputs = {"model": models["model"], "adapter": local_input(output.folder, Kind.ADAPTER)}
-    merged = merge.run(MergeConfig(), inputs, context_of(tmp_path / "merge", inputs)).folder
+    merged = merge.run(MergeConfig(adapter="rl"), inputs, context_of(tmp_path / "merge", inputs)).folder
     before, after = (load_file(f / "model.safetensors") for f in (models["model"].folder, merged))
     moved = {name.split(".")[-2] for name in before if not torch.equal(before[name], after[name])}
     assert before.keys() == after.keys()
