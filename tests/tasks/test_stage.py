@@ -50,6 +50,7 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
 
 def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_little(tmp_path: Path) -> None:
     text = RECIPE.replace("  rollout: {max_length: 64}", "  rollout: {max_length: 64}\n  lora: {rank: 2}")
+    (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
     graph = build_graph(load_recipe(str(tmp_path / "r.yaml")), {})
     settings = RunSettings("run", "store", tmp_path, 0, {}, {})
