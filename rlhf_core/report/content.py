@@ -16,6 +16,7 @@ from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
 Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
+Answers = Mapping[str, list[dict[str, Any]]]  # model -> the rows of its evaluation
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,8 @@ def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
-        differences=_differences(answers),
-        samples=_sample_rows(answers, samples),
+        differences=[difference for comparable in _by_prompts(answers) for difference in _differences(comparable)],
+        samples=[row for comparable in _by_prompts(answers) for row in _sample_rows(comparable, samples)],
         curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / METRICS_FILE))},
         edges=_edges(nodes),
     )
@@ -111,7 +112,16 @@ def _read_jsonl(path: Path) -> list[dict[str, Any]]:
         return [json.loads(line) for line in file if line.strip()]
 
 
-def _differences(answers: Mapping[str, Sequence[dict[str, Any]]]) -> list[Difference]:
+def _by_prompts(answers: Answers) -> list[Answers]:
+    """Evaluations apart that answer other prompts or have other scorers: only within each can models be compared."""
+    comparable: dict[tuple[frozenset[str], frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
+    for model, rows in answers.items():
+        key = frozenset(row["id"] for row in rows), frozenset(_greedy(rows[0])["scores"])
+        comparable.setdefault(key, {})[model] = rows
+    return list(comparable.values())
+
+
+def _differences(answers: Answers) -> list[Difference]:
     """Compare each model with the one before it in the recipe, and the last with the first."""
     models = list(answers)
     pairs = list(itertools.pairwise(models))
@@ -139,10 +149,8 @@ def _greedy(row: dict[str, Any]) -> dict[str, Any]:
     return completion
 
 
-def _sample_rows(answers: Mapping[str, Sequence[dict[str, Any]]], count: int) -> list[SampleRow]:
+def _sample_rows(answers: Answers, count: int) -> list[SampleRow]:
     """A fixed random sample of the prompts, independent of the models' scores."""
-    if not answers:
-        return []
     first = next(iter(answers.values()))
     indices = random.Random(0).sample(range(len(first)), min(count, len(first)))
     rows = {model: {row["id"]: row for row in model_rows} for model, model_rows in answers.items()}

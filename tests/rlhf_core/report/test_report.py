@@ -59,6 +59,20 @@ def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
     assert 0.3 < difference.low < 0.5 < difference.high < 0.7
 
 
+def test_only_evaluations_of_the_same_prompts_are_compared(nodes: dict[str, Input], tmp_path: Path) -> None:
+    far = evaluation(tmp_path / "far", "d", "policy", [1.0] * 3)
+    nodes["evaluation_far.rl"] = far
+    nodes["evaluation_far.sft"] = evaluation(tmp_path / "far.sft", "e", "policy", [0.0] * 3)
+    content = gather(nodes, samples=2)
+    assert [(d.before, d.after, d.mean, d.prompts) for d in content.differences] == [
+        ("sft", "rl", 0.5, 40), ("evaluation_far.rl", "evaluation_far.sft", -1.0, 3),
+    ]  # fmt: skip
+    near, more = ["sft", "rl"], ["evaluation_far.rl", "evaluation_far.sft"]
+    assert [list(row.completions) for row in content.samples] == [near, near, more, more]
+    page = render(content, title="t", seed=1, revision="abc", libraries={})
+    assert page.count("<td>–</td>") == 8  # two models have not answered each of the four
+
+
 def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:
     content = gather(nodes, samples=2)
     assert content.edges == [("sft", "evaluation.sft"), ("sft", "evaluation.rl")]
