@@ -90,6 +90,7 @@ def write(folder: Path) -> str:
     return str(path)
 
 
+@pytest.mark.timeout(1500)  # some thirty jobs, each of which loads torch
 @pytest.mark.parametrize("store_url", ["s3"], indirect=True)
 def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(workplace: Workplace) -> None:
     """And nothing is trained on once an evaluation set has one of its prompts, which here only jobs can see."""
