@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
 from rlhf_core.config.algorithms import (
@@ -17,6 +16,7 @@ from rlhf_core.config.algorithms import (
     ReinforcePlusPlusConfig,
     RLOOConfig,
 )
+from rlhf_core.errors import did_you_mean
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
 def known_algorithm(name: str) -> str:
     """`name`. Raises ValueError, with the nearest name, if there is no such algorithm."""
     if name not in ALGORITHMS:
-        near = difflib.get_close_matches(name, ALGORITHMS, n=1, cutoff=0.5)
-        hint = f", did you mean `{near[0]}`?" if near else ""
-        raise ValueError(f"there is no algorithm `{name}`{hint}; there are {', '.join(ALGORITHMS)}")
+        raise ValueError(
+            f"there is no algorithm `{name}`{did_you_mean(name, ALGORITHMS)}; there are {', '.join(ALGORITHMS)}"
+        )
     return name

@@ -16,5 +16,6 @@ class CheckpointConfig(Config):
     )
     keep: PositiveInt = Field(default=1, description="whole checkpoints that stay in the store until the stage is done")
     resume: bool = Field(
-        default=True, description="resume from the newest whole one; false: remove those there are, and start anew"
+        default=True,
+        description="resume from the newest complete checkpoint; false: delete those that exist and start at step 0",
     )

@@ -35,6 +35,11 @@ class RowLimit:
     completion_setting: str = ""  # that keeps a part of it for the completion, where the rows are prompts
     completion_tokens: int = 0
 
+    @property
+    def room(self) -> int:
+        """Tokens that a row itself may have."""
+        return self.tokens - self.completion_tokens
+
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:

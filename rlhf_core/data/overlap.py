@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from rlhf_core.data.formats import asked_texts, normalised, prompt_text
@@ -66,28 +65,6 @@ def _cuts_a_word(text: str, end: int) -> bool:
     return end < len(text) and text[end - 1].isalnum() and text[end].isalnum()
 
 
-@dataclass
-class Overlap:
-    """Rows of a dataset that contain a held-out prompt: how many, and the first three in words."""
-
-    rows: int = 0
-    examples: list[str] = field(default_factory=list)
-
-    def add(self, where: str, dataset: str, prompt: str) -> None:
-        self.rows += 1
-        if len(self.examples) < _EXAMPLES:
-            shown = prompt if len(prompt) <= 60 else f"{prompt[:60]}…"
-            self.examples.append(f"{where} contains {shown!r} of `{dataset}`")
-
-    def sentence(self, read: int) -> str:
-        """Why a dataset of which `read` rows were compared is refused."""
-        return (
-            f"{self.rows} of {read} rows contain a prompt of a dataset that the recipe evaluates or validates on: "
-            f"{'; '.join(self.examples)}. "
-            "Name that dataset in `exclude` to leave these rows out, or set on_overlap to `allow` to train on them"
-        )
-
-
 def overlap_problem(
     rows: Iterable[tuple[str, Mapping[str, Any]]],
     held_out: Mapping[str, Iterable[Mapping[str, Any]]],
@@ -99,9 +76,20 @@ def overlap_problem(
     `excluded` are dropped before they are compared.
     """
     held_out_prompts, excluded_prompts = PromptIndex(held_out), PromptIndex(excluded)
-    overlap, read = Overlap(), 0
+    read = overlapping = 0
+    examples: list[str] = []
     for where, row in rows:
         read += 1
         if (found := held_out_prompts.find(row)) and not excluded_prompts.find(row):
-            overlap.add(where, *found)
-    return overlap.sentence(read) if overlap.rows else None
+            overlapping += 1
+            if len(examples) < _EXAMPLES:
+                dataset, prompt = found
+                shown = prompt if len(prompt) <= 60 else f"{prompt[:60]}…"
+                examples.append(f"{where} contains {shown!r} of `{dataset}`")
+    if not overlapping:
+        return None
+    return (
+        f"{overlapping} of {read} rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+        f"{'; '.join(examples)}. "
+        "Name that dataset in `exclude` to leave these rows out, or set on_overlap to `allow` to train on them"
+    )

@@ -6,7 +6,6 @@ tokenizer: none is added, since a new token would have an embedding of random nu
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, did_you_mean
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -98,8 +97,7 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
         except StageError as error:
             yield f"{section}.chat_template: {base.template_file}: {error}"
     elif base.chat_template is not None and base.chat_template not in SHIPPED:
-        close = difflib.get_close_matches(base.chat_template, SHIPPED, n=1, cutoff=0.5)
-        nearest = f", did you mean `{close[0]}`?" if close else ""
+        nearest = did_you_mean(base.chat_template, SHIPPED)
         yield (
             f"{section}.chat_template: there is no template `{base.chat_template}`{nearest}; there are "
             f"{', '.join(SHIPPED)}, or name a file that ends in .jinja"

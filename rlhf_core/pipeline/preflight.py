@@ -5,8 +5,8 @@ from __future__ import annotations
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
-from rlhf_core.pipeline.preflight_data import bad_row_notes, check_datasets, dataset_uses
-from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths, long_row_notes
+from rlhf_core.pipeline.preflight_data import bad_row_notes, check_datasets, check_overlaps, dataset_uses
+from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_model import check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
 
@@ -24,12 +24,14 @@ def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
     rows = {name: sample.rows for name, sample in samples.items()}
+    problems += check_overlaps(nodes, recipe, samples)
     problems += check_rewards(nodes, rows, root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
     models = {} if model_problems else models_of(nodes, root)
     problems += check_context(nodes, models)
-    problems += check_lengths(recipe, uses, rows, models, root)
+    too_long, notes = check_lengths(recipe, uses, rows, models, root)
+    problems += too_long
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(problems)))
-    return [*bad_row_notes(samples), *long_row_notes(recipe, uses, rows, models, root)]
+    return [*bad_row_notes(samples), *notes]

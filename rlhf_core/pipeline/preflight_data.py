@@ -13,6 +13,7 @@ from rlhf_core.config.data import (
     FilesSource,
     FunctionSource,
     HubSource,
+    OverlapConfig,
     ReasoningGymSource,
     Source,
 )
@@ -94,7 +95,7 @@ def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[st
             )
     samples = read_samples(recipe, [use.dataset for use in uses], root)
     problems += [problem for sample in samples.values() for problem in sample.problems]
-    return samples, problems + _overlaps(recipe, uses, samples)
+    return samples, problems
 
 
 def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Sample]:
@@ -117,29 +118,25 @@ def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
     return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]
 
 
-def _overlaps(recipe: Recipe, uses: list[Use], samples: Mapping[str, Sample]) -> list[str]:
-    """One sentence for each dataset that is trained on, if a row known here contains a held-out prompt."""
-    trained = dict.fromkeys(use.dataset for use in uses if not use.reference.reads.held_out)
-    held_out = dict.fromkeys(use.dataset for use in uses if use.reference.reads.held_out)
-    problems = []
-    for name in trained:
-        config = recipe.data.get(name)
-        if config is None or config.on_overlap == "allow":
+def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:
+    """One sentence for each stage `overlap` that is known here to fail, by the rows that could be read."""
+    for node in nodes.values():
+        if not isinstance(node.config, OverlapConfig):
             continue
+        name = node.config.dataset
         problem = overlap_problem(
             samples[name].rows,
-            {other: _rows(samples, other) for other in held_out if _is_used_whole(recipe, other)},
-            {other: _rows(samples, other) for other in config.exclude},
+            {other: _rows(samples, other) for other in node.config.held_out if _is_used_whole(recipe, other)},
+            {other: _rows(samples, other) for other in recipe.data[name].exclude},
         )
         if problem is not None:
-            problems.append(f"data.{name}: {problem}")
-    return problems
+            yield f"data.{name}: {problem}"
 
 
 def _is_used_whole(recipe: Recipe, name: str) -> bool:
     """Whether all rows of a dataset's source are in it: else only its job knows what a model is tested on."""
-    config = recipe.data.get(name)
-    return config is not None and not (config.mix or config.exclude) and config.limit is None
+    config = recipe.data[name]
+    return not (config.mix or config.exclude) and config.limit is None
 
 
 def _rows(samples: Mapping[str, Sample], name: str) -> list[Row]:

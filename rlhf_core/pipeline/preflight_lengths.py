@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
+from rlhf_core.config.data import DataFormat, LongRowPolicy
 from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
 from rlhf_core.data.formats import Row
@@ -46,52 +47,33 @@ def check_lengths(
     samples: dict[str, list[Located]],
     models: Mapping[str, BaseModel],
     root: Path,
-) -> list[str]:
-    """Rows that are too long for the stage that reads them, as far as the tokenizer is at hand without a download."""
+) -> tuple[list[str], list[str]]:
+    """Problems, and what is good to know, of rows that are too long for the stage that reads them: an error, or dropped
+    or truncated, as their dataset says; as far as the tokenizer is at hand without a download.
+    """
     tokenizers: dict[BaseModel, Tokenizer] = {}
     problems: list[str] = []
+    notes: list[str] = []
     for use in uses:
         limit = use.node.config.row_limit(use.reference.path)
         model = models.get(use.node.name)
         if limit is None or model is None or not samples.get(use.dataset):
             continue
-        if recipe.data[use.dataset].format != use.format:
+        config, rows = recipe.data[use.dataset], samples[use.dataset]
+        if config.format != use.format:
             continue
         try:
             if model not in tokenizers:
                 tokenizers[model] = _tokenizer(model, root)
-            too_long = list(_check_rows(use, limit, samples[use.dataset], tokenizers[model]))
-            problems += too_long if recipe.data[use.dataset].on_long_row == "error" else []
+            lengths = _lengths(rows, tokenizers[model], _MEASURES[config.format])
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
-    return problems
-
-
-def long_row_notes(
-    recipe: Recipe,
-    uses: list[Use],
-    samples: dict[str, list[Located]],
-    models: Mapping[str, BaseModel],
-    root: Path,
-) -> list[str]:
-    """One sentence for each use of a dataset whose rows are too long and dropped or truncated, as far as is known."""
-    notes = []
-    for use in uses:
-        limit, model = use.node.config.row_limit(use.reference.path), models.get(use.node.name)
-        policy = recipe.data[use.dataset].on_long_row
-        if limit is None or model is None or use.format not in _MEASURES or policy == "error":
             continue
-        tokenizer, measure, rows = _tokenizer(model, root), _MEASURES[use.format], samples.get(use.dataset, [])
-        candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
-        room = limit.tokens - limit.completion_tokens
-        too_long = sum(measure(tokenizer, row) > room for _, row in candidates)
-        if too_long:
-            notes.append(
-                f"{use.setting}: {'at least ' if len(rows) > len(candidates) else ''}{too_long} of {len(rows)} "
-                f"rows of `data.{use.dataset}` that can be read here are longer than {room} tokens: "
-                f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
-            )
-    return notes
+        if config.on_long_row == "error":
+            problems += _too_long(use, limit, lengths)
+        else:
+            notes += _lost(use, limit, lengths, len(rows), config.on_long_row)
+    return problems, notes
 
 
 def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
@@ -103,20 +85,17 @@ def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
     return with_template(own, model.config, root.joinpath)
 
 
-def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Tokenizer) -> Iterator[str]:
+def _too_long(use: Use, limit: RowLimit, lengths: list[tuple[str, int]]) -> Iterator[str]:
     section = use.node.section
+    where, tokens = max(lengths, key=lambda found: found[1])
     if use.format != "prompts":
-        where, tokens = _longest(rows, tokenizer, _MEASURES[use.format])
         if tokens > limit.tokens:
             yield (
                 f"{use.setting}: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
                 f"{section}.{limit.setting}={limit.tokens}: raise it, or set "
                 f"data.{use.dataset}.on_long_row to drop or truncate"
             )
-        return
-    where, tokens = _longest(rows, tokenizer, _prompt_tokens)
-    room = limit.tokens - limit.completion_tokens
-    if tokens > room > 0:
+    elif tokens > limit.room > 0:
         yield (
             f"{use.setting}: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
             f"{section}.{limit.completion_setting}={limit.completion_tokens} that is more than "
@@ -125,10 +104,22 @@ def _check_rows(use: Use, limit: RowLimit, rows: list[Located], tokenizer: Token
         )
 
 
-def _longest(rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]) -> tuple[str, int]:
-    """The place and the number of tokens of the longest row."""
+def _lost(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], rows: int, policy: LongRowPolicy) -> Iterator[str]:
+    too_long = sum(tokens > limit.room for _, tokens in lengths)
+    if too_long:
+        yield (
+            f"{use.setting}: {'at least ' if rows > len(lengths) else ''}{too_long} of {rows} "
+            f"rows of `data.{use.dataset}` that can be read here are longer than {limit.room} tokens: "
+            f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
+        )
+
+
+def _lengths(
+    rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]
+) -> list[tuple[str, int]]:
+    """The place and the number of tokens of each of the rows with the most characters."""
     candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
-    return max(((where, measure(tokenizer, row)) for where, row in candidates), key=lambda found: found[1])
+    return [(where, measure(tokenizer, row)) for where, row in candidates]
 
 
 def _characters(row: Row) -> int:
@@ -150,7 +141,7 @@ def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
     return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in sides)
 
 
-_MEASURES: dict[str | None, Callable[[Tokenizer, Row], int]] = {
+_MEASURES: dict[DataFormat, Callable[[Tokenizer, Row], int]] = {
     "prompts": _prompt_tokens,
     "conversations": _conversation_tokens,
     "preferences": _preference_tokens,

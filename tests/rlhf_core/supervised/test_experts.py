@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import RewardModelConfig, SFTConfig
-from rlhf_core.contract import Input
+from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_scalar_model
@@ -65,18 +66,26 @@ def sft_config(**settings: Any) -> SFTConfig:
     )
 
 
-def test_sft_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> None:
-    inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", conversations(12))}
+def train_three_ways(
+    folder: Path, run: Callable[..., Output], config: Callable[..., Any], inputs: dict[str, Input]
+) -> tuple[dict[str, list[Any]], dict[str, dict[str, torch.Tensor]]]:
+    """Without balancing, with it, and with it in small micro-batches: each line's balancing loss, and the weights."""
     losses, weights = {}, {}
     for name, settings in {
         "off": {},
         "on": {"moe_coefficient": 1.0},
         "on, small": {"moe_coefficient": 1.0, "engine": ENGINE.model_copy(update={"tokens_per_micro_batch": 16})},
     }.items():
-        context = context_of(tmp_path / name, inputs)
-        folder = sft.run(sft_config(**settings), inputs, context, inline).folder
-        weights[name] = load_file(folder / "model.safetensors")
+        context = context_of(folder / name, inputs)
+        trained = run(config(**settings), inputs, context, inline).folder
+        weights[name] = load_file(trained / "model.safetensors")
         losses[name] = [metrics.get("load_balancing_loss") for _, metrics in context.logs]
+    return losses, weights
+
+
+def test_sft_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> None:
+    inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", conversations(12))}
+    losses, weights = train_three_ways(tmp_path, sft.run, sft_config, inputs)
     assert losses["off"] == [None] * 2
     assert losses["on"] == pytest.approx(losses["on, small"], rel=1e-4)
     router = next(name for name in weights["on"] if name.endswith("gate.weight"))
@@ -92,18 +101,8 @@ def reward_config(**settings: Any) -> RewardModelConfig:
 
 def test_a_reward_model_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> None:
     inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", pairs(18))}
-    losses, weights = {}, {}
-    for name, settings in {
-        "off": {},
-        "on": {"moe_coefficient": 1.0},
-        "on, small": {"moe_coefficient": 1.0, "engine": ENGINE.model_copy(update={"tokens_per_micro_batch": 16})},
-    }.items():
-        context = context_of(tmp_path / name, inputs)
-        folder = reward_model.run(reward_config(**settings), inputs, context, inline).folder
-        weights[name] = load_file(folder / "model.safetensors")
-        losses[name] = [
-            metrics["load_balancing_loss"] for _, metrics in context.logs if "load_balancing_loss" in metrics
-        ]
+    logged, weights = train_three_ways(tmp_path, reward_model.run, reward_config, inputs)
+    losses = {name: [loss for loss in found if loss is not None] for name, found in logged.items()}
     assert losses["off"] == []
     assert len(losses["on"]) == 3
     assert all(loss > 2.0 for loss in losses["on"])  # 2: evenly, two a token
