@@ -50,7 +50,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         # The second engine's first request is the fourth of the call: its seed is too.
         fourth = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=14)
         assert engines.generate([PROMPTS[3]], fourth)[0].token_ids == completions[3].token_ids
-        with pytest.raises(ValueError, match="prompt 0 has 64 tokens"):
+        with pytest.raises(StageError, match="engine 0 failed in generate: ValueError: prompt 0 has 64 tokens"):
             engines.generate([[1] * 64], SAMPLED)
 
         disturb(model, seed=1)
@@ -77,7 +77,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
 
         processes = _engine_processes()
         processes[0].kill()
-        with pytest.raises(StageError, match=r"engine [01] died"):
+        with pytest.raises(StageError, match=r"engine [01] died in generate"):
             engines.generate(PROMPTS, SAMPLED)
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert len(processes) == 2
@@ -92,7 +92,10 @@ def test_settings_that_no_engine_can_serve_say_so(tmp_path: Path) -> None:
     config = CONFIG.model_copy(update={"engines": 1, "max_length": 100})
     with (
         EngineGroup(ref, context, config, dtype="float32", seed=0) as engines,
-        pytest.raises(ValueError, match="max_length is 100, but the model was made for 64 tokens"),
+        pytest.raises(
+            StageError,
+            match="engine 0 failed in start: ValueError: max_length is 100, but the model was",
+        ),
     ):
         engines.wait_ready()
 

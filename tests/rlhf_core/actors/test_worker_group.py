@@ -109,7 +109,7 @@ def test_a_failing_call_names_the_rank_though_rank_0_hangs_and_then_rank_0() -> 
     try:
         with pytest.raises(StageError, match=r"^rank 1 failed in fail_beside_a_barrier: KeyError: 'margin'"):
             group.call(Worker.fail_beside_a_barrier, 1)
-        with pytest.raises(StageError, match=r"^identity: ranks 0 have not answered within 3 s$"):
+        with pytest.raises(StageError, match=r"^identity: no answer from rank 0 within 3 s$"):
             group.call(Worker.identity)
     finally:
         group.shutdown()

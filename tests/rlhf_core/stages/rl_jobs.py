@@ -1,4 +1,4 @@
-"""RL stages that run as jobs: a tiny GRPO, its spec as a flow stores it, and what came of it."""
+"""RL stages that run as jobs: a tiny GRPO or PPO, its spec as a flow stores it, and what came of it."""
 
 from __future__ import annotations
 
@@ -18,24 +18,44 @@ from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.stages.killed_runs import without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
-CONFIG = RLConfig.model_validate({
-    "algorithm": "grpo", "dataset": "prompts", "steps": 5, "prompts_per_step": 3, "sampling": {"max_tokens": 4},
+_SETTINGS: dict[str, Any] = {
+    "dataset": "prompts", "steps": 5, "prompts_per_step": 3, "sampling": {"max_tokens": 4},
     "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
     "checkpoint": {"every_steps": 1},
-    "grpo": {
-        "rewards": {"short": {"type": "function", "path": "reward.py"}}, "group_size": 4,
-        "optimizer": {"learning_rate": 1e-2}, "shaping": {"normalize": True}, "filtering": {"max_rounds": 64},
-        "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 4},
-    },
-})  # fmt: skip
+}  # fmt: skip
+_COMMON = {
+    "rewards": {"short": {"type": "function", "path": "reward.py"}}, "group_size": 4,
+    "optimizer": {"learning_rate": 1e-2}, "shaping": {"normalize": True},
+    "kl": {"coefficient": 0.1, "target": 0.01, "horizon": 4},
+}  # fmt: skip
+_BLOCKS: dict[str, dict[str, Any]] = {
+    "grpo": {**_COMMON, "filtering": {"max_rounds": 64}},
+    "ppo": {**_COMMON, "epochs": 2, "minibatches": 2, "critic": {"optimizer": {"learning_rate": 1e-2}}},
+}
+_LORA = {"rank": 4, "alpha": 8.0, "dropout": 0.1}
 
 
-def two_by_two(zero_stage: Literal[2, 3]) -> RLConfig:
-    """CONFIG on two ranks and two engines."""
-    engine = CONFIG.engine.model_copy(update={"zero_stage": zero_stage})
-    placement = CONFIG.placement.model_copy(update={"workers": 2, "cpus_per_worker": 0.5, "threads": 1})
-    rollout = CONFIG.rollout.model_copy(update={"engines": 2, "cpus_per_engine": 0.5, "threads": 1})
-    return CONFIG.model_copy(update={"engine": engine, "placement": placement, "rollout": rollout})
+def rl_config(algorithm: str = "grpo", **settings: Any) -> RLConfig:
+    """A run of five steps with `settings` of its own."""
+    block = {algorithm: _BLOCKS[algorithm]}
+    return RLConfig.model_validate({**_SETTINGS, "algorithm": algorithm, **block, **settings})
+
+
+CONFIG = rl_config()
+
+
+def two_by_two(
+    zero_stage: Literal[2, 3], algorithm: str = "grpo", *, lora: bool = False, hybrid: bool = False
+) -> RLConfig:
+    """Two ranks and two engines, which are to share two devices if `hybrid`."""
+    return rl_config(
+        algorithm,
+        engine={"dtype": "float32", "zero_stage": zero_stage},
+        placement={"workers": 2, "cpus_per_worker": 0.5, "threads": 1},
+        rollout={**_SETTINGS["rollout"], "engines": 2, "cpus_per_engine": 0.5, "threads": 1},
+        lora=_LORA if lora else None,
+        hybrid=hybrid,
+    )
 
 
 # Short completions are right. Where HOLD names a folder, it holds once the test has put `now` into that.
@@ -82,8 +102,8 @@ def specified(
 
 
 def results(repository: ArtifactRepository, manifest: Manifest | None, cache: Path) -> tuple[str, list[dict[str, Any]]]:
-    """The hash of the weights, and the lines of metrics."""
+    """The hash of the weights (with LoRA: the adapter's), and the lines of metrics."""
     assert manifest is not None
-    weights = next(file.sha256 for file in manifest.files if file.path == "model.safetensors")
+    (weights,) = (file.sha256 for file in manifest.files if file.path.endswith("model.safetensors"))
     lines = (repository.fetch(manifest.ref, cache) / "metrics.jsonl").read_text().splitlines()
     return weights, [without_times(json.loads(line)) for line in lines]

@@ -1,0 +1,59 @@
+"""RL on two ranks and two engines in every combination of PPO or GRPO, all weights or LoRA, ZeRO 2 or 3, and devices of
+their own or shared: each killed in the middle of a step, resumed, and compared with a run that nothing disturbs.
+
+`python -m tests.rl_matrix` runs all sixteen; `python -m tests.rl_matrix ppo-lora-zero3-hybrid ...` those named.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+from itertools import product
+from pathlib import Path
+
+import ray
+
+from rlhf_core.config.rl import RLConfig
+from tests.rlhf_core.stages.killed_jobs import killed_and_whole
+from tests.rlhf_core.stages.rl_jobs import job_inputs, two_by_two
+
+COMBINATIONS: dict[str, RLConfig] = {
+    f"{algorithm}-{'lora' if lora else 'full'}-zero{zero}-{'hybrid' if hybrid else 'own'}": two_by_two(
+        zero, algorithm, lora=lora, hybrid=hybrid
+    )
+    for algorithm, lora, zero, hybrid in product(("grpo", "ppo"), (False, True), (2, 3), (False, True))
+}
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.rl_matrix", description=__doc__)
+    parser.add_argument("names", nargs="*", help=f"of {', '.join(COMBINATIONS)}; none: all")
+    names = parser.parse_args().names or list(COMBINATIONS)
+    if unknown := sorted(set(names) - COMBINATIONS.keys()):
+        parser.error(f"there is no {', '.join(unknown)}")
+    os.environ.setdefault(
+        "RAY_AUTH_MODE", "disabled"
+    )  # `ray.init` would make a token for the user's other clusters too
+    ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
+    address = ray.get_runtime_context().gcs_address
+    different = 0
+    for name in names:
+        with tempfile.TemporaryDirectory(prefix="rl-matrix-") as temporary:
+            folder, began = Path(temporary), time.monotonic()
+            found = killed_and_whole(COMBINATIONS[name], job_inputs(folder / "inputs"), folder, address)
+            same = found.killed == found.whole
+            different += not same
+            result = "the same" if same else "DIFFERENT"
+            print(
+                f"{name}: resumed after step {found.resumed_after}, weights and metrics {result}, "
+                f"{time.monotonic() - began:.0f} s", flush=True,
+            )  # fmt: skip
+    ray.shutdown()
+    return min(different, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

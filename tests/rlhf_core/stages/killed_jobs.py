@@ -1,0 +1,63 @@
+"""An RL job with real ranks and engines that is killed in the middle of a step and submitted again, beside one that
+nothing disturbs."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
+from rlhf_core.stages.runner import run_job
+from tests.rlhf_core.stages.killed_runs import finish, kill_when_held, start
+from tests.rlhf_core.stages.rl_jobs import results, specified
+
+Result = tuple[str, list[dict[str, Any]]]  # the hash of the weights, and the lines of metrics
+
+
+@dataclass(frozen=True)
+class Compared:
+    whole: Result
+    killed: Result
+    resumed_after: int  # the step of the checkpoint
+    log: str  # of the killed job, both attempts
+
+
+def killed_and_whole(config: RLConfig, inputs: Mapping[str, Input], folder: Path, ray_address: str) -> Compared:
+    """Three jobs on the cluster at `ray_address`, two of them at the same time."""
+    environment = {"RAY_ADDRESS": ray_address, "ALIGNMENT_CACHE": str(folder / "cache")}
+    whole, killed = (ArtifactRepository(open_store(str(folder / name / "store"))) for name in ("whole", "killed"))
+    spec = specified(whole, inputs, folder / "whole", config)
+    assert specified(killed, inputs, folder / "killed", config) == spec
+    undisturbed = start(_job, whole.store.url, spec, folder / "whole", environment)
+    first = start(_job, killed.store.url, spec, folder / "killed", environment | {"HOLD": str(folder / "killed")})
+    checkpoints = Checkpoints(killed.store, spec.ref)
+    while (checkpoints.newest_step() or 0) < 2:
+        assert first.is_alive(), (folder / "killed" / "log").read_text()
+        time.sleep(0.05)
+    (folder / "killed" / "now").touch()
+    kill_when_held(first, folder / "killed")
+    step = checkpoints.newest_step()
+    assert step is not None
+    finish(start(_job, killed.store.url, spec, folder / "killed", environment))
+    finish(undisturbed)
+    assert checkpoints.newest_step() is None  # they go when the artifact is there
+    ended = [results(run, run.manifest(spec.ref), folder / "cache") for run in (whole, killed)]
+    return Compared(*ended, step, (folder / "killed" / "log").read_text())
+
+
+def _job(store_url: str, spec: StageSpec, folder: Path, environment: dict[str, str]) -> None:
+    """The job of the spec, its output in a file, as on a cluster."""
+    with (folder / "log").open("ab") as log:
+        os.dup2(log.fileno(), sys.stdout.fileno())
+    os.environ.update(environment)
+    run_job(store_url, spec.ref)
