@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
@@ -14,16 +13,15 @@ from typing import TYPE_CHECKING, Any, Self
 
 import ray
 import torch
-from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_core.actors.calls import wait
 from rlhf_core.actors.placement import reserve
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.errors import AlignmentError, StageError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Files, Publication, received
@@ -33,7 +31,6 @@ if TYPE_CHECKING:
     from rlhf_core.rollout.vllm_settings import Dtype
 
 START_SECONDS = 900.0  # a large model from a cold disk
-CALL_SECONDS = 6 * 3600.0
 
 
 def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
@@ -117,7 +114,7 @@ class EngineGroup:
         """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
         self._stack = ExitStack()
         self._actors: dict[str, Any] = {}
-        self._starts: dict[str, Any] = {}
+        self._starts: dict[Any, str] = {}  # reference -> name
         with ExitStack() as started:
             started.callback(self.shutdown)
             group = placement_group or self._stack.enter_context(reserve(engine_bundles(config)))
@@ -125,7 +122,7 @@ class EngineGroup:
                 name = f"engine {index}"
                 actor = self._actors[name] = _create(name, config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[name] = actor.start.remote(model, context, config, dtype, seed, lora, sleeps)
+                self._starts[actor.start.remote(model, context, config, dtype, seed, lora, sleeps)] = name
             started.pop_all()
 
     def __enter__(self) -> Self:
@@ -135,26 +132,26 @@ class EngineGroup:
         self.shutdown()
 
     def wait_ready(self, timeout_seconds: float = START_SECONDS) -> None:
-        """Raises StageError naming an engine that died or did not start in time; ValueError for impossible settings."""
+        """Raises StageError that names an engine that died, did not start in time, or has impossible settings."""
         starts, self._starts = self._starts, {}
-        _gather(starts, timeout_seconds)
+        wait("start", starts, timeout_seconds)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         """One completion of each prompt, in their order; request i is sampled with seed + i, whoever serves it."""
         self.wait_ready()
         shares = self._shares(len(prompts))
-        futures = {
-            name: self._actors[name].generate.remote(prompts[i:j], replace(parameters, seed=parameters.seed + i))
+        calls = {
+            self._actors[name].generate.remote(prompts[i:j], replace(parameters, seed=parameters.seed + i)): name
             for name, (i, j) in shares.items()
         }
-        return [completion for share in _gather(futures) for completion in share]
+        return [completion for share in wait("generate", calls) for completion in share]
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) of every token at temperature 1; the first of each sequence is 0.0."""
         self.wait_ready()
         shares = self._shares(len(sequences))
-        futures = {name: self._actors[name].logprobs.remote(sequences[i:j]) for name, (i, j) in shares.items()}
-        return [logprobs for share in _gather(futures) for logprobs in share]
+        calls = {self._actors[name].logprobs.remote(sequences[i:j]): name for name, (i, j) in shares.items()}
+        return [logprobs for share in wait("logprobs", calls) for logprobs in share]
 
     def publish(self, weights: Publication, version: int) -> None:
         """Every engine serves `weights` from now on: the whole model or, with LoRA, the adapter.
@@ -167,7 +164,7 @@ class EngineGroup:
         if elsewhere:
             # Once into the object store: Ray carries it to each node once, whose engines read the same memory.
             files = ray.put(weights.files())
-            _gather({name: actor.load_files.remote(files, version) for name, actor in elsewhere.items()})
+            wait("load", {actor.load_files.remote(files, version): name for name, actor in elsewhere.items()})
 
     def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
         """Every engine's own answer to all `sequences`."""
@@ -182,7 +179,7 @@ class EngineGroup:
         self._all("wake")
 
     def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return _gather({name: getattr(actor, method).remote(*arguments) for name, actor in self._actors.items()})
+        return wait(method, {getattr(actor, method).remote(*arguments): name for name, actor in self._actors.items()})
 
     def _shares(self, count: int) -> dict[str, tuple[int, int]]:
         """Contiguous slices, as even as can be; an engine without any is left out."""
@@ -208,21 +205,3 @@ def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundl
         runtime_env={"env_vars": environment},
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     ).remote(name)  # fmt: skip
-
-
-def _gather(futures: Mapping[str, Any], timeout_seconds: float = CALL_SECONDS) -> list[Any]:
-    """The results, in the order of the engines; what an engine raised on purpose is raised here."""
-    deadline = time.monotonic() + timeout_seconds
-    results = []
-    for name, future in futures.items():
-        try:
-            results.append(ray.get(future, timeout=max(0.0, deadline - time.monotonic())))
-        except RayActorError as error:
-            raise StageError(f"{name} died: {' '.join(str(error).split())}") from error
-        except GetTimeoutError as error:
-            raise StageError(f"{name} did not answer within {timeout_seconds:.0f} s") from error
-        except RayTaskError as error:
-            if isinstance(error.cause, AlignmentError | ValueError):
-                raise error.cause from error
-            raise StageError(f"{name} failed:\n{error}") from error
-    return results

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import ray
-from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_core.actors.calls import CALL_SECONDS, wait
 from rlhf_core.actors.placement import reserve, worker_bundles, worker_threads
 from rlhf_core.config.training import Placement
-from rlhf_core.errors import AlignmentError, StageError
 
 W = TypeVar("W")
 S = TypeVar("S")
@@ -23,8 +21,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 START_SECONDS = 600.0
-CALL_SECONDS = 6 * 3600.0
-GRACE_SECONDS = 5.0  # for the other ranks' own errors, once one rank has failed
 
 # Set before the actor imports numpy or torch.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -85,13 +81,13 @@ class RayWorkerGroup(Generic[W]):
             if placement_group is None:
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
             self._actors = [self._create(placement, placement_group, rank) for rank in range(placement.workers)]
-            host, port = self._wait("start", {self._actors[0].node.remote(): 0}, timeout=start_timeout)[0]
+            host, port = wait("start", {self._actors[0].node.remote(): "rank 0"}, start_timeout)[0]
             threads, size = worker_threads(placement), placement.workers
             starts = {
-                actor.start.remote(rank, size, f"{host}:{port}", threads, factory, args): rank
+                actor.start.remote(rank, size, f"{host}:{port}", threads, factory, args): f"rank {rank}"
                 for rank, actor in enumerate(self._actors)
             }
-            self._wait("start", starts, timeout=start_timeout)
+            wait("start", starts, start_timeout)
             started.pop_all()
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
@@ -115,7 +111,7 @@ class RayWorkerGroup(Generic[W]):
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Large arguments travel once."""
-        return self._wait(method.__name__, self._start(method.__name__, [()] * self.size, args, kwargs))
+        return wait(method.__name__, self._start(method.__name__, [()] * self.size, args, kwargs), self._timeout)
 
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
@@ -124,7 +120,7 @@ class RayWorkerGroup(Generic[W]):
         name = method.__name__
         if len(shards) != self.size:
             raise ValueError(f"{name}: {len(shards)} shards for {self.size} ranks")
-        return self._wait(name, self._start(name, [(shard,) for shard in shards], args, kwargs))
+        return wait(name, self._start(name, [(shard,) for shard in shards], args, kwargs), self._timeout)
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
@@ -133,7 +129,7 @@ class RayWorkerGroup(Generic[W]):
         results."""
         name = method.__name__
         calls = self._start(name, [()] * self.size, args, kwargs, thread=_ASIDE)
-        return lambda: self._wait(name, calls)
+        return lambda: wait(name, calls, self._timeout)
 
     def _start(
         self,
@@ -142,78 +138,14 @@ class RayWorkerGroup(Generic[W]):
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         thread: str | None = None,
-    ) -> dict[Any, int]:
-        """`worker.method(*first[rank], *args, **kwargs)` on every rank: call reference -> rank."""
+    ) -> dict[Any, str]:
+        """`worker.method(*first[rank], *args, **kwargs)` on every rank: call reference -> name of the rank."""
         shared = [ray.put(argument) for argument in args]
         return {
-            actor.call.options(concurrency_group=thread).remote(method, *first[rank], *shared, **kwargs): rank
+            actor.call.options(concurrency_group=thread).remote(method, *first[rank], *shared, **kwargs): f"rank {rank}"
             for rank, actor in enumerate(self._actors)
         }
-
-    def _wait(self, method: str, calls: Mapping[Any, int], timeout: float | None = None) -> list[Any]:
-        """The results of `calls` (reference -> rank), in their order. Raises StageError naming the rank, and the
-        cause."""
-        pending = list(calls)
-        deadline = time.monotonic() + (timeout or self._timeout)
-        while pending:
-            ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-            if not ready:
-                ranks = ", ".join(str(calls[call]) for call in pending)
-                raise StageError(f"{method}: ranks {ranks} have not answered within {timeout or self._timeout:.0f} s")
-            if _failure(ready[0]) is not None:
-                raise _explain(method, calls)
-        return list(ray.get(list(calls)))
 
     def shutdown(self) -> None:
         """End the actors and release what this group reserved. Idempotent."""
         self._stack.close()
-
-
-def _failure(call: Any) -> RayError | None:
-    """Why a finished call failed, if it did."""
-    try:
-        ray.get(call)
-    except RayError as error:
-        return error
-    return None
-
-
-def _explain(method: str, calls: Mapping[Any, int]) -> AlignmentError:
-    """The error to raise once a rank has failed: of all ranks' errors, the one that is the cause of the others.
-
-    A rank that dies breaks its peers' collectives, and their errors may arrive first.
-    """
-    deadline = time.monotonic() + GRACE_SECONDS
-    failures: list[tuple[int, int, RayError]] = []
-    pending = list(calls)
-    while pending and all(order >= 2 for order, _, _ in failures):
-        finished, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
-        if not finished:
-            break
-        if (failure := _failure(finished[0])) is not None:
-            failures.append((_causal_order(failure), calls[finished[0]], failure))
-    _, rank, error = min(failures, key=lambda failure: failure[:2])
-    cause = error.cause if isinstance(error, RayTaskError) else None
-    explained: AlignmentError
-    if isinstance(cause, AlignmentError):
-        explained = type(cause)(f"rank {rank}: {cause}")
-    elif cause is not None:
-        explained = StageError(f"rank {rank} failed in {method}: {type(cause).__name__}: {cause}")
-    else:
-        explained = StageError(f"rank {rank} died in {method}: {' '.join(str(error).split())}")
-    explained.__cause__ = error
-    return explained
-
-
-def _causal_order(error: RayError) -> int:
-    """Causes first. 0: a worker that died; 1: an error of our own; 2: any other; 3: a broken connection to a peer."""
-    if isinstance(error, RayActorError):
-        return 0
-    cause = getattr(error, "cause", None)
-    if isinstance(cause, AlignmentError):
-        return 1
-    return 3 if type(cause).__name__ == "RuntimeError" and _names_a_connection(str(cause)) else 2
-
-
-def _names_a_connection(message: str) -> bool:
-    return any(word in message for word in ("gloo", "NCCL", "Connection closed by peer", "ProcessGroup"))

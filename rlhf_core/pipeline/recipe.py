@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from rlhf_core.config.base import Config, KeyedConfig, NonNegativeInt, operational
+from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.stages import ReportConfig
@@ -46,6 +47,8 @@ class Recipe(KeyedConfig):
             )
         if not _NAME.fullmatch(key):
             raise ValueError("the name of a stage has lower-case letters, digits, `_` and `-`")
+        if key == POLICY_START:
+            raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
         return STAGES[given].config
 
     @classmethod

@@ -1,0 +1,83 @@
+"""Calls of actors: waited for together, with one error that names the actor that is the cause."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+import ray
+from ray.exceptions import RayActorError, RayError, RayTaskError
+
+from rlhf_core.errors import AlignmentError, StageError
+
+CALL_SECONDS = 6 * 3600.0
+GRACE_SECONDS = 5.0  # for the other actors' own errors, once one has failed
+
+
+def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> list[Any]:
+    """The results of `calls` (reference -> name of the actor), in their order.
+
+    Raises StageError that names the actor, `what` it did, and the cause, as soon as one has failed; an AlignmentError
+    of an actor is raised as its own class.
+    """
+    pending = list(calls)
+    deadline = time.monotonic() + seconds
+    while pending:
+        ready, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not ready:
+            silent = ", ".join(calls[call] for call in pending)
+            raise StageError(f"{what}: no answer from {silent} within {seconds:.0f} s")
+        if _failure(ready[0]) is not None:
+            raise _explain(what, calls)
+    return list(ray.get(list(calls)))
+
+
+def _failure(call: Any) -> RayError | None:
+    """Why a finished call failed, if it did."""
+    try:
+        ray.get(call)
+    except RayError as error:
+        return error
+    return None
+
+
+def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
+    """The error to raise once an actor has failed: of all actors' errors, the one that is the cause of the others.
+
+    A rank that dies breaks its peers' collectives, and their errors may arrive first.
+    """
+    deadline = time.monotonic() + GRACE_SECONDS
+    failures: list[tuple[int, str, RayError]] = []
+    pending = list(calls)
+    while pending and all(order >= 2 for order, _, _ in failures):
+        finished, pending = ray.wait(pending, timeout=max(0.0, deadline - time.monotonic()))
+        if not finished:
+            break
+        if (failure := _failure(finished[0])) is not None:
+            failures.append((_causal_order(failure), calls[finished[0]], failure))
+    _, actor, error = min(failures, key=lambda failure: failure[:2])
+    cause = error.cause if isinstance(error, RayTaskError) else None
+    explained: AlignmentError
+    if isinstance(cause, AlignmentError):
+        explained = type(cause)(f"{actor}: {cause}")
+    elif cause is not None:
+        explained = StageError(f"{actor} failed in {what}: {type(cause).__name__}: {cause}")
+    else:
+        explained = StageError(f"{actor} died in {what}: {' '.join(str(error).split())}")
+    explained.__cause__ = error
+    return explained
+
+
+def _causal_order(error: RayError) -> int:
+    """Causes first. 0: a worker that died; 1: an error of our own; 2: any other; 3: a broken connection to a peer."""
+    if isinstance(error, RayActorError):
+        return 0
+    cause = getattr(error, "cause", None)
+    if isinstance(cause, AlignmentError):
+        return 1
+    return 3 if type(cause).__name__ == "RuntimeError" and _names_a_connection(str(cause)) else 2
+
+
+def _names_a_connection(message: str) -> bool:
+    return any(word in message for word in ("gloo", "NCCL", "Connection closed by peer", "ProcessGroup"))
