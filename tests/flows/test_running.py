@@ -1,4 +1,4 @@
-"""The flow on a real Ray head, a real Prefect server and both kinds of store."""
+"""The flow on a real Ray head and a real Prefect server; test_whole_graph.py and test_command.py have S3 too."""
 
 import os
 import signal
@@ -14,6 +14,8 @@ from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.pipeline.record import read_record
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
+
+pytestmark = pytest.mark.parametrize("store_url", ["local"], indirect=True)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
@@ -48,7 +50,6 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
     assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED", "SUCCEEDED"]
 
 
-@pytest.mark.parametrize("store_url", ["local"], indirect=True)
 def test_a_failed_stage_ends_the_flow_with_its_last_error_line(workplace: Workplace) -> None:
     workplace.write_recipe("needs: '{sign}'")
     state = few(workplace.recipe, NODES, return_state=True)
@@ -66,7 +67,6 @@ def test_a_failed_stage_ends_the_flow_with_its_last_error_line(workplace: Workpl
     assert workplace.manifest("data.words") is None
 
 
-@pytest.mark.parametrize("store_url", ["s3"], indirect=True)
 def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
@@ -88,9 +88,7 @@ def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(w
     assert workplace.manifest("data.words") is not None
 
 
-@pytest.mark.parametrize(
-    ("store_url", "ends_with"), [("local", signal.SIGINT), ("s3", signal.SIGTERM)], indirect=["store_url"]
-)
+@pytest.mark.parametrize("ends_with", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace, ends_with: signal.Signals) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
@@ -105,7 +103,6 @@ def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace, e
     assert workplace.manifest("data.words") is None
 
 
-@pytest.mark.parametrize("store_url", ["local"], indirect=True)
 def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> None:
     with pytest.raises(RecipeError, match=r"^data.words needs data.test, which the store does not have"):
         few(workplace.recipe, ["data.words"])
@@ -114,7 +111,6 @@ def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> No
     assert workplace.attempts("data.words") == {}
 
 
-@pytest.mark.parametrize("store_url", ["local"], indirect=True)
 def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "rows.py").unlink()
     with pytest.raises(RecipeError, match=r"rows\.py: .*cannot be read"):

@@ -190,12 +190,15 @@ def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp
 def test_of_two_jobs_one_computes_and_the_other_waits(
     repository: ArtifactRepository, tmp_path: Path, jobs: _Jobs
 ) -> None:
-    spec = specified(repository, tmp_path, SLOW.replace("60", "3"))
+    sign = tmp_path / "sign"
+    waits = f"import pathlib\n    while not pathlib.Path({str(sign)!r}).exists(): time.sleep(0.05)"
+    spec = specified(repository, tmp_path, SLOW.replace("time.sleep(60)", waits))
     first = jobs.start(repository.store, spec.ref)
     first.wait_for("at work")
     second = jobs.start(repository.store, spec.ref)
+    second.wait_for("waiting for process")
+    sign.touch()
     assert (first.wait(), second.wait()) == (0, 0)
-    assert "waiting for process" in second.output
     assert "is in the store already" in second.output
     assert "at work" not in second.output
 
