@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from rlhf_core.errors import StageError
-from rlhf_core.rl.weights import KeptWeights, WeightAverage
+from rlhf_core.rl.weights import WeightAverage
+from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.state import RankState
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
