@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
@@ -13,8 +14,7 @@ from rlhf_core.config.rollout import SamplingConfig
 
 V = TypeVar("V")
 
-# A name is a part of metrics (`validation/NAME/loss`) and of inputs (`validation.also.NAME.dataset`).
-SetName = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_-]*$")]
+_NAME = re.compile(r"[A-Za-z0-9_-]+")
 _NAMED = "by a name of yours: further sets, measured at the same steps as `validation/NAME/…`"
 MAIN = ""  # the name of a validation's own set, beside those in `also`
 
@@ -42,10 +42,18 @@ class _Validation(Config):
     keep: Literal["best", "last"] = Field(
         default="best", description="the stage's result: the weights that were validated best, or the last ones"
     )
-    also: dict[SetName, Any] = Field(default={}, description=_NAMED)
+    also: dict[str, Any] = Field(default={}, description=_NAMED)
 
     def unused_fields(self) -> frozenset[str]:
         return frozenset() if self.also else frozenset({"also"})
+
+    @model_validator(mode="after")
+    def _names_are_parts_of_others(self) -> Self:
+        """A name becomes a part of metrics (`validation/NAME/loss`) and of inputs (`validation.also.NAME.dataset`)."""
+        for name in self.also:
+            if not _NAME.fullmatch(name):
+                raise ValueError(f"validation.also: `{name}` is no name of letters, digits, `_` and `-`")
+        return self
 
 
 def _require_measured(metric: str, measured: Iterable[str]) -> None:
@@ -90,7 +98,7 @@ class ValidationConfig(_Validation, ValidationSet):
         "`sampled_mean_score`, `sampled_pass@1` or, with N samples, `pass@N`; of another than the main scorer, "
         "`SCORER/…`; of a set in `also`, `NAME/…`",
     )
-    also: dict[SetName, ValidationSet] = Field(default={}, description=_NAMED)
+    also: dict[str, ValidationSet] = Field(default={}, description=_NAMED)
 
     @property
     def sets(self) -> Mapping[str, ValidationSet]:
@@ -159,13 +167,13 @@ class HeldOutPairs(Config):
 class TextValidation(SupervisedValidationConfig, HeldOutText):
     """The mean loss of each token of held-out documents."""
 
-    also: dict[SetName, HeldOutText] = Field(default={}, description=_NAMED)
+    also: dict[str, HeldOutText] = Field(default={}, description=_NAMED)
 
 
 class ConversationsValidation(SupervisedValidationConfig, HeldOutConversations):
     """The mean loss of each token of the assistant turns of held-out conversations."""
 
-    also: dict[SetName, HeldOutConversations] = Field(default={}, description=_NAMED)
+    also: dict[str, HeldOutConversations] = Field(default={}, description=_NAMED)
 
 
 class PairsValidation(SupervisedValidationConfig, HeldOutPairs):
@@ -180,4 +188,4 @@ class PairsValidation(SupervisedValidationConfig, HeldOutPairs):
         default="loss",
         description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
     )
-    also: dict[SetName, HeldOutPairs] = Field(default={}, description=_NAMED)
+    also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)

@@ -86,7 +86,7 @@ HELD_OUT = {"dataset": "v", "every_steps": 2}
         ({"metric": "accuracy"}, "validation.metric is `accuracy`; these settings measure loss$"),
         ({"metric": "far/loss"}, "validation.metric is `far/loss`; these settings measure loss$"),
         ({"also": {"far": {"dataset": "f"}}, "metric": "near/loss"}, "these settings measure loss, far/loss$"),
-        ({"also": {"a.b": {"dataset": "f"}}}, "should match pattern"),
+        ({"also": {"a.b": {"dataset": "f"}}}, "validation.also: `a.b` is no name of letters"),
         ({"also": {"far": {"dataset": "f", "every_steps": 1}}}, "Extra inputs are not permitted"),
     ],
 )
