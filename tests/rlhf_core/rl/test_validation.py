@@ -47,11 +47,11 @@ calls = 0
 def various(completions, prompts, rows):
     return [sum(map(ord, c)) % 7 / 7 for c in completions]
 
-def table(completions, prompts, rows):
+def table(completions, prompts, rows, start=0):
     global calls
     scores = json.loads((pathlib.Path(__file__).parent / "scores.json").read_text())
     calls += 1
-    return [scores[calls - 1]] * len(completions)
+    return [scores[start + calls - 1]] * len(completions)
 """
 
 
@@ -129,13 +129,13 @@ def test_the_weights_that_were_validated_best_are_the_result(inputs: dict[str, I
 
 
 def test_another_set_has_its_own_sampling_and_may_choose_the_weights(inputs: dict[str, Input], tmp_path: Path) -> None:
-    """Scores: two steps, each of the main set and then of the other."""
-    table = VALIDATION["scorers"]["table"]
+    """Scores: of the two steps by the main set, and by the other."""
+    table = {**VALIDATION["scorers"]["table"], "options": {"start": 2}}
     far = {"dataset": "far", "samples": 1, "sampling": {"max_tokens": 4, "temperature": 0.25}, "scorers": {"t": table}}
     validation = {**VALIDATION, "metric": "far/mean_score", "also": {"far": far}}
     long = [{"prompt": [{"role": "user", "content": word}]} for word in ("gh", "x" * 30)]
     other = {**inputs, "validation.also.far.dataset": dataset(tmp_path / "far", long, "drop")}
-    output, context, engine = run(other, tmp_path / "run", [0.5, 0.75, 1.0, 0.25], steps=2, validation=validation)
+    output, context, engine = run(other, tmp_path / "run", [0.5, 1.0, 0.75, 0.25], steps=2, validation=validation)
     assert file_digest(output.folder) == loads(engine)[1]
     found = [
         {name: line[f"validation/{name}"] for name in ("mean_score", "far/mean_score", "far/sampled_pass@1", "best")}
