@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, Reads
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.training import LoraConfig, OptimizerConfig
 
 # The value of `start` that stands for the model that RL itself starts from.
 POLICY_START = "policy"
@@ -25,9 +25,16 @@ class CriticConfig(Config):
         )
     )
     optimizer: OptimizerConfig = Field(description="of the critic")
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train an adapter and the head; where the policy is an adapter of the same model, both have one "
+        "base in memory (in the same dtype, and not at zero_stage 3); none: all weights",
+    )
     engine: EngineConfig | None = Field(default=None, description="how the critic is trained; none: as the policy")
     warmup_steps: NonNegativeInt = Field(default=0, description="first steps that train the critic alone")
     value_clip: PositiveFloat | None = Field(
         default=0.2, description="largest change of a value in one update; none: not clipped"
     )
-    save: bool = Field(default=False, description="keep the critic too, in the folder `critic` of the policy")
+    save: bool = Field(
+        default=False, description="keep the critic too, in the folder `critic` of the policy; an adapter is merged"
+    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import peft
 import torch
@@ -87,3 +87,43 @@ def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict
         model, state_dict=state_dict, save_embedding_layers=False
     )
     return chosen
+
+
+def share_base(model: PeftModel, other: PeftModel) -> None:
+    """Give `model` the very Parameters of `other` as frozen weights below the head, so that they are in memory once.
+
+    Both are adapters of one base model, whose head may differ. Adapters, heads and buffers stay each model's own, and
+    so do the modules: switching one model's adapter off does not change the other. Raises StageError if the weights
+    do not fit.
+    """
+    ours, theirs = _frozen_weights(model), _frozen_weights(other)
+    for name in sorted({*ours, *theirs}):
+        kinds = [_kind(weights[name].value) if name in weights else "absent" for weights in (ours, theirs)]
+        if kinds[0] != kinds[1]:
+            raise StageError(
+                f"adapters cannot share their base: {name} is {kinds[0]} in one and {kinds[1]} in the other"
+            )
+    for name, weight in ours.items():
+        weight.layer.register_parameter(weight.name, theirs[name].value)
+
+
+class _Weight(NamedTuple):
+    layer: nn.Module
+    name: str  # in the layer
+    value: nn.Parameter
+
+
+def _frozen_weights(model: PeftModel) -> dict[str, _Weight]:
+    """The frozen weights below the head, by their names in the base model."""
+    base = base_model(model)
+    layers: nn.Module = getattr(base, base.base_model_prefix)
+    return {
+        f"{path}.{name}".replace(".base_layer.", "."): _Weight(layer, name, parameter)
+        for path, layer in layers.named_modules()
+        for name, parameter in layer.named_parameters(recurse=False)
+        if not parameter.requires_grad
+    }
+
+
+def _kind(parameter: nn.Parameter) -> str:
+    return f"{parameter.dtype} {tuple(parameter.shape)}"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.critic import POLICY_START
+from rlhf_core.config.critic import POLICY_START, CriticConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
@@ -30,6 +30,7 @@ class Role:
     total_steps: int = 0  # optimizer steps of its whole schedule
     lora: LoraConfig | None = None
     adapter_off: bool = False  # no copy of its own: the policy's base
+    shares_base: bool = False  # its frozen weights are those of the policy's base
     offloaded: bool = False  # its weights are in host memory, except while it computes
 
 
@@ -58,7 +59,8 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         made.append(
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
-                total_steps=config.steps * updates,
+                total_steps=config.steps * updates, lora=critic.lora,
+                shares_base=critic_start == start and _can_share_base(config, critic),
             )
         )  # fmt: skip
     for reward, name in reward_roles(config, inputs).items():
@@ -66,6 +68,15 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             judge = inputs[reward_input(config, reward)].manifest.ref
             made.append(Role(name, judge, "scalar", config.engine_of(name)))
     return tuple(made)
+
+
+def _can_share_base(config: RLConfig, critic: CriticConfig) -> bool:
+    """Whether policy and critic, where both start from one model, can have its weights once in memory."""
+    engines = config.engine_of(POLICY), config.engine_of(CRITIC)
+    frozen = config.lora is not None and critic.lora is not None
+    same_dtype = engines[0].dtype == engines[1].dtype
+    # ZeRO 3 cuts each weight for one engine, which then gathers and frees it as its own model runs.
+    return frozen and same_dtype and all(engine.sharding < 3 for engine in engines)
 
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:

@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
@@ -16,7 +18,9 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
+from rlhf_core.models.adapters import share_base
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state, torch_dtype
+from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
@@ -46,11 +50,12 @@ class RLWorker(SnapshotWorker):
         self._engines: dict[str, DeepSpeedEngine] = {}  # by role; the reference is apart
         self._reference: Reference | None = None
         folders = {role.name: context.fetch(role.start).folder for role in roles}
-        self._policy_folder = folders[POLICY]
+        self._folders = folders
         for role in roles:
             folder = folders[role.name]
             if role.name != REFERENCE:
-                self._engines[role.name] = _load(role, folder)
+                base = self._causal if role.shares_base else None
+                self._engines[role.name] = _load(role, folder, base)
             elif role.adapter_off:
                 self._reference = AdapterOff(self._policy)
             else:
@@ -213,16 +218,27 @@ class RLWorker(SnapshotWorker):
             self.keep_weights("live" if self._average is None else "average")
         state = self._kept.state_dict
         if state is not None:
-            save_model(self._causal, state, folder, self._policy_folder)
+            save_model(self._causal, state, folder, self._folders[POLICY])
         critic = self._config.settings.critic_settings
         if critic is not None and critic.save:
-            model, weights = self._engines[CRITIC].module.model, self._engines[CRITIC].full_state_dict()
-            assert isinstance(model, nn.Module)
-            if weights is not None:
-                save_model(model, weights, folder / "critic", self._policy_folder)
+            self._save_critic(folder / "critic")
+
+    def _save_critic(self, folder: Path) -> None:
+        """As a whole model, from which another critic can start: an adapter is merged."""
+        model, weights = self._engines[CRITIC].module.model, self._engines[CRITIC].full_state_dict()
+        assert isinstance(model, nn.Module)
+        if weights is None:
+            return
+        if isinstance(model, PeftModel):
+            with TemporaryDirectory(dir=self._context.workdir) as adapter:
+                save_model(model, weights, Path(adapter), None)
+                merge_adapter(self._folders[CRITIC], Path(adapter), folder)
+        else:
+            save_model(model, weights, folder, self._folders[POLICY])
 
 
-def _load(role: Role, folder: Path) -> DeepSpeedEngine:
+def _load(role: Role, folder: Path, base: nn.Module | None) -> DeepSpeedEngine:
+    """base: a PeftModel whose frozen weights are to be the new model's too."""
     engine, trained = role.engine, role.optimizer is not None
     dtype, checkpointing = torch_dtype(engine.dtype), engine.gradient_checkpointing and trained
     model: nn.Module
@@ -238,6 +254,8 @@ def _load(role: Role, folder: Path) -> DeepSpeedEngine:
                 folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
             )
         )
+    if base is not None:
+        share_base(model.model, base)
     return DeepSpeedEngine(model, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
 
 
