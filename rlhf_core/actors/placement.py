@@ -12,8 +12,8 @@ from contextlib import contextmanager
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.training import Placement
 from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import ProgressReporter

@@ -13,7 +13,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors.calls import CALL_SECONDS, wait
 from rlhf_core.actors.placement import reserve, worker_bundles, worker_threads
-from rlhf_core.config.training import Placement
+from rlhf_core.config.placement import Placement
 
 W = TypeVar("W")
 S = TypeVar("S")
@@ -65,11 +65,12 @@ class RayWorkerGroup(Generic[W]):
         factory: Callable[..., W],
         *args: Any,
         placement_group: PlacementGroup | None = None,
+        first_bundle: int = 0,
         timeout: float = CALL_SECONDS,
         start_timeout: float = START_SECONDS,
     ) -> None:
         """Each rank builds `factory(*args)`. Without `placement_group` one is reserved, and released at the end;
-        with one, rank i runs in its bundle i.
+        with one, rank i runs in its bundle first_bundle + i.
 
         timeout: seconds that a call may take, start_timeout: that building may take once resources are reserved.
         Raises StageError if the cluster can never provide the resources, or a worker cannot be built.
@@ -80,7 +81,8 @@ class RayWorkerGroup(Generic[W]):
             started.callback(self.shutdown)
             if placement_group is None:
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
-            self._actors = [self._create(placement, placement_group, rank) for rank in range(placement.workers)]
+            bundles = range(first_bundle, first_bundle + placement.workers)
+            self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
             host, port = wait("start", {self._actors[0].node.remote(): "rank 0"}, start_timeout)[0]
             threads, size = worker_threads(placement), placement.workers
             starts = {

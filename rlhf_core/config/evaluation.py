@@ -8,9 +8,10 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import NonNegativeInt, PositiveInt, Reads
+from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
+from rlhf_core.config.stage import JudgedBy, RowLimit, StageConfig
 
 
 class EvaluationConfig(StageConfig):

@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Reads, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
 
 KLEstimator = Literal["k1", "k2", "k3"]
 KLPlace = Literal["reward", "loss"]
@@ -40,11 +41,23 @@ class KLConfig(Config):
     offload: bool = operational(
         False, description="keep the reference's weights in host memory, except while it computes"
     )
+    placement: Placement | None = operational(
+        None, description="what workers of the reference's own reserve; none: it is on the policy's"
+    )
 
     @model_validator(mode="after")
     def _adapts_something(self) -> KLConfig:
         if self.target is not None and self.coefficient == 0:
             raise ValueError("target is set, but coefficient is 0 and would stay 0; set the coefficient to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _offload_frees_something(self) -> KLConfig:
+        if self.offload and self.placement is not None:
+            raise ValueError(
+                "offload makes room for other models, but with a placement the reference is alone on its devices; "
+                "leave one of them out"
+            )
         return self
 
     def unused_fields(self) -> frozenset[str]:

@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Reads, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
@@ -24,6 +25,9 @@ class _OfModel(_Weighted):
         default=None, description="the stage whose reward model it is; none: the last one above that makes one"
     )
     engine: EngineConfig | None = Field(default=None, description="how the reward model is run; none: as the policy")
+    placement: Placement | None = operational(
+        None, description="what workers of the reward model's own reserve; none: it is on the policy's"
+    )
 
 
 class RewardModelReward(_OfModel):

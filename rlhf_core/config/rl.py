@@ -12,10 +12,11 @@ from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
-from rlhf_core.config.training import LoraConfig, Placement, require_compatible
+from rlhf_core.config.stage import JudgedBy, RowLimit, StageConfig
+from rlhf_core.config.training import LoraConfig, require_compatible
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
@@ -114,8 +115,9 @@ class RLConfig(StageConfig, KeyedConfig):
     @model_validator(mode="after")
     def _reference_settings_are_used(self) -> RLConfig:
         kl = self.settings.kl
-        if self.reference_is_base and (kl.engine is not None or kl.offload):
-            setting = "offload" if kl.offload else "engine"
+        given = {"engine": kl.engine is not None, "offload": kl.offload, "placement": kl.placement is not None}
+        setting = next((name for name, is_given in given.items() if is_given), None)
+        if self.reference_is_base and setting is not None:
             raise ValueError(
                 f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
                 "has no weights of its own; leave it out, or name a model as kl.reference"
@@ -147,7 +149,8 @@ class RLConfig(StageConfig, KeyedConfig):
                 f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
                 f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
             )
-        if any(engine.offload_parameters for engine in self._engines().values()):
+        on_ranks = [engine for role, engine in self._engines().items() if role not in self.own_placements]
+        if any(engine.offload_parameters for engine in on_ranks):
             raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
         return self
 
@@ -207,6 +210,15 @@ class RLConfig(StageConfig, KeyedConfig):
         return {role: engine or self.engine for role, engine in own.items()}
 
     @property
+    def own_placements(self) -> Mapping[str, Placement]:
+        """The frozen models that run in workers of their own, by role; all others are on the policy's."""
+        settings = self.settings
+        own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.placement
+        return {role: placement for role, placement in own.items() if placement is not None}
+
+    @property
     def makes(self) -> Role:
         return "model"
 
@@ -221,7 +233,16 @@ class RLConfig(StageConfig, KeyedConfig):
     def reserves(self) -> Reservation:
         ranks, engines = self.placement.reserves(), self.rollout.reserves()
         shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same
-        return ranks + engines + shared
+        return sum(self._own_reservations(), ranks + engines + shared)
+
+    def _own_reservations(self) -> list[Reservation]:
+        """One for each frozen model in workers of its own; rewards of one model, run in the same way, share it."""
+        judges = {f"reward:{name}": reward.model for name, reward in self.settings.model_rewards.items()}
+        distinct = {
+            (role in judges, judges.get(role), self.engine_of(role), placement): placement
+            for role, placement in self.own_placements.items()
+        }
+        return [placement.reserves() for placement in distinct.values()]
 
     def sequence_lengths(self) -> Mapping[str, int]:
         return {"rollout.max_length": self.rollout.max_length}

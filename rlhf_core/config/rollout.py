@@ -14,7 +14,7 @@ from rlhf_core.config.base import (
     Share,
     operational,
 )
-from rlhf_core.config.stage import Reservation
+from rlhf_core.config.placement import Reservation
 
 # What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0

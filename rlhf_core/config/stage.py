@@ -7,23 +7,8 @@ from dataclasses import dataclass
 
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
-
-
-@dataclass(frozen=True, slots=True)
-class Reservation:
-    """What a stage's actors reserve of the cluster together."""
-
-    cpus: float = 0.0
-    gpus: float = 0.0
-
-    @property
-    def devices(self) -> float:
-        """GPUs; CPUs where it reserves none. Device seconds count these."""
-        return self.gpus or self.cpus
-
-    def __add__(self, other: Reservation) -> Reservation:
-        return Reservation(self.cpus + other.cpus, self.gpus + other.gpus)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,6 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import (
     Config,
     NonNegativeFloat,
-    NonNegativeInt,
     PositiveFloat,
     PositiveInt,
     Reads,
@@ -19,7 +18,8 @@ from rlhf_core.config.base import (
 )
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.stage import Reservation, RowLimit, StageConfig
+from rlhf_core.config.placement import Placement, Reservation
+from rlhf_core.config.stage import RowLimit, StageConfig
 from rlhf_core.config.validation import SupervisedValidationConfig
 
 
@@ -88,18 +88,6 @@ def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> No
             "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
             "memory; leave the optimizer's state on the device, or use adamw"
         )
-
-
-class Placement(Config):
-    """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""
-
-    workers: PositiveInt = Field(default=1, description="training processes")
-    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs that Ray reserves")
-    gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
-    threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
-
-    def reserves(self) -> Reservation:
-        return Reservation(cpus=self.workers * self.cpus_per_worker, gpus=self.workers * self.gpus_per_worker)
 
 
 class SupervisedConfig(StageConfig):

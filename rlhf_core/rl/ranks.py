@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,8 @@ from rlhf_core.losses.mismatch import measure
 from rlhf_core.metrics import merged
 from rlhf_core.packing import select
 from rlhf_core.rl.kl_controller import KLController, completion_kl
-from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
+from rlhf_core.rl.roles import CRITIC, POLICY
+from rlhf_core.rl.scoring import Scores, role_of
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.publication import Files, Publication
@@ -29,15 +31,21 @@ from rlhf_core.types import Experience, PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
 
-# Names of RLWorker.score -> the role that gives the score; others are roles themselves.
-_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
-
 
 class PolicyTrainer:
-    def __init__(self, config: RLConfig, algorithm: Algorithm, workers: WorkerGroup[RLWorker], seed: int) -> None:
+    def __init__(
+        self,
+        config: RLConfig,
+        algorithm: Algorithm,
+        workers: WorkerGroup[RLWorker],
+        seed: int,
+        frozen: Mapping[str, WorkerGroup[Scores]] = MappingProxyType({}),
+    ) -> None:
+        """frozen: the ranks of models with a placement of their own, by role."""
         self._config = config
         self._algorithm = algorithm
         self._workers = workers
+        self._frozen = frozen
         self._seed = seed
         self._kl = KLController(config.settings.kl)
 
@@ -60,13 +68,16 @@ class PolicyTrainer:
         return self._scored(batch, [role])[role]
 
     def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
-        """By the names of RLWorker.score. Models whose micro-batches have the same size are asked together."""
+        """By the names of Scores. Models of the same ranks, with micro-batches of the same size, are asked together."""
         scores: dict[str, Tensor] = {}
-        sizes = {name: self._tokens(_ROLE_OF_SCORE.get(name, name)) for name in names}
-        for tokens in dict.fromkeys(sizes.values()):
-            asked = [name for name in names if sizes[name] == tokens]
-            division = Division.of(batch, replicas=self._workers.size, tokens_per_micro_batch=tokens)
-            results = self._workers.scatter(RLWorker.score, division.split(), asked)
+        calls: dict[tuple[str, int], list[str]] = {}
+        for name in names:
+            role = role_of(name)
+            calls.setdefault((role if role in self._frozen else POLICY, self._tokens(role)), []).append(name)
+        for (ranks, tokens), asked in calls.items():
+            group = self._frozen.get(ranks, self._workers)
+            division = Division.of(batch, replicas=group.size, tokens_per_micro_batch=tokens)
+            results = group.scatter(Scores.score, division.split(), asked)
             scores |= {name: division.join([[part[name] for part in rank] for rank in results]) for name in asked}
         return scores
 

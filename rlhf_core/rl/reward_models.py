@@ -1,4 +1,4 @@
-"""Rewards that reward models give: the models are on the training ranks, and are asked in their turn."""
+"""Rewards that reward models give: models on the training ranks are asked in the ranks' turn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import RewardModel
-from rlhf_core.rl.hybrid import Turns
+from rlhf_core.rl.hybrid import OwnDevices, Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import reward_input, reward_roles
 from rlhf_core.types import PackedBatch
@@ -53,6 +53,8 @@ def rank_scores(
 ) -> dict[str, RankScores]:
     """The token scores of each reward of a model, by its name."""
     samples_again = config.settings.filtering is not None  # groups may be filtered out
+    own = config.own_placements  # these models wait for no turn
     return {
-        name: RankScores(role, trainer, turns, samples_again) for name, role in reward_roles(config, inputs).items()
+        name: RankScores(role, trainer, OwnDevices() if role in own else turns, samples_again)
+        for name, role in reward_roles(config, inputs).items()
     }

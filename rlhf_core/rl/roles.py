@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.critic import POLICY_START, CriticConfig
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
@@ -20,7 +21,7 @@ POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
 
 @dataclass(frozen=True, slots=True)
 class Role:
-    """One model on the training ranks. Those without an optimizer are frozen."""
+    """One model, on the training ranks or on ranks of its own. Those without an optimizer are frozen."""
 
     name: str  # policy, reference, critic, or `reward:NAME` of the reward NAME
     start: ArtifactRef  # whose weights it starts from
@@ -32,6 +33,7 @@ class Role:
     adapter_off: bool = False  # no copy of its own: the policy's base
     shares_base: bool = False  # its frozen weights are those of the policy's base
     offloaded: bool = False  # its weights are in host memory, except while it computes
+    placement: Placement | None = None  # of workers of its own; none: on those of the policy
 
 
 def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
@@ -52,6 +54,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             Role(
                 REFERENCE, reference, "causal", config.engine_of(REFERENCE),
                 adapter_off=config.reference_is_base, offloaded=settings.kl.offload,
+                placement=config.own_placements.get(REFERENCE),
             )
         )  # fmt: skip
     if critic is not None:
@@ -66,8 +69,14 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
     for reward, name in reward_roles(config, inputs).items():
         if name == f"reward:{reward}":
             judge = inputs[reward_input(config, reward)].manifest.ref
-            made.append(Role(name, judge, "scalar", config.engine_of(name)))
+            placement = config.own_placements.get(name)
+            made.append(Role(name, judge, "scalar", config.engine_of(name), placement=placement))
     return tuple(made)
+
+
+def placed_apart(roles: Iterable[Role]) -> dict[Role, Placement]:
+    """The roles that have ranks of their own; all others are on those of the policy."""
+    return {role: role.placement for role in roles if role.placement is not None}
 
 
 def _can_share_base(config: RLConfig, critic: CriticConfig) -> bool:
@@ -80,12 +89,13 @@ def _can_share_base(config: RLConfig, critic: CriticConfig) -> bool:
 
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
-    """Reward name -> the role that gives it. Rewards of the same model, run in the same way, share one role."""
-    first: dict[tuple[ArtifactRef, EngineConfig], str] = {}
+    """Reward name -> the role that gives it. Rewards of the same model, run in the same way and place, share a role."""
+    first: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
     given = {}
     for reward in config.settings.model_rewards:
         own = f"reward:{reward}"
-        model = (inputs[reward_input(config, reward)].manifest.ref, config.engine_of(own))
+        ref = inputs[reward_input(config, reward)].manifest.ref
+        model = (ref, config.engine_of(own), config.own_placements.get(own))
         given[reward] = first.setdefault(model, own)
     return given
 

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-import torch
 from peft import PeftModel
 from torch import Tensor, nn
 
@@ -18,12 +17,11 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
-from rlhf_core.models.adapters import share_base
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state, torch_dtype
+from rlhf_core.models.loading import save_model, stored_state
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
+from rlhf_core.rl.scoring import load_model, scores, state_values
 from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
 from rlhf_core.training.best import KeptWeights
@@ -55,7 +53,7 @@ class RLWorker(SnapshotWorker):
             folder = folders[role.name]
             if role.name != REFERENCE:
                 base = self._causal if role.shares_base else None
-                self._engines[role.name] = _load(role, folder, base)
+                self._engines[role.name] = load_model(role, folder, base)
             elif role.adapter_off:
                 self._reference = AdapterOff(self._policy)
             else:
@@ -87,32 +85,8 @@ class RLWorker(SnapshotWorker):
         return parts
 
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
-        """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
-
-        A name is a field of Experience (old_logprobs, ref_logprobs, values: 0 where `loss_mask` is false), or the role
-        of a reward model, whose raw score this is at every token.
-        """
-        scored: list[dict[str, Tensor]] = [{} for _ in batches]
-        for name in names:
-            for result, values in zip(scored, self._scores(name, batches), strict=True):
-                result[name] = values.cpu()
-        return scored
-
-    def _scores(self, name: str, batches: Sequence[PackedBatch]) -> list[Tensor]:
-        match name:
-            case "old_logprobs":
-                return self._policy.forward(batches, self._logprobs)
-            case "ref_logprobs":
-                assert self._reference is not None
-                return self._reference.forward(batches, self._logprobs)
-            case "values":
-                return self._engines[CRITIC].forward(batches, state_values)
-            case _:
-                return self._engines[name].forward(batches, lambda model, batch: model(batch))
-
-    def _logprobs(self, model: nn.Module, batch: PackedBatch) -> Tensor:
-        logprobs: Tensor = model(batch, temperature=self._config.sampling.temperature, only=batch.loss_mask)[0]
-        return logprobs * batch.loss_mask
+        """See scoring.Scores."""
+        return scores(self._models(), batches, names, self._config)
 
     def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
@@ -194,16 +168,17 @@ class RLWorker(SnapshotWorker):
 
     def offload(self) -> None:
         """Lend the device to others, until `reload`. Every rank must call it."""
-        for model in self._models():
+        for model in self._models().values():
             model.offload()
 
     def reload(self) -> None:
         """Take the device back. Every rank must call it."""
-        for model in self._models():
+        for model in self._models().values():
             model.reload()
 
-    def _models(self) -> list[DeepSpeedEngine | Reference]:
-        return [*self._engines.values(), *([self._reference] if self._reference is not None else [])]
+    def _models(self) -> dict[str, DeepSpeedEngine | Reference]:
+        """By role."""
+        return {**self._engines, **({REFERENCE: self._reference} if self._reference is not None else {})}
 
     def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""
@@ -235,32 +210,3 @@ class RLWorker(SnapshotWorker):
                 merge_adapter(self._folders[CRITIC], Path(adapter), folder)
         else:
             save_model(model, weights, folder, self._folders[POLICY])
-
-
-def _load(role: Role, folder: Path, base: nn.Module | None) -> DeepSpeedEngine:
-    """base: a PeftModel whose frozen weights are to be the new model's too."""
-    engine, trained = role.engine, role.optimizer is not None
-    dtype, checkpointing = torch_dtype(engine.dtype), engine.gradient_checkpointing and trained
-    model: nn.Module
-    if role.head == "causal":
-        model = PolicyModel(
-            load_causal_model(
-                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
-            )
-        )
-    else:
-        model = ScalarModel(
-            load_scalar_model(
-                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
-            )
-        )
-    if base is not None:
-        share_base(model.model, base)
-    return DeepSpeedEngine(model, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
-
-
-def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
-    """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
-    scores: Tensor = model(batch)
-    before: Tensor = torch.cat([scores.new_zeros(1), scores[:-1]])
-    return before * batch.loss_mask

@@ -54,8 +54,9 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         held_out = _held_out(config, held_out_prompts, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
-        workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
-        trainer = PolicyTrainer(config, algorithm, workers, context.seed)
+        started, all_engines, frozen = stack.enter_context(cluster(config, inputs, context))
+        workers, engines, turns = take_turns(config, started, all_engines)
+        trainer = PolicyTrainer(config, algorithm, workers, context.seed, frozen)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
             **{name: RewardOfText(reward) for name, reward in of_text.items()},

@@ -28,7 +28,8 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.base import Role
 from rlhf_core.config.inputs import roles_of_inputs
-from rlhf_core.config.stage import Reservation, StageConfig
+from rlhf_core.config.placement import Reservation
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError

@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.training import Placement
+from rlhf_core.config.placement import Placement
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup

@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import ExitStack
 
 import pytest
 import ray
@@ -15,7 +16,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.placement import reserve, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.training import Placement
+from rlhf_core.config.placement import Placement
 from rlhf_core.errors import RewardError, StageError
 
 pytestmark = pytest.mark.usefixtures("ray_cluster")
@@ -88,6 +89,17 @@ def test_a_call_aside_runs_beside_the_others(group: RayWorkerGroup[Worker]) -> N
     failing = group.aside(Worker.refuse, 1)
     with pytest.raises(RewardError, match=r"^rank 1: reward.py"):
         failing()
+
+
+def test_two_groups_share_a_reservation(ray_cluster: None) -> None:
+    with reserve([{"CPU": 0.25}, {"CPU": 0.5}]) as both, ExitStack() as stack:
+        groups = [
+            RayWorkerGroup(Placement(cpus_per_worker=cpus), Worker, placement_group=both, first_bundle=bundle)
+            for bundle, cpus in enumerate([0.25, 0.5])
+        ]
+        for group in groups:
+            stack.callback(group.shutdown)
+        assert [group.scatter(Worker.add, [1], 10) for group in groups] == [[11], [11]]
 
 
 def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGroup[Worker]) -> None:

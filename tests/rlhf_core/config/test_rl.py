@@ -170,13 +170,42 @@ def test_a_reference_that_is_not_used_is_no_input() -> None:
     assert result_settings(ppo(kl=kl)) == result_settings(ppo(kl={"coefficient": 0.0}))
 
 
-@pytest.mark.parametrize("setting", [{"offload": True}, {"engine": {"zero_stage": 3}}])
+@pytest.mark.parametrize("setting", [{"offload": True}, {"engine": {"zero_stage": 3}}, {"placement": {}}])
 def test_the_base_of_an_adapter_is_run_as_the_policy_is(setting: dict[str, Any]) -> None:
     kl = {"coefficient": 0.1, **setting}
     says = rf"ppo.kl.{next(iter(setting))}: with `lora` the reference is the policy's base with its adapter off"
     with pytest.raises(ValidationError, match=says):
         ppo(kl=kl, lora={"rank": 2})
     ppo(kl={**kl, "reference": "base"}, lora={"rank": 2})
+
+
+PLACED = {"workers": 2, "cpus_per_worker": 0.5, "gpus_per_worker": 1.0}
+
+
+def test_frozen_models_in_workers_of_their_own_are_counted_once() -> None:
+    judge = {"type": "reward_model", "model": "judge", "placement": PLACED}
+    rewards = {"a": judge, "b": judge, "c": {**judge, "model": "other"}, "d": {**judge, "placement": None}}
+    grpo = {**GRPO, "rewards": rewards, "kl": {"coefficient": 0.1, "placement": PLACED}}
+    placed = RLConfig.model_validate({**COMMON, "grpo": grpo})
+    assert list(placed.own_placements) == ["reward:a", "reward:b", "reward:c", "reference"]
+    assert (placed.reserves().cpus, placed.reserves().gpus) == (1 + 1 + 3 * 1, 3 * 2)
+    unused = RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "kl": {"placement": PLACED}}})
+    assert unused.own_placements == {}, "a coefficient of 0 has no reference"
+
+
+def test_where_a_model_is_has_no_say_in_the_result() -> None:
+    placed, beside = (ppo(kl={"coefficient": 0.1, "placement": placement}) for placement in (PLACED, None))
+    assert result_settings(placed) == result_settings(beside)
+
+
+def test_a_reference_alone_on_its_devices_makes_no_room() -> None:
+    with pytest.raises(ValidationError, match="with a placement the reference is alone on its devices; leave one"):
+        ppo(kl={"coefficient": 0.1, "offload": True, "placement": PLACED})
+
+
+def test_what_shares_no_device_may_offload_its_weights_beside_turns() -> None:
+    kl = {"coefficient": 0.1, "engine": OFFLOADED, "placement": PLACED}
+    assert RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "kl": kl}, "hybrid": True}).reserves().gpus == 2
 
 
 def test_a_critic_trains_in_an_engine_of_its_own() -> None:

@@ -40,6 +40,12 @@ USED_OTHERWISE = {
         )),
         "RLConfig.engine_of returns them",
     ),
+    **dict.fromkeys(
+        (f"{config}.placement" for config in (
+            "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",
+        )),
+        "RLConfig.own_placements returns them",
+    ),
 }  # fmt: skip
 
 

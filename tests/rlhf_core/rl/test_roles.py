@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
+from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl import RLConfig
@@ -18,14 +20,22 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import copy_tokenizer
-from rlhf_core.rl.roles import Role, reward_roles, roles
+from rlhf_core.rl.hybrid import OwnDevices
+from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.reward_models import rank_scores
+from rlhf_core.rl.roles import Role, placed_apart, reward_roles, roles
+from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
+from rlhf_core.stages.rl_cluster import Frozen
 from rlhf_core.training.group import InlineGroup
+from rlhf_core.types import PackedBatch
+from tests.rlhf_core.rl.one_rank import trajectories
 from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.rl.toy_algorithm import TOY
 from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.stages.killed_runs import without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 
 OPTIMIZER = {"learning_rate": 1e-2}
@@ -137,9 +147,11 @@ def run(folder: Path, settings: RLConfig, inputs: Mapping[str, Input]) -> tuple[
     @contextmanager
     def cluster(
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> Iterator[tuple[InlineGroup, InlineEngines]]:
-        workers.append(RLWorker(config, context, roles(config, inputs)))
-        yield InlineGroup(lambda: workers[0]), InlineEngines(TorchEngine(inputs["model"].folder))
+    ) -> Iterator[tuple[InlineGroup, InlineEngines, Frozen]]:
+        models = roles(config, inputs)
+        frozen = {role.name: InlineGroup(FrozenWorker, config, context, role) for role in placed_apart(models)}
+        workers.append(RLWorker(config, context, [role for role in models if role.placement is None]))
+        yield InlineGroup(lambda: workers[0]), InlineEngines(TorchEngine(inputs["model"].folder)), frozen
 
     InlineGroup(object)  # joins the process group
     context = context_of(folder / "work", inputs)
@@ -170,6 +182,53 @@ def test_each_of_several_reward_models_is_normalised_by_what_is_stored_with_it(
         assert line["reward/harmless"] == pytest.approx((line["reward/raw_harmless"] + 0.25) / 0.5, abs=1e-6)
         assert line["reward"] == pytest.approx(line["reward/helpful"] + 0.5 * line["reward/harmless"], abs=1e-6)
         assert line["reward/raw_helpful"] != pytest.approx(line["reward/raw_harmless"], abs=1e-3)
+
+
+def test_where_frozen_models_are_changes_nothing(inputs: dict[str, Input], tmp_path: Path) -> None:
+    """Bit for bit, also what is drawn at random while and after models are loaded: the critic's adapter, its dropout."""
+    judge = reward_model(tmp_path / "judge", inputs["model"], seed=1, mean=0.5, std=2.0)
+    given = {**inputs, "ppo.rewards.taste.model": judge, "ppo.critic.start": judge}
+    lines, weights = [], []
+    for number, placed in enumerate([{}, {"placement": {"workers": 2}}]):
+        settings = config(
+            "ppo", rewards={"taste": {"type": "reward_model", **placed}}, kl={**KL, **placed},
+            critic={"start": "judge", "lora": {"rank": 2, "dropout": 0.5}},
+        )  # fmt: skip
+        output, context, worker = run(tmp_path / str(number), settings, given)
+        lines.append([without_times(line) for _, line in context.logs])
+        weights.append((output.folder / "model.safetensors").read_bytes())
+        assert sorted(worker._models()) == ["critic", "policy", *([] if placed else ["reference", "reward:taste"])]
+        assert list(worker.parts()) == ["policy", "critic"]
+    assert lines[0] == lines[1]
+    assert len(lines[0]) == 3
+    assert weights[0] == weights[1]
+
+
+class Zeros:
+    """A rank whose models score every token with 0."""
+
+    def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
+        return [{name: torch.zeros(batch.num_tokens) for name in names} for batch in batches]
+
+
+class Counted(OwnDevices):
+    trains = 0
+
+    def train(self, *, keep_weights: bool = False) -> None:
+        self.trains += 1
+
+
+def test_a_reward_model_that_is_placed_apart_waits_for_no_turn() -> None:
+    rewards = {"apart": {"type": "reward_model", "placement": {}}, "beside": {"type": "reward_model"}}
+    settings = config("grpo", rewards=rewards)
+    judges = {f"grpo.rewards.{name}.model": local_input(Path("judge"), Kind.REWARD_MODEL) for name in rewards}
+    apart, turns = {"reward:apart": InlineGroup(Zeros)}, Counted()
+    asked = PolicyTrainer(settings, build_algorithm(settings), InlineGroup(Zeros), seed=0, frozen=apart)
+    scores = rank_scores(settings, judges, asked, turns)
+    assert not scores["apart"](trajectories()).any()
+    assert turns.trains == 0
+    assert not scores["beside"](trajectories()).any()
+    assert turns.trains == 1
 
 
 def test_an_algorithm_that_declares_a_critic_gets_one(

@@ -21,6 +21,7 @@ from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
+from rlhf_core.stages.rl_cluster import Frozen
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Completion
 from tests.rlhf_core.rl.torch_engine import TorchEngine
@@ -101,9 +102,9 @@ def run(
 
     def cluster(
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines]]:
+    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines, Frozen]]:
         group = InlineGroup(RLWorker, config, context, roles(config, inputs))
-        return nullcontext((group, InlineEngines(watched)))
+        return nullcontext((group, InlineEngines(watched), {}))
 
     config = RLConfig.model_validate({**CONFIG, "validation": VALIDATION, **settings})
     return rl.run(config, inputs, context, cluster), context, watched

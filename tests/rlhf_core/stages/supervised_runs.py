@@ -10,7 +10,8 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig, Placement
+from rlhf_core.config.placement import Placement
+from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import base

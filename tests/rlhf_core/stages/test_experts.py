@@ -23,6 +23,7 @@ from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
+from rlhf_core.stages.rl_cluster import Frozen
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.rollout.engine_process import RemoteEngine, start_process
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -93,12 +94,12 @@ def run_rl(
     context = context_of(folder / "work", inputs)
 
     @contextmanager
-    def cluster(*_: Any) -> Iterator[tuple[InlineGroup, InlineEngines]]:
+    def cluster(*_: Any) -> Iterator[tuple[InlineGroup, InlineEngines, Frozen]]:
         group = InlineGroup(RLWorker, config, context, roles(config, inputs))
         engine = RemoteEngine(
             process, models["model"].folder, config.rollout, dtype="float32", seed=0, lora=config.lora
         )  # fmt: skip
-        yield group, InlineEngines(engine)
+        yield group, InlineEngines(engine), {}
         engine.shutdown()
 
     config = RLConfig.model_validate({**GRPO, **settings})

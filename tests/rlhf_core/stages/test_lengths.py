@@ -9,9 +9,10 @@ from typing import Any
 import pytest
 
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
-from rlhf_core.config.training import Placement, SupervisedConfig
+from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft

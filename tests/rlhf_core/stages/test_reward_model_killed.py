@@ -12,8 +12,8 @@ import pytest
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.stages import RewardModelConfig
-from rlhf_core.config.training import Placement
 from rlhf_core.contract import Input
 from rlhf_core.stages import reward_model
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times

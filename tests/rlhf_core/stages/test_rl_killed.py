@@ -18,6 +18,7 @@ from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
+from rlhf_core.stages.rl_cluster import Frozen
 from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
@@ -73,10 +74,10 @@ def run(folder: Path, inputs: Inputs, algorithm: str, moment: str, call: int = 0
     @contextmanager
     def cluster(
         config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> Iterator[tuple[KeptGroup, InlineEngines]]:
+    ) -> Iterator[tuple[KeptGroup, InlineEngines, Frozen]]:
         model = inputs["model"]
         workers = KeptGroup(folder, RLWorker, config, context, roles(config, inputs))
-        yield workers, InlineEngines(TorchEngine(model.folder))
+        yield workers, InlineEngines(TorchEngine(model.folder)), {}
         workers.shutdown()
 
     (folder / "reward.py").write_text(f"HOLDS = {call}\n{REWARD}")

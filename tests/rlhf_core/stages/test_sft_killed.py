@@ -14,8 +14,9 @@ from torch import Tensor, nn
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import LoraConfig, Placement
+from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import Input
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.stages import sft

@@ -9,8 +9,8 @@ import pytest
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import load_file
 
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import Placement
 from rlhf_core.stages import sft
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.supervised_runs import (

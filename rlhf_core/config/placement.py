@@ -1,0 +1,37 @@
+"""What a stage's actors reserve of the cluster."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+
+
+@dataclass(frozen=True, slots=True)
+class Reservation:
+    """What a stage's actors reserve of the cluster together."""
+
+    cpus: float = 0.0
+    gpus: float = 0.0
+
+    @property
+    def devices(self) -> float:
+        """GPUs; CPUs where it reserves none. Device seconds count these."""
+        return self.gpus or self.cpus
+
+    def __add__(self, other: Reservation) -> Reservation:
+        return Reservation(self.cpus + other.cpus, self.gpus + other.gpus)
+
+
+class Placement(Config):
+    """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""
+
+    workers: PositiveInt = Field(default=1, description="training processes")
+    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs that Ray reserves")
+    gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
+    threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
+
+    def reserves(self) -> Reservation:
+        return Reservation(cpus=self.workers * self.cpus_per_worker, gpus=self.workers * self.gpus_per_worker)

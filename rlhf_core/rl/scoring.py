@@ -1,0 +1,107 @@
+"""What models say of the tokens of a batch, by role: on the policy's ranks, or on ranks of a frozen model's own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.models.adapters import share_base
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
+from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
+from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.reference import Reference
+from rlhf_core.types import PackedBatch
+
+_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
+
+
+def role_of(score: str) -> str:
+    """The role that gives a score: a field of Experience, or the role of a reward model itself."""
+    return _ROLE_OF_SCORE.get(score, score)
+
+
+class Scores(Protocol):
+    """A rank that has models."""
+
+    def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
+        """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
+
+        A name is a field of Experience (old_logprobs, ref_logprobs, values: 0 where `loss_mask` is false), or the role
+        of a reward model, whose raw score this is at every token. Every rank must call it.
+        """
+
+
+class FrozenWorker:
+    """One rank of a frozen model that has a placement of its own. It has no state to be kept."""
+
+    def __init__(self, config: RLConfig, context: StageContext, role: Role) -> None:
+        seed_everything(context.seed)
+        self._config = config
+        self._models = {role.name: load_model(role, context.fetch(role.start).folder)}
+
+    def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
+        """See Scores."""
+        return scores(self._models, batches, names, self._config)
+
+
+def load_model(role: Role, folder: Path, base: nn.Module | None = None) -> DeepSpeedEngine:
+    """The model of `role` from `folder`. base: a PeftModel whose frozen weights are to be the new model's too."""
+    engine, trained = role.engine, role.optimizer is not None
+    dtype, checkpointing = torch_dtype(engine.dtype), engine.gradient_checkpointing and trained
+    model: nn.Module
+    if role.head == "causal":
+        model = PolicyModel(
+            load_causal_model(
+                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
+            )
+        )
+    else:
+        model = ScalarModel(
+            load_scalar_model(
+                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
+            )
+        )
+    if base is not None:
+        share_base(model.model, base)
+    return DeepSpeedEngine(model, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
+
+
+def scores(
+    models: Mapping[str, DeepSpeedEngine | Reference],
+    batches: Sequence[PackedBatch],
+    names: Sequence[str],
+    config: RLConfig,
+) -> list[dict[str, Tensor]]:
+    """What Scores.score returns, of models by role."""
+
+    def logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
+        found: Tensor = model(batch, temperature=config.sampling.temperature, only=batch.loss_mask)[0]
+        return found * batch.loss_mask
+
+    def raw(model: nn.Module, batch: PackedBatch) -> Tensor:
+        found: Tensor = model(batch)
+        return found
+
+    functions = {POLICY: logprobs, REFERENCE: logprobs, CRITIC: state_values}
+    scored: list[dict[str, Tensor]] = [{} for _ in batches]
+    for name in names:
+        role = role_of(name)
+        found = models[role].forward(batches, functions.get(role, raw))
+        for result, values in zip(scored, found, strict=True):
+            result[name] = values.cpu()
+    return scored
+
+
+def state_values(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """(N,): the value of the state in which token t was chosen is read where the model has seen tokens < t."""
+    scores: Tensor = model(batch)
+    before: Tensor = torch.cat([scores.new_zeros(1), scores[:-1]])
+    return before * batch.loss_mask
