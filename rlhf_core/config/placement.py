@@ -28,7 +28,7 @@ class Reservation:
 class Placement(Config):
     """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""
 
-    workers: PositiveInt = Field(default=1, description="training processes")
+    workers: PositiveInt = Field(default=1, description="processes")
     cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs that Ray reserves")
     gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")

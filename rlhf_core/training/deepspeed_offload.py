@@ -33,6 +33,7 @@ def offload_states(engine: Any) -> list[Tensor]:
             engine.offload_states(include=_states_of_deepspeed(zero), pin_memory=torch.cuda.is_available())
     if zero == 3 and _is_trained(engine):
         _move_partitions(engine.optimizer, _in_host_memory(engine.optimizer.lp_param_buffer))
+    # What two engines share is moved by the first of them, and moved back by it.
     moved = [tensor for tensor in _other_tensors(engine, zero) if tensor.device.type != "cpu"]
     for tensor in moved:
         tensor.data = _in_host_memory(tensor)
