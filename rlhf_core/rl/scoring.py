@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
 import torch
+from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.config.rl import RLConfig
@@ -53,25 +54,20 @@ class FrozenWorker:
 
 
 def load_model(role: Role, folder: Path, base: nn.Module | None = None) -> DeepSpeedEngine:
-    """The model of `role` from `folder`. base: a PeftModel whose frozen weights are to be the new model's too."""
+    """The model of `role` from `folder`. base: a PeftModel whose frozen weights are to be the new PeftModel's too."""
     engine, trained = role.engine, role.optimizer is not None
-    dtype, checkpointing = torch_dtype(engine.dtype), engine.gradient_checkpointing and trained
-    model: nn.Module
-    if role.head == "causal":
-        model = PolicyModel(
-            load_causal_model(
-                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
-            )
-        )
-    else:
-        model = ScalarModel(
-            load_scalar_model(
-                folder, dtype=dtype, attention=engine.attention, lora=role.lora, gradient_checkpointing=checkpointing
-            )
-        )
+    causal = role.head == "causal"
+    load: Callable[..., nn.Module] = load_causal_model if causal else load_scalar_model
+    model = load(
+        folder, dtype=torch_dtype(engine.dtype), attention=engine.attention, lora=role.lora,
+        gradient_checkpointing=engine.gradient_checkpointing and trained,
+    )  # fmt: skip
     if base is not None:
-        share_base(model.model, base)
-    return DeepSpeedEngine(model, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
+        assert isinstance(model, PeftModel)
+        assert isinstance(base, PeftModel)
+        share_base(model, base)
+    wrapped = PolicyModel(model) if causal else ScalarModel(model)
+    return DeepSpeedEngine(wrapped, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
 
 
 def scores(
