@@ -44,6 +44,7 @@ class FrozenWorker:
     """One rank of a frozen model that has a placement of its own. It has no state to be kept."""
 
     def __init__(self, config: RLConfig, context: StageContext, role: Role) -> None:
+        """In the process of an RLWorker it must be built first: both seed the random generators."""
         seed_everything(context.seed)
         self._config = config
         self._models = {role.name: load_model(role, context.fetch(role.start).folder)}

@@ -33,7 +33,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
 
 
 def both_adapters(zero_stage: int = 0, *, critic_engine: dict[str, Any] | None = None, **extra: Any) -> RLConfig:
-    config = rl_config("ppo", lora=LORA, critic={"lora": LORA, "engine": critic_engine}, kl={"coefficient": 0.1})
+    fewer = {**LORA, "target_modules": ["q_proj", "v_proj"]}  # layers with an adapter in one model only
+    config = rl_config("ppo", lora=LORA, critic={"lora": fewer, "engine": critic_engine}, kl={"coefficient": 0.1})
     engine = config.engine.model_copy(update={"zero_stage": zero_stage})
     return config.model_copy(update={"engine": engine, **extra})
 
