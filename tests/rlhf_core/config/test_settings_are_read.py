@@ -20,6 +20,7 @@ from mypy.plugin import AttributeContext, Plugin
 from mypy.types import Instance, Type, TypeVarType, flatten_nested_unions, get_proper_type
 
 from rlhf_core.config.base import Config, KeyedConfig, reads_of
+from rlhf_core.config.typed import config_classes
 from rlhf_core.pipeline.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -116,7 +117,7 @@ def _blocks(config: type[Config]) -> list[Any]:
 
 def _held(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
+        return list(config_classes(annotation))
     return [below for argument in get_args(annotation) for below in _held(argument)]
 
 
