@@ -19,7 +19,7 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 ORDER = (
     "errors", "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "tracking",
     "artifacts", "contract",
-    "data", "rollout", "rewards", "training", "evaluation", "report", "supervised", "rl", "actors", "stages",
+    "data", "rollout", "rewards", "environments", "training", "evaluation", "report", "supervised", "rl", "actors", "stages",
     "pipeline",
 )  # fmt: skip
 

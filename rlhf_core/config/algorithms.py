@@ -69,7 +69,7 @@ class AlgorithmConfig(Config):
     )
     aggregation: Aggregation = _aggregation("token")
     aggregation_length: PositiveInt | None = Field(
-        default=None, description="that constant; none: `sampling.max_tokens`"
+        default=None, description="that constant; none: `sampling.max_tokens` x turns"
     )
     kl: KLConfig = _kl(KLConfig())
     entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")

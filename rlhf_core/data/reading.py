@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
 DATA_FILE = "data.jsonl"
@@ -29,11 +30,20 @@ def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def read_dataset(folder: Path) -> Rows:
+    """The rows of a dataset artifact, read when they are asked for, and what they mean."""
+    return Rows(format_of(_info(folder)["format"]), iterate_rows(folder))
+
+
 def long_row_policy(folder: Path) -> LongRowPolicy:
     """What the recipe wants of rows of this dataset artifact that are too long for the stage that reads them."""
-    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
-    policy: LongRowPolicy = info.get("on_long_row", "error")
+    policy: LongRowPolicy = _info(folder).get("on_long_row", "error")
     return policy
+
+
+def _info(folder: Path) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    return info
 
 
 def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:

@@ -133,7 +133,8 @@ class OtherTokenizer:
 
     def _sequence(self, trajectory: Trajectory) -> list[int]:
         row = trajectory.prompt.row
-        ids, is_assistant = encode_completion(self.tokenizer, row["prompt"], trajectory.completion, row.get("tools"))
+        messages = row["prompt"] if trajectory.messages is None else trajectory.messages
+        ids, is_assistant = encode_completion(self.tokenizer, messages, trajectory.completion, row.get("tools"))
         # As in its training: tokens that the template adds after the end of the turn are not read.
         length = max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))
         if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):

@@ -27,7 +27,10 @@ class RewardOfText:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
         rows = [dict(t.prompt.row) for t in trajectories]
-        return self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
+        result = self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
+        if result.steps is not None and any(t.turns > 1 for t in trajectories):
+            raise RewardError("a reward gives `steps`, but of an episode of several turns it sees the last reply alone")
+        return result
 
     def close(self) -> None:
         self.reward.close()

@@ -16,7 +16,7 @@ from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import open_scorers
+from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
@@ -24,7 +24,7 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
+from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
 from rlhf_core.rl.roles import require_same_tokens
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.validation import HeldOut, Validation
@@ -59,6 +59,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
             **{name: RewardOfText(reward) for name, reward in of_text.items()},
+            **{name: build_episode_reward(r, context) for name, r in config.settings.episode_rewards.items()},
             **{name: model.reward(scores[name]) for name, model in reward_models.items()},
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
@@ -66,7 +67,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             config,
             PromptSampler(prompts, context.seed),
             RolloutSampler(config, engines, tokenizer, context.seed),
-            RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
+            RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
