@@ -51,7 +51,9 @@ class Trajectory:
     weight_version: int  # the oldest of its turns
     finish_reason: FinishReason  # length: a reply was cut, or there was no room for another
     completion: str = ""  # decoded text of the last reply, for rewards and people
-    messages: tuple[Mapping[str, Any], ...] | None = None  # that `completion` answers, in a later turn; None: the prompt
+    messages: tuple[Mapping[str, Any], ...] | None = (
+        None  # that `completion` answers, in a later turn; None: the prompt
+    )
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them
     reward: float = float("nan")  # what trains

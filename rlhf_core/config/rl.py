@@ -173,8 +173,8 @@ class RLConfig(StageConfig, KeyedConfig):
     def _environment_is_measured(self) -> RLConfig:
         if self.has_environment and self.validation is not None:
             raise ValueError(
-                f"validation asks for single replies, without the environment `{self.environment.type}` that is trained "
-                "in, so it would measure something else: leave `validation` out"
+                f"validation asks for single replies, without the environment `{self.environment.type}` that it is "
+                "trained in, so it would measure something else: leave `validation` out"
             )
         for name, reward in self.settings.rewards.items():
             if isinstance(reward, EnvironmentReward) and not self.has_environment:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import builtins  # the field `type` hides the class of that name
 import json
 from collections.abc import Iterator, Mapping
 from typing import Any, ClassVar, Self, get_args, get_origin
@@ -24,7 +25,7 @@ class TypedConfig(Config):
     type: str
 
     @classmethod
-    def classes(cls) -> Mapping[str, type[Self]]:
+    def classes(cls) -> Mapping[str, builtins.type[Self]]:
         """The classes that may stand in the place of this one, by their `type`."""
         raise NotImplementedError
 
@@ -41,7 +42,7 @@ class TypedConfig(Config):
             except ValidationError as error:
                 problems = list(located(error, kind))
         elif not isinstance(raw, Mapping):
-            text = f"a {cls.family} is a mapping with a key `type`: one of {', '.join(known)}"
+            text = f"write a mapping with a key `type`, which chooses the {cls.family}: one of {', '.join(known)}"
             problems = [InitErrorDetails(type=raised(text), input=raw)]
         elif kind is None:
             problems = [InitErrorDetails(type="missing", loc=("type",), input=raw)]

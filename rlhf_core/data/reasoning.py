@@ -25,7 +25,9 @@ def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, dat
     dataset = _create(task, options, size=size, seed=seed)
     for index in range(size):
         item = dataset[index]
-        yield format_of(data_format).generated(Generated(task, item["question"], item["answer"], json_safe(item["metadata"])))
+        yield format_of(data_format).generated(
+            Generated(task, item["question"], item["answer"], json_safe(item["metadata"]))
+        )
 
 
 def check_task(task: str, options: Mapping[str, Any]) -> None:

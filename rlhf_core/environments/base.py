@@ -25,7 +25,8 @@ class Environment(ABC):
     """One object per episode. Its methods may raise anything: that ends the run, with the row and the turn."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
-        """config: the settings of `rl.environment`."""
+        """config: the settings of `rl.environment`, of the class that the table names."""
+        self.config = config
 
     def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
         """What the policy is asked first, for the dataset row `row`."""

@@ -62,7 +62,8 @@ def first_seed(seed: int, step: int, sampling_round: int) -> int:
     into turn t, counted from 0, with this + t times the requests of the round + i.
 
     A pure function, so that a resumed run samples what the run would have sampled. Within a run no two requests of up
-    to 2^20 a round over all turns, 2^8 rounds a step, share a seed; where the seeds of a run begin is a hash of the run's own seed.
+    to 2^20 a round over all turns, 2^8 rounds a step, share a seed; where the seeds of a run begin is a hash of the
+    run's own seed.
     """
     if not 0 <= sampling_round < _ROUNDS:
         raise ValueError(f"round {sampling_round} of a step; there are seeds for {_ROUNDS}")

@@ -24,9 +24,9 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.rl.torch_engine import TorchEngine
-from tests.rlhf_core.rl.toy_algorithm import TOY
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.toys.algorithm import TOY
 
 OPTIMIZER = {"learning_rate": 1e-2}
 CRITIC = {"optimizer": OPTIMIZER}

@@ -1,0 +1,218 @@
+"""Where something new goes: one new file, its config, one line in a table. Toys of each kind, from outside the package.
+
+`docs/architecture.md` has the list that this follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.environments import ENVIRONMENTS
+from rlhf_core.config.format_table import FORMATS
+from rlhf_core.config.rewards import REWARDS
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input, StageContext
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.errors import RecipeError
+from rlhf_core.losses.aggregation import loss_weights
+from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.outline import outline
+from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.roles import roles
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.stages import rl
+from rlhf_core.stages.key import computing_libraries
+from rlhf_core.stages.runner import run_job
+from rlhf_core.stages.table import STAGES
+from rlhf_core.training.group import InlineGroup
+from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.toys.algorithm import TOY
+from tests.toys.data_format import RIDDLES
+from tests.toys.environment import GUESS
+from tests.toys.reward import BREVITY
+from tests.toys.stage import MEASURE
+
+OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
+RL: dict[str, Any] = {
+    "algorithm": "toy", "dataset": "questions", "steps": 2, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
+    "rollout": {"max_length": 40}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
+    "environment": {"type": "guess", "max_turns": 3},
+    "toy": {
+        "rewards": {"short": {"type": "brevity", "limit": 1}, "guess": {"type": "environment", "weight": 2.0}},
+        "group_size": 2, "optimizer": OPTIMIZER, "critic": {"optimizer": OPTIMIZER},
+    },
+}  # fmt: skip
+RECIPE: dict[str, Any] = {
+    "name": "toys",
+    "data": {
+        "riddles": {"format": "riddles", "source": {"type": "files", "paths": ["riddles.jsonl"]}},
+        "questions": {"format": "prompts", "source": {"type": "files", "paths": ["questions.jsonl"]}},
+    },
+    "base": {"source": {"type": "scratch", "hidden_size": 32, "layers": 1, "heads": 2, "context_length": 64}},
+    "measure": {"dataset": "riddles", "max_length": 20},
+    "rl": RL,
+}
+ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": "b"} for i in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
+    monkeypatch.setitem(STAGES, "measure", MEASURE)
+    monkeypatch.setitem(REWARDS, "brevity", BREVITY)
+    monkeypatch.setitem(ENVIRONMENTS, "guess", GUESS)
+    monkeypatch.setitem(FORMATS, "riddles", RIDDLES)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    riddles = [
+        {"riddle": "What?", "answer": "a"},
+        {"riddle": "What?", "answer": "a"},
+        {"riddle": "Who?", "answer": "b"},
+    ]
+    (tmp_path / "riddles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in riddles))
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "toys.yaml").write_text(json.dumps(RECIPE))
+    return str(tmp_path / "toys.yaml")
+
+
+def test_a_recipe_takes_all_of_them(recipe: str) -> None:
+    loaded = load_recipe(recipe)
+    nodes = outline(loaded.recipe).nodes
+    assert list(nodes["measure"].inputs.items()) == [("dataset", "data.riddles"), ("model", "base")]
+    assert list(nodes["rl"].inputs.values()) == ["base", "data.questions"]
+    assert preflight(loaded) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "rl.toy.rewards.short.type=brevty",
+            "there is no reward `brevty`, did you mean `brevity`?; there are reward_mo",
+        ),
+        ("rl.toy.rewards.short.limti=1", "unknown key `rl.toy.rewards.short.limti`, did you mean `limit`?"),
+        ("rl.toy.rewards.short.limit=0", "`rl.toy.rewards.short.limit` is 0: input should be greater than 0"),
+        ("rl.toy.rewards.short={limit: 1}", "`rl.toy.rewards.short.type` is missing"),
+        ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
+        ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
+        ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
+        ("data.riddles.on_long_row=truncate", "a row of the format riddles that is cut asks another question"),
+        ("measur={}", "unknown key `measur`, did you mean `measure`?"),
+    ],
+)
+def test_a_mistake_in_them_is_told_as_in_those_of_the_package(recipe: str, override: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [override])
+    assert sentence in str(caught.value)
+
+
+def test_rows_of_the_format_are_checked_before_anything_runs(recipe: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"measure.dataset: `questions` has the format prompts, measure needs riddles"
+    ):
+        preflight(load_recipe(recipe, ["measure.dataset=questions"]))
+    with pytest.raises(RecipeError, match=r"has 8 tokens, more than measure.max_length=5: .* on_long_row to drop$"):
+        preflight(load_recipe(recipe, ["measure.max_length=5"]))
+
+
+def test_the_stage_reads_the_format_in_jobs(
+    recipe: str, local_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ALIGNMENT_WORKDIR", str(tmp_path / "work"))
+    loaded, libraries = load_recipe(recipe), computing_libraries()
+    nodes = build_graph(loaded, libraries)
+    repository = ArtifactRepository(open_store(local_store_url))
+    made = {}
+    for name in ("data.riddles", "base", "measure"):
+        node = nodes[name]
+        for path in node.user_files:
+            repository.put_blob(loaded.root / path)
+        spec = StageSpec(
+            name=name, stage=node.stage.name, stage_version=node.stage.version, key=node.ref.key,
+            config=node.config.model_dump(mode="json"), inputs=dict(node.input_refs), user_files=dict(node.user_files),
+            seed=0, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
+        )  # fmt: skip
+        repository.write_spec(spec)
+        made[name] = run_job(local_store_url, spec.ref)
+    assert made["data.riddles"].metrics["duplicates"] == 1
+    assert made["measure"].metrics == {"longest": 8}  # <bos>, <user>, five characters, <assistant>
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return {"model": base_model(folder / "base"), "dataset": dataset(folder / "prompts", ROWS)}
+
+
+def guesses(inputs: Mapping[str, Input]) -> ScriptedEngine:
+    """Requests with an even seed guess "c", then "b"; those with an odd one "a", and "c" for ever after that."""
+    tokenizer = load_tokenizer(inputs["model"].folder)
+
+    def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+        assert seed is not None
+        said = tokenizer.decode(list(prompt))
+        reply = ("b" if "down" in said and "up" not in said else "c") if seed % 2 == 0 or "up" in said else "a"
+        return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    return ScriptedEngine(script, max_length=40)
+
+
+def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_path: Path) -> None:
+    engine = guesses(inputs)
+
+    def cluster(
+        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
+    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines]]:
+        return nullcontext((InlineGroup(RLWorker, config, context, roles(config, inputs)), InlineEngines(engine)))
+
+    context = context_of(tmp_path / "work", inputs)
+    rl.run(RLConfig.model_validate(RL), inputs, context, cluster)
+    assert [version for _, version in engine.loaded] == [1, 2]
+    for _, metrics in context.logs:
+        assert metrics["reward"] == pytest.approx(metrics["reward/short"] + 2 * metrics["reward/guess"])
+        assert metrics["reward/short"] == 1.0
+        assert 1.0 < metrics["reward/guess/turns"] <= 3.0
+        assert metrics["value_loss"] > 0
+
+
+def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> None:
+    """The gradient of the loss with respect to the log-prob of each token, in episodes of several turns."""
+    config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
+    prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
+    trajectories = RolloutSampler(config, InlineEngines(guesses(inputs)), tokenizer, 0).sample(prompts, 0)
+    assert max(t.turns for t in trajectories) > 1
+    batch = pack_trajectories(trajectories)
+    algorithm = build_algorithm(config)
+    rewards = torch.arange(float(len(trajectories)))
+    scored = algorithm.advantages(batch, rewards, torch.arange(len(prompts)).repeat_interleave(2), 0.0)
+    weights = loss_weights(scored.loss_mask, scored.sequence_lengths, "token", length=1)
+    logprobs = torch.full((scored.num_tokens,), -1.0, requires_grad=True)
+    loss, _ = algorithm.policy_loss(logprobs, None, replace(scored, loss_weights=weights), 0.0)
+    loss.backward()
+    assert logprobs.grad is not None
+    assert bool((logprobs.grad[~scored.loss_mask] == 0).all())
+    assert bool((logprobs.grad[scored.loss_mask] != 0).all())
+    assert scored.returns is not None
+    assert bool((scored.returns[~scored.loss_mask] == 0).all())
