@@ -105,10 +105,9 @@ class DatasetConfig(StageConfig):
 
     @model_validator(mode="after")
     def _rows_may_be_cut(self) -> DatasetConfig:
-        if self.on_long_row == "truncate" and not FORMATS[self.format].truncatable:
-            raise ValueError(
-                f"on_long_row: a row of the format {self.format} that is cut asks another question; use error or drop"
-            )
+        problem = FORMATS[self.format].truncation_problem
+        if self.on_long_row == "truncate" and problem:
+            raise ValueError(f"on_long_row: {problem}; use error or drop")
         return self
 
 

@@ -10,14 +10,14 @@ from rlhf_core.errors import did_you_mean
 @dataclass(frozen=True, slots=True)
 class FormatEntry:
     implementation: str  # "package.module:Class", a data.formats.base.Format; imported only where rows are read
-    truncatable: bool = True  # whether a row that is cut at its end still means the same
+    truncation_problem: str = ""  # why a row may not be cut at its end; empty: it may
 
 
 FORMATS: dict[str, FormatEntry] = {
     "text": FormatEntry("rlhf_core.data.formats.text:Text"),
     "conversations": FormatEntry("rlhf_core.data.formats.conversations:Conversations"),
     "preferences": FormatEntry("rlhf_core.data.formats.preferences:Preferences"),
-    "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", truncatable=False),
+    "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
 }
 
 

@@ -16,7 +16,7 @@ INFO_FILE = "info.json"
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """All canonical rows (rlhf_core/data/formats.py) of a dataset artifact, in order."""
+    """All canonical rows (rlhf_core/data/formats) of a dataset artifact, in order."""
     return list(iterate_rows(folder))
 
 

@@ -71,7 +71,7 @@ def check_lengths(
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
         if config.on_long_row == "error":
-            problems += _too_long(use, limit, lengths, FORMATS[config.format].truncatable)
+            problems += _too_long(use, limit, lengths, not FORMATS[config.format].truncation_problem)
         else:
             notes += _lost(use, limit, lengths, len(rows), config.on_long_row)
     return problems, notes

@@ -27,4 +27,4 @@ class Riddles(Format):
         return len(encode_prompt(tokenizer, [{"role": "user", "content": row["riddle"]}]))
 
 
-RIDDLES = FormatEntry("tests.toys.data_format:Riddles", truncatable=False)
+RIDDLES = FormatEntry("tests.toys.data_format:Riddles", truncation_problem="a riddle that is cut has another answer")

@@ -14,8 +14,6 @@ from rlhf_core.data.rendering import Tokenizer
 
 
 class Prompts(MessageFormat):
-    """Cut, a prompt asks another question: the one format whose rows are never truncated."""
-
     name = "prompts"
     column = "prompt"
 
