@@ -117,7 +117,10 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
         ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
         ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
         ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
-        ("data.riddles.on_long_row=truncate", "on_long_row: a riddle that is cut has another answer; use error or drop"),
+        (
+            "data.riddles.on_long_row=truncate",
+            "on_long_row: a riddle that is cut has another answer; use error or drop",
+        ),
         ("measur={}", "unknown key `measur`, did you mean `measure`?"),
     ],
 )

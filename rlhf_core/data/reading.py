@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.config.format_table import FORMATS
 from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
@@ -31,8 +32,16 @@ def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_dataset(folder: Path) -> Rows:
-    """The rows of a dataset artifact, read when they are asked for, and what they mean."""
-    return Rows(format_of(_info(folder)["format"]), iterate_rows(folder))
+    """The rows of a dataset artifact, read when they are asked for, and what they mean.
+
+    Raises StageError if the folder is not a dataset artifact, or of a format that is not known here.
+    """
+    if not (folder / INFO_FILE).is_file():
+        raise StageError(f"{folder}: there is no {INFO_FILE}, so this is not a dataset artifact")
+    name = _info(folder).get("format")
+    if name not in FORMATS:
+        raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
+    return Rows(format_of(name), iterate_rows(folder))
 
 
 def long_row_policy(folder: Path) -> LongRowPolicy:

@@ -46,17 +46,16 @@ class Episode:
     def __init__(self, prompt: Prompt, make_environment: Callable[[], Environment], rules: EpisodeRules) -> None:
         """Raises StageError if the environment raises, or asks something that cannot be asked."""
         self._rules = rules
-        self._turn = 0
+        self._replies: list[Completion] = []
         self._prompt = prompt
         self._environment = self._called(make_environment)
-        self._messages = self._checked(self._called(self._environment.reset, prompt.row), "reset")
+        self._messages = self._checked(self._called(self._environment.reset, dict(prompt.row)), "reset")
         if self._messages != prompt.row["prompt"]:
             self._prompt = self._asked_by_environment()
         self.token_ids = list(self._prompt.token_ids)
         self._sampled = [False] * len(self.token_ids)
         self._logprobs = [0.0] * len(self.token_ids)
         self._answered = self._messages
-        self._replies: list[Completion] = []
         self._reward = 0.0
         self._cut = False  # a reply was, or the episode for want of room
         self.over = False
@@ -66,6 +65,7 @@ class Episode:
 
         Raises StageError, with the row and the turn, if the environment fails or the chat template cannot write it.
         """
+        assert not self.over
         rules = self._rules
         text = decode_completion(rules.tokenizer, reply.token_ids)
         self._append(reply.token_ids, True, reply.logprobs)
@@ -74,9 +74,8 @@ class Episode:
         self._cut = reply.finish_reason == "length"
         feedback = self._feedback(text)
         self._reward += feedback.reward
-        self._turn += 1
         # A reply that was cut has no end, so that nothing can follow it.
-        self.over = feedback.done or self._cut or self._turn == rules.max_turns
+        self.over = feedback.done or self._cut or len(self._replies) == rules.max_turns
         if not self.over:
             self._answer(text, feedback)
 
@@ -155,7 +154,7 @@ class Episode:
             raise StageError(f"{self._where()} raised:\n{traceback.format_exc()}") from error
 
     def _where(self) -> str:
-        return f"environment {self._rules.environment}, row {self._prompt.id}, turn {self._turn + 1}"
+        return f"environment {self._rules.environment}, row {self._prompt.id}, turn {len(self._replies)}"
 
     def _fail(self, problem: str) -> NoReturn:
         raise StageError(f"{self._where()}: {problem}")

@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Sequence
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import Tokenizer, require_turns_follow, stop_token_ids
+from rlhf_core.data.chat import Tokenizer, stop_token_ids
 from rlhf_core.environments import environment_maker
 from rlhf_core.rl.episodes import Episode, EpisodeRules
 from rlhf_core.rollout.engine import SamplingParameters
@@ -27,8 +27,6 @@ class RolloutSampler:
         self._seed = seed
         self._make_environment = environment_maker(config.environment)
         self._rules = EpisodeRules.of(config, tokenizer)
-        if self._rules.max_turns > 1:
-            require_turns_follow(tokenizer)
 
     def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Trajectory]:
         """`group_size` trajectories of each prompt, those of one prompt side by side.

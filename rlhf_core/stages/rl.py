@@ -11,7 +11,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.chat import Tokenizer, load_tokenizer, require_turns_follow
 from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import long_row_policy, read_rows
@@ -45,6 +45,8 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     for name, of_set in held_out_prompts.items():
         too_long |= of_set.metrics(counts_prefix(name))
     require_same_tokens(config, inputs)
+    if config.environment.max_turns > 1:
+        require_turns_follow(tokenizer)
     reward_models = read_reward_models(config, inputs)
     algorithm = build_algorithm(config)
 

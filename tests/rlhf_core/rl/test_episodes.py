@@ -13,6 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.chat import require_turns_follow
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.rendering import render
 from rlhf_core.data.templates import SHIPPED
@@ -96,7 +97,7 @@ def shipped(name: str) -> str:
 def test_an_episode_is_what_the_template_writes_of_its_conversation(
     tokenizer: PreTrainedTokenizerFast, stop: str
 ) -> None:
-    ours = episode(Says(user("no"), user("on", reward=0.5), Feedback(done=True, reward=2.0)), tokenizer)
+    ours = episode(Says(user("no"), user("on", reward=0.5), Feedback(done=True, reward=2.0)), tokenizer, max_length=200)
     turns = ["x", "yz", "b"]
     for text in turns:
         ours.take(reply(tokenizer, text, stop))
@@ -147,9 +148,17 @@ def test_sampled_tokens_are_never_tokenised_again() -> None:
 )
 def test_a_template_that_does_not_only_append_is_refused_before_anything_is_sampled(template: str, reason: str) -> None:
     with pytest.raises(StageError, match=reason):
-        RolloutSampler(config(), InlineEngines(ScriptedEngine(lambda p, s: [])), byte_level(template), 0)
-    single = config(environment={"type": "single_turn"})
-    RolloutSampler(single, InlineEngines(ScriptedEngine(lambda p, s: [])), byte_level(template), 0)
+        require_turns_follow(byte_level(template))
+
+
+def test_a_reply_that_the_template_would_rewrite_ends_the_step() -> None:
+    tokenizer = byte_level(STRIPS_REASONING)
+    plain = episode(Says(user("no")), tokenizer, max_length=200)
+    plain.take(reply(tokenizer, "x", "<|im_end|>"))
+    assert not plain.over
+    ours = episode(Says(user("no")), tokenizer, max_length=200)
+    with pytest.raises(StageError, match="environment says, row row, turn 1: the chat template rewrites earlier turns"):
+        ours.take(reply(tokenizer, "<think>so</think>x", "<|im_end|>"))
 
 
 def test_limits_end_an_episode() -> None:
@@ -191,20 +200,26 @@ def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        (ValueError("ouch"), r"(?s)raised:.*ValueError: ouch"),
-        (None, "returned NoneType, expected a Feedback"),
-        (user("no", reward=float("nan")), "returned the reward nan, expected a finite number"),
-        (user("no", done=1), "returned done=1, expected True or False"),
+        (ValueError("ouch"), r"raised:\n(.*\n)*ValueError: ouch"),
+        (None, r"step\(\) returned NoneType, expected a Feedback"),
+        (user("no", reward=float("nan")), r"step\(\) returned the reward nan, expected a finite number"),
+        (user("no", done=1), r"step\(\) returned done=1, expected True or False"),
         (Feedback(), r"step\(\) returned the messages \(\), expected a list with at least one"),
-        (Feedback([{"role": "user"}]), r"expected \{role, content: text\}"),
-        (Feedback([{"role": "assistant", "content": "me"}]), "speaks as 'assistant'; an environment is user, system"),
-        (Feedback([{"role": "tool", "content": "3"}]), "this model knows user and assistant turns only, not tool"),
+        (Feedback([{"role": "user"}]), r"step\(\) returned the message .*, expected \{role, content: text\}"),
+        (
+            Feedback([{"role": "assistant", "content": "me"}]),
+            r"step\(\) speaks as 'assistant'; an environment is user, system",
+        ),
+        (
+            Feedback([{"role": "tool", "content": "3"}]),
+            "the chat template refuses a conversation: this model knows user and assistant turns only, not tool",
+        ),
     ],
 )
 def test_an_environment_that_fails_is_named_with_the_row_and_the_turn(said: Any, problem: str) -> None:
     ours = episode(Says(user("no"), said))
     ours.take(reply(WORDS, "x"))
-    with pytest.raises(StageError, match=rf"^environment says, row row, turn 2:?.*{problem}"):
+    with pytest.raises(StageError, match=rf"^environment says, row row, turn 2:? ?{problem}"):
         ours.take(reply(WORDS, "x"))
 
 
@@ -218,7 +233,7 @@ def test_an_environment_may_ask_something_else_than_the_row() -> None:
     made = ours.trajectory()
     assert WORDS.decode(made.token_ids) == "<bos><user>b?<assistant>b<eos>"
     assert made.prompt.text == "b?"
-    with pytest.raises(StageError, match=r"row row, turn 1: reset\(\) returned messages of 5 tokens, more than the 4"):
+    with pytest.raises(StageError, match=r"row row, turn 0: reset\(\) returned messages of 5 tokens, more than the 4"):
         episode(Asks(), max_length=8)
 
 
