@@ -208,11 +208,11 @@ def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
         (Feedback([{"role": "user"}]), r"step\(\) returned the message .*, expected \{role, content: text\}"),
         (
             Feedback([{"role": "assistant", "content": "me"}]),
-            r"step\(\) speaks as 'assistant'; an environment is user, system",
+            r"step\(\) speaks as 'assistant'",
         ),
         (
             Feedback([{"role": "tool", "content": "3"}]),
-            "the chat template refuses a conversation: this model knows user and assistant turns only, not tool",
+            "the chat template refuses a conversation: .* not tool",
         ),
     ],
 )
