@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_core.errors import RewardError
-from rlhf_core.types import Trajectory
+
+if TYPE_CHECKING:
+    from rlhf_core.types import Trajectory  # which loads torch; preflight does not
 
 
 @dataclass(frozen=True, slots=True)
