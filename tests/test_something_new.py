@@ -170,7 +170,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
 
 
 def guesses(inputs: Mapping[str, Input]) -> ScriptedEngine:
-    """Requests with an even seed guess "c", then "b"; those with an odd one "a", and "c" for ever after that."""
+    """Guesses "c", and "b" when told `down`; with an odd seed first "a", and "c" when told `up`."""
     tokenizer = load_tokenizer(inputs["model"].folder)
 
     def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
@@ -215,7 +215,16 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
     loss, _ = algorithm.policy_loss(logprobs, None, replace(scored, loss_weights=weights), 0.0)
     loss.backward()
     assert logprobs.grad is not None
-    assert bool((logprobs.grad[~scored.loss_mask] == 0).all())
-    assert bool((logprobs.grad[scored.loss_mask] != 0).all())
+    policy = [mask for t in trajectories for mask in said_by_policy(tokenizer, t.token_ids.tolist())]
+    assert (logprobs.grad != 0).tolist() == policy
     assert scored.returns is not None
-    assert bool((scored.returns[~scored.loss_mask] == 0).all())
+    assert bool((scored.returns[~torch.tensor(policy)] == 0).all())
+
+
+def said_by_policy(tokenizer: Any, token_ids: Sequence[int]) -> list[bool]:
+    """What stands between <assistant> and <eos>, with <eos>, as a person reads an episode."""
+    inside, said = False, []
+    for token in tokenizer.convert_ids_to_tokens(token_ids):
+        said.append(inside)
+        inside = token == "<assistant>" or (inside and token != "<eos>")
+    return said
