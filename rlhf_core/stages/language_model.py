@@ -8,7 +8,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, running, save
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.workers import save
 from rlhf_core.supervised.loop import Example, count_steps, require_fit, train
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 
@@ -18,7 +19,7 @@ def train_language_model(
     model: Input,
     examples: Sequence[Example],
     context: StageContext,
-    group: GroupFactory,
+    cluster: Cluster,
     kind: Kind,
     on_long_row: LongRowPolicy = "error",
 ) -> Output:
@@ -27,7 +28,8 @@ def train_language_model(
     folder = context.workdir / "model"
     steps = count_steps(len(fitted.rows), config)
     context.progress(0, steps, "start workers")
-    with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
+    ranks = cluster.workers(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)
+    with ranks as workers:
         metrics = train(config, fitted.rows, pack_sequences, workers, context)
         save(workers, folder, context)
     return Output(kind, folder, metrics={**metrics, "steps": steps, **fitted.metrics()})

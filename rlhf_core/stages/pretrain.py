@@ -11,19 +11,17 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.lengths import Fitted, fit
 from rlhf_core.data.reading import iterate_rows, long_row_policy
+from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.stages.workers import GroupFactory, ray_workers
 from rlhf_core.supervised.loop import Example
 from rlhf_core.supervised.sft import document_examples
 
 
-def run(
-    config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     model = inputs["model"]
     documents = _documents(config, model, inputs["dataset"])
     pieces = [piece for document in documents.rows for piece in document]
-    output = train_language_model(config, model, pieces, context, group, Kind.BASE_MODEL)
+    output = train_language_model(config, model, pieces, context, cluster, Kind.BASE_MODEL)
     return replace(output, metrics={**output.metrics, **documents.metrics()})
 
 

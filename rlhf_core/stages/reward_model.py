@@ -10,7 +10,8 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.stages.workers import GroupFactory, ray_workers, running, save
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.workers import save
 from rlhf_core.supervised.loop import count_steps, require_fit, train
 from rlhf_core.supervised.reward_model import (
     RewardModelWorker,
@@ -22,9 +23,7 @@ from rlhf_core.supervised.reward_model import (
 )
 
 
-def run(
-    config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
     dataset = inputs["dataset"].folder
@@ -37,7 +36,8 @@ def run(
     folder = context.workdir / "reward_model"
     steps = count_steps(len(examples), config)
     context.progress(0, steps, "start workers")
-    with running(group(config.placement, RewardModelWorker, config, context, model.manifest.ref, steps)) as workers:
+    ranks = cluster.workers(config.placement, RewardModelWorker, config, context, model.manifest.ref, steps)
+    with ranks as workers:
         metrics = train(config, examples, pack_pairs, workers, context)
         metrics |= judge(config, held_out, workers)
         trained = folder if config.lora is None else context.workdir / "adapter"

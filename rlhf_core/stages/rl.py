@@ -24,16 +24,17 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
-from rlhf_core.rl.roles import require_same_tokens
+from rlhf_core.rl.roles import require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.validation import HeldOut, Validation
-from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.workers import save
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.types import Prompt
 
 
-def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
+def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
     fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
     prompts = fitted.rows
@@ -55,7 +56,11 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         held_out = None if validation_prompts is None else _held_out(config, validation_prompts.rows, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
-        workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
+        spec = EngineSpec(inputs["model"], config.rollout, config.engine.dtype, config.lora, sleeps=config.hybrid)
+        actors = cluster.workers_and_engines(
+            spec, context, config.placement, RLWorker, config, context, roles(config, inputs)
+        )
+        workers, engines, turns = take_turns(config, *stack.enter_context(actors))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {

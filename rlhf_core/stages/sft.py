@@ -9,16 +9,14 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.stages.workers import GroupFactory, ray_workers
 from rlhf_core.supervised.sft import conversation_examples
 
 
-def run(
-    config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     model = inputs["model"]
     dataset = inputs["dataset"].folder
     examples = conversation_examples(load_tokenizer(model.folder), read_rows(dataset))
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
-    return train_language_model(config, model, examples, context, group, kind, long_row_policy(dataset))
+    return train_language_model(config, model, examples, context, cluster, kind, long_row_policy(dataset))
