@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +16,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.rl.roles import roles
-from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
-from rlhf_core.training.group import InlineGroup
-from tests.rlhf_core.rollout.engine_process import RemoteEngine, start_process
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -53,13 +45,6 @@ GRPO = {
 
 
 @pytest.fixture(scope="module")
-def engine_process() -> Iterator[ProcessPoolExecutor]:
-    process = start_process()
-    yield process
-    process.shutdown()
-
-
-@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     """`model`, after SFT, and `reward_model`: of four experts, two a token."""
     folder = tmp_path_factory.mktemp("models")
@@ -83,26 +68,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     return {"model": model, "reward_model": local_input(judged.folder, Kind.REWARD_MODEL)}
 
 
-def run_rl(
-    models: dict[str, Input], folder: Path, process: ProcessPoolExecutor, **settings: Any
-) -> tuple[Output, LocalContext]:
+def run_rl(models: dict[str, Input], folder: Path, **settings: Any) -> tuple[Output, LocalContext]:
     inputs = {
         "model": models["model"], "grpo.rewards.taste.model": models["reward_model"],
         "dataset": dataset(folder / "prompts", PROMPTS),
     }  # fmt: skip
     context = context_of(folder / "work", inputs)
 
-    @contextmanager
-    def cluster(*_: Any) -> Iterator[tuple[InlineGroup, InlineEngines]]:
-        group = InlineGroup(RLWorker, config, context, roles(config, inputs))
-        engine = RemoteEngine(
-            process, models["model"].folder, config.rollout, dtype="float32", seed=0, lora=config.lora
-        )  # fmt: skip
-        yield group, InlineEngines(engine)
-        engine.shutdown()
-
     config = RLConfig.model_validate({**GRPO, **settings})
-    return rl.run(config, inputs, context, cluster), context
+    return rl.run(config, inputs, context, inline), context
 
 
 def assert_proven(context: LocalContext) -> None:
@@ -115,8 +89,8 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
-def test_grpo_of_all_weights(models: dict[str, Input], engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
-    output, context = run_rl(models, tmp_path, engine_process)
+def test_grpo_of_all_weights(models: dict[str, Input], tmp_path: Path) -> None:
+    output, context = run_rl(models, tmp_path)
     assert_proven(context)
     before, after = (load_file(f / "model.safetensors") for f in (models["model"].folder, output.folder))
     assert before.keys() == after.keys()
@@ -126,10 +100,8 @@ def test_grpo_of_all_weights(models: dict[str, Input], engine_process: ProcessPo
     assert experts <= set(moved)
 
 
-def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
-    models: dict[str, Input], engine_process: ProcessPoolExecutor, ray_cluster: None, tmp_path: Path
-) -> None:
-    output, context = run_rl(models, tmp_path, engine_process, lora={"rank": 4})
+def test_grpo_of_an_adapter_its_merge_and_an_evaluation(models: dict[str, Input], tmp_path: Path) -> None:
+    output, context = run_rl(models, tmp_path, lora={"rank": 4})
     assert_proven(context)
     factors = load_file(output.folder / "adapter_model.safetensors")
     assert {name.split(".")[-3] for name in factors} == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -147,5 +119,5 @@ def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
         "dataset": "held_out", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": (1, 2),
         "sampling": {"max_tokens": 4, "top_p": 0.9, "top_k": 8, "min_p": 0.01}, "rollout": ROLLOUT,
     })  # fmt: skip
-    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs)).metrics
+    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), inline).metrics
     assert 0 <= metrics["pass@1"] <= metrics["pass@2"] <= 1

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.stages import sft
+from rlhf_core.stages.ray_cluster import RayCluster
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -44,7 +45,7 @@ def test_two_ranks_train_the_same_policy_as_one(tmp_path: Path) -> None:
     stages: tuple[Literal[2, 3], ...] = (2, 3)
     for zero_stage in stages:
         two = context_of(tmp_path / f"zero{zero_stage}", inputs)
-        output = sft.run(_two_ranks(zero_stage), inputs, two)
+        output = sft.run(_two_ranks(zero_stage), inputs, two, RayCluster())
         assert _two_ranks(zero_stage).reserves().devices == 1.0
         weights = load_file(output.folder / "model.safetensors")
         assert weights.keys() == expected.keys()
