@@ -78,19 +78,18 @@ def _names(prepared: Prepared, name: str) -> list[str]:
 
 
 def test_an_artifact_is_there_or_the_recipe_is_refused(prepared: Prepared, tmp_path: Path) -> None:
-    tried(prepared, "base")
-    ref = prepared.node("base").ref
-    named = {"other": {"stage": "artifact", "ref": f"base/{ref.key[:12]}"}}
+    tried(prepared, "data.shared")
+    ref = prepared.node("data.shared").ref
+    named = {"other": {"stage": "artifact", "ref": f"dataset/{ref.key[:12]}"}}
     there = written(tmp_path, **named)
     assert tried(there, "other") == []
     assert try_node(there, there.node("other"), lambda line: None).manifest.ref == ref
-    named["other"]["ref"] = "base/0123"
-    with pytest.raises(RecipeError, match=r"store has no artifact or alias `base/0123`"):
+    named["other"]["ref"] = "dataset/0123"
+    with pytest.raises(RecipeError, match=r"store has no artifact or alias `dataset/0123`"):
         written(tmp_path, **named)
 
 
 def test_an_unknown_node_names_the_nearest_and_all(prepared: Prepared) -> None:
-    with pytest.raises(
-        RecipeError, match=r"no node `word`, did you mean `data.words`\?; it has .*data\.shared, .*base"
-    ):
-        prepared.node("word")
+    said = r"no node `data\.word`, did you mean `data\.words`\?; it has base, data\.shared, data\.words, pretrain"
+    with pytest.raises(RecipeError, match=said):
+        prepared.node("data.word")

@@ -9,6 +9,7 @@ import pytest
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import load_file
 
+from rlhf_core.artifacts.manifest import file_digest
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import Placement
 from rlhf_core.stages import sft
@@ -41,6 +42,8 @@ def test_two_ranks_train_the_same_policy_as_one(tmp_path: Path) -> None:
     inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "data", conversations(20))}
     one = context_of(tmp_path / "one", inputs)
     expected = load_file(sft.run(CONFIG, inputs, one, inline).folder / "model.safetensors")
+    as_job = sft.run(CONFIG, inputs, context_of(tmp_path / "job", inputs), RayCluster()).folder
+    assert file_digest(as_job / "model.safetensors") == file_digest(one.workdir / "model" / "model.safetensors")
     start = load_file(inputs["model"].folder / "model.safetensors")
     stages: tuple[Literal[2, 3], ...] = (2, 3)
     for zero_stage in stages:
