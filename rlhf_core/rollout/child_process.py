@@ -45,12 +45,12 @@ class ChildProcess:
             return future.result()
         except BrokenProcessPool as error:
             raise StageError(
-                f"{self._name} died: was it killed, for want of memory perhaps? What it wrote last stands above"
+                f"{self._name} died: its last output is above; without any, it was probably killed for want of memory"
             ) from error
 
-    def close(self) -> None:
-        """End it, at once where it is still at work. Idempotent."""
-        if self._newest is not None and not self._newest.done():
+    def close(self, *, at_once: bool = False) -> None:
+        """End it: at once, or in order, unless it is still at work. Idempotent."""
+        if at_once or (self._newest is not None and not self._newest.done()):
             self._kill()
         self._executor.shutdown()
 
@@ -64,8 +64,8 @@ class ChildProcess:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
 
 
 def _begin(environment: Mapping[str, str]) -> None:

@@ -49,16 +49,14 @@ class InProcessCluster:
     def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[InlineGroup[W]]:
         if placement.workers > 1:
             print(f"placement.workers is {placement.workers}: here one rank does it all", flush=True)
-        threads = torch.get_num_threads()
-        torch.set_num_threads(placement.num_threads)
-        group = InlineGroup(factory, *args)
-        try:
-            yield group
-        finally:
-            group.shutdown()
-            torch.set_num_threads(threads)
-            gc.collect()  # what the next stage of this process needs is free
-            torch.cuda.empty_cache()
+        with _threads(placement.num_threads):
+            group = InlineGroup(factory, *args)
+            try:
+                yield group
+            finally:
+                group.shutdown()
+                gc.collect()  # the memory is for the next stage of this process
+                torch.cuda.empty_cache()
 
     @contextmanager
     def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[InlineEngines]:
@@ -76,6 +74,16 @@ class InProcessCluster:
                 workers.call(LendsDevice.offload)
             with self.engines(spec, context) as engines:
                 yield workers, engines
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _devices(spec: EngineSpec) -> dict[str, str]:
