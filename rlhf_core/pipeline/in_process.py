@@ -42,9 +42,9 @@ def try_node(prepared: Prepared, node: Node, say: Say, *, again: bool = False) -
         if manifest is not None and not (again and other.stage.entry):
             say(f"{other.name}: reused, made {manifest.finished_at:%Y-%m-%d %H:%M}")
         else:
-            _compute(prepared, other, say)
+            _compute(prepared, other, say, again)
     kept = repository.manifest(node.ref)
-    manifest = _compute(prepared, node, say) if node.stage.entry or kept is None else kept
+    manifest = _compute(prepared, node, say, again=True) if node.stage.entry or kept is None else kept
     files = {file.path: file.sha256 for file in manifest.files}
     return Tried(manifest, repository.materialise(files, node_cache()), kept)
 
@@ -69,12 +69,12 @@ def _needs(node: Node) -> Iterator[str]:
     yield from node.after
 
 
-def _compute(prepared: Prepared, node: Node, say: Say) -> Manifest:
+def _compute(prepared: Prepared, node: Node, say: Say, again: bool) -> Manifest:
     say(f"{node.name}: starts")
     began = time.monotonic()
     store_spec(node, run_settings(prepared), prepared.repository)
     progress = ProgressReporter(lambda line: say(f"{node.name}: {parse(line)}"))
-    manifest = run_job(prepared.store_url, node.ref, cluster=_cluster, progress=progress, again=True)
+    manifest = run_job(prepared.store_url, node.ref, cluster=_cluster, progress=progress, again=again)
     say(f"{node.name}: computed in {time.monotonic() - began:.1f} s")
     return manifest
 
