@@ -27,16 +27,21 @@ OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[Rollout
 
 
 @contextmanager
+def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
+    """A vLLM engine in `process`, for as long as the context lasts."""
+    engine = ChildEngine(
+        process, spec.model.folder, spec.config, dtype=spec.dtype, seed=context.seed, lora=spec.lora, sleeps=spec.sleeps
+    )  # fmt: skip
+    yield engine
+    engine.shutdown()
+
+
+@contextmanager
 def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
     """A vLLM engine in a process of its own, which ends with this context."""
     environment = {"OMP_NUM_THREADS": str(spec.config.num_threads), "HF_HUB_OFFLINE": "1", **_devices(spec)}
-    with ChildProcess("the engine's process", environment) as process:
-        engine = ChildEngine(
-            process, spec.model.folder, spec.config, dtype=spec.dtype, seed=context.seed, lora=spec.lora,
-            sleeps=spec.sleeps,
-        )  # fmt: skip
+    with ChildProcess("the engine's process", environment) as process, vllm_in(process, spec, context) as engine:
         yield engine
-        engine.shutdown()
 
 
 class InProcessCluster:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +18,9 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
+from rlhf_core.stages.in_process import InProcessCluster, vllm_in
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -45,6 +49,13 @@ GRPO = {
 
 
 @pytest.fixture(scope="module")
+def cluster() -> Iterator[InProcessCluster]:
+    """With one process for all its engines."""
+    with ChildProcess("the engines' process") as process:
+        yield InProcessCluster(partial(vllm_in, process))
+
+
+@pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     """`model`, after SFT, and `reward_model`: of four experts, two a token."""
     folder = tmp_path_factory.mktemp("models")
@@ -68,7 +79,9 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     return {"model": model, "reward_model": local_input(judged.folder, Kind.REWARD_MODEL)}
 
 
-def run_rl(models: dict[str, Input], folder: Path, **settings: Any) -> tuple[Output, LocalContext]:
+def run_rl(
+    models: dict[str, Input], folder: Path, cluster: InProcessCluster, **settings: Any
+) -> tuple[Output, LocalContext]:
     inputs = {
         "model": models["model"], "grpo.rewards.taste.model": models["reward_model"],
         "dataset": dataset(folder / "prompts", PROMPTS),
@@ -76,7 +89,7 @@ def run_rl(models: dict[str, Input], folder: Path, **settings: Any) -> tuple[Out
     context = context_of(folder / "work", inputs)
 
     config = RLConfig.model_validate({**GRPO, **settings})
-    return rl.run(config, inputs, context, inline), context
+    return rl.run(config, inputs, context, cluster), context
 
 
 def assert_proven(context: LocalContext) -> None:
@@ -89,8 +102,8 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
-def test_grpo_of_all_weights(models: dict[str, Input], tmp_path: Path) -> None:
-    output, context = run_rl(models, tmp_path)
+def test_grpo_of_all_weights(models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path) -> None:
+    output, context = run_rl(models, tmp_path, cluster)
     assert_proven(context)
     before, after = (load_file(f / "model.safetensors") for f in (models["model"].folder, output.folder))
     assert before.keys() == after.keys()
@@ -100,8 +113,10 @@ def test_grpo_of_all_weights(models: dict[str, Input], tmp_path: Path) -> None:
     assert experts <= set(moved)
 
 
-def test_grpo_of_an_adapter_its_merge_and_an_evaluation(models: dict[str, Input], tmp_path: Path) -> None:
-    output, context = run_rl(models, tmp_path, lora={"rank": 4})
+def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
+    models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path
+) -> None:
+    output, context = run_rl(models, tmp_path, cluster, lora={"rank": 4})
     assert_proven(context)
     factors = load_file(output.folder / "adapter_model.safetensors")
     assert {name.split(".")[-3] for name in factors} == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -119,5 +134,5 @@ def test_grpo_of_an_adapter_its_merge_and_an_evaluation(models: dict[str, Input]
         "dataset": "held_out", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": (1, 2),
         "sampling": {"max_tokens": 4, "top_p": 0.9, "top_k": 8, "min_p": 0.01}, "rollout": ROLLOUT,
     })  # fmt: skip
-    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), inline).metrics
+    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), cluster).metrics
     assert 0 <= metrics["pass@1"] <= metrics["pass@2"] <= 1
