@@ -56,4 +56,6 @@ def _show(tried: Tried, store: str) -> None:
         typer.echo(f"metrics  {metrics}")
     if tried.kept is not None and tried.kept != tried.manifest:
         made = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
-        typer.echo(f"{store} keeps the result of {made}, which other nodes read: give another --store to replace it")
+        typer.echo(
+            f"{store} keeps the result of {made}, which other nodes read; give another --store to go on from this one"
+        )

@@ -72,21 +72,23 @@ def slow():
 def broken():
     raise RuntimeError("no rows today")
 """
-# The command, with a breakpoint in a method of the ranks.
+# The command; with a breakpoint in a method of the ranks where it comes to them.
 PROGRAM = """
 import signal, sys
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     from deployments.cli.main import app
-    from rlhf_core.supervised.sft import LanguageModelWorker
 
-    train = LanguageModelWorker.train
+    if "evaluation.rl" in sys.argv:
+        from rlhf_core.supervised.sft import LanguageModelWorker
 
-    def stopping(self, steps):
-        breakpoint()
-        return train(self, steps)
+        train = LanguageModelWorker.train
 
-    LanguageModelWorker.train = stopping
+        def stopping(self, steps):
+            breakpoint()
+            return train(self, steps)
+
+        LanguageModelWorker.train = stopping
     try:
         app(sys.argv[1:])
     finally:
