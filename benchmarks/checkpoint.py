@@ -31,7 +31,7 @@ from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.config.training import OptimizerConfig
-from rlhf_core.supervised.loop import Example, divide
+from rlhf_core.supervised.examples import Example, divide
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup

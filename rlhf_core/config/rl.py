@@ -16,7 +16,7 @@ from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, Reservation, RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, Placement, require_compatible
-from rlhf_core.config.validation import ValidationConfig
+from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
 
@@ -124,9 +124,10 @@ class RLConfig(StageConfig, KeyedConfig):
 
     @model_validator(mode="after")
     def _validation_has_room(self) -> RLConfig:
-        sampling = self.validation.sampling if self.validation is not None else None
-        if sampling is not None and sampling.max_tokens >= self.rollout.max_length:
-            raise ValueError("validation.sampling.max_tokens leaves no room for a prompt in rollout.max_length")
+        for place, held_out in self._sets_by_place().items():
+            sampling = held_out.sampling
+            if sampling is not None and sampling.max_tokens >= self.rollout.max_length:
+                raise ValueError(f"{place}.sampling.max_tokens leaves no room for a prompt in rollout.max_length")
         return self
 
     @model_validator(mode="after")
@@ -170,6 +171,11 @@ class RLConfig(StageConfig, KeyedConfig):
     @property
     def keeps_best(self) -> bool:
         return self.validation is not None and self.validation.keep == "best"
+
+    @property
+    def validation_sets(self) -> Mapping[str, ValidationSet]:
+        """By name, the main one first; empty without validation."""
+        return self.validation.sets if self.validation is not None else {}
 
     @property
     def block(self) -> str:
@@ -225,13 +231,19 @@ class RLConfig(StageConfig, KeyedConfig):
             yield JudgedBy(f"{self.block}.rewards.{name}", reward, "dataset")
         for name, monitor in self.monitors.items():
             yield JudgedBy(f"monitors.{name}", monitor, "dataset")
-        for name, scorer in self.validation.scorers.items() if self.validation is not None else ():
-            yield JudgedBy(f"validation.scorers.{name}", scorer, "validation.dataset")
+        for place, held_out in self._sets_by_place().items():
+            for name, scorer in held_out.scorers.items():
+                yield JudgedBy(f"{place}.scorers.{name}", scorer, f"{place}.dataset")
 
     def row_limit(self, dataset: str) -> RowLimit | None:
-        own = self.validation.sampling if self.validation is not None and dataset == "validation.dataset" else None
-        sampling, setting = (self.sampling, "sampling") if own is None else (own, "validation.sampling")
+        sampling, setting = self.sampling, "sampling"
+        for place, held_out in self._sets_by_place().items():
+            if dataset == f"{place}.dataset" and held_out.sampling is not None:
+                sampling, setting = held_out.sampling, f"{place}.sampling"
         return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)
+
+    def _sets_by_place(self) -> Mapping[str, ValidationSet]:
+        return {path_of_set(name): held_out for name, held_out in self.validation_sets.items()}
 
     def moe_coefficients(self) -> Mapping[str, float]:
         return {f"{self.block}.moe_coefficient": self.settings.moe_coefficient}

@@ -9,6 +9,7 @@ from pydantic import Field
 from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role
 from rlhf_core.config.stage import RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
+from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
 
 # Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
 MERGE_COPIES = 4.0
@@ -18,10 +19,15 @@ def _dataset(data_format: str) -> Any:
     return Field(description=f"name of an entry of the recipe's `data`, format {data_format}")
 
 
+def _validation(unless: str = "the last weights") -> Any:
+    return Field(default=None, description=f"held-out rows whose loss is measured while it trains; none: {unless}")
+
+
 class PretrainConfig(SupervisedConfig):
     """Plain text, every token trained, documents cut into sequences of `max_length`."""
 
     dataset: Annotated[str, Reads("dataset", format="text")] = _dataset("text")
+    validation: TextValidation | None = _validation()
 
     @property
     def makes(self) -> Role:
@@ -35,6 +41,7 @@ class SFTConfig(SupervisedConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
     dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
+    validation: ConversationsValidation | None = _validation()
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
 
     @property
@@ -53,6 +60,7 @@ class RewardModelConfig(SupervisedConfig):
     """
 
     dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
+    validation: PairsValidation | None = _validation("the last weights, judged by 5 % of the pairs, held out")
     language_model_coefficient: NonNegativeFloat = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )

@@ -21,6 +21,7 @@ from rlhf_core.config.base import (
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.stage import Reservation, RowLimit, StageConfig
+from rlhf_core.config.validation import SupervisedValidationConfig
 
 
 class MuonConfig(Config):
@@ -108,9 +109,10 @@ class Placement(Config):
 
 
 class SupervisedConfig(StageConfig):
-    """An epoch-wise run over one dataset, which each subclass declares with its format."""
+    """An epoch-wise run over one dataset, which each subclass declares with its format, as it does `validation`."""
 
     dataset: str
+    validation: SupervisedValidationConfig | None = None
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
     )
@@ -133,6 +135,13 @@ class SupervisedConfig(StageConfig):
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
         require_compatible(self.engine, self.optimizer)
         return self
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset({"validation"}) if self.validation is None else frozenset()
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.validation is not None and self.validation.keep == "best"
 
     @property
     def checkpoints(self) -> CheckpointConfig:

@@ -13,13 +13,15 @@ from rlhf_core.report.content import Metrics
 
 # These come first, in this order; all other metrics follow, sorted by name.
 _FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "policy_loss", "value_loss", "loss")
+# These follow from others.
+_NOT_DRAWN = ("validation/best", "validation/best_step")
 
 
 def curve_grid(curves: Metrics) -> str:
     """Small multiples, one per metric of one stage; empty if no metric has at least two points."""
     lines = [name for name in curves if len(curves[name]) > 1]
     names = [name for name in _FIRST if name in lines]
-    names += sorted(name for name in lines if name.startswith("monitor/"))
+    names += sorted(name for name in lines if name.startswith(("validation/", "monitor/")) and name not in _NOT_DRAWN)
     names += sorted(name for name in lines if name not in _FIRST and "/" not in name)
     if not names:
         return ""

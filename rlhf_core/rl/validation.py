@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.validation import ValidationSet, named
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
+from rlhf_core.metrics import merged
 from rlhf_core.rewards import Reward
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
@@ -17,6 +18,7 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.engines import Sampler
+from rlhf_core.training.best import Best
 from rlhf_core.types import Completion, Prompt
 
 _PREFIX = "validation/"
@@ -24,17 +26,21 @@ _PREFIX = "validation/"
 
 @dataclass(frozen=True, slots=True)
 class HeldOut:
+    """One validation set."""
+
+    settings: ValidationSet
     prompts: Sequence[Prompt]
     scorers: Mapping[str, Reward]  # by name, the main one first
 
 
 class Validation:
-    """Knows the best step so far. The ranks keep its weights: copied at once, before anything else may change them."""
+    """Answers all sets at the same steps. The ranks keep the weights of the best step: copied at once, before anything
+    else may change them."""
 
     def __init__(
         self,
         config: RLConfig,
-        held_out: HeldOut,
+        held_out: Mapping[str, HeldOut],
         tokenizer: Tokenizer,
         trainer: PolicyTrainer,
         publisher: Publisher,
@@ -43,13 +49,14 @@ class Validation:
         *,
         seed: int,
     ) -> None:
+        """held_out: the sets of the settings, by name."""
         assert config.validation is not None
         self._config, self._settings = config, config.validation
         self._held_out, self._tokenizer = held_out, tokenizer
         self._trainer, self._publisher, self._turns = trainer, publisher, turns
         self._engines = _ProvenWeights(engines, publisher)
         self._seed = seed
-        self.best: dict[str, float] | None = None  # `step` (of those done, from 1) and `value` of the metric
+        self.best = Best(config.validation.metric, maximise=True)
 
     def after(self, step: int, phase: PhaseTimer) -> dict[str, float]:
         """Metrics, if one is due once `step` steps are done. The engines serve again what they served before."""
@@ -59,23 +66,27 @@ class Validation:
             averaged = self._config.ema_decay is not None
             if averaged:
                 self._publisher.publish("average")
-            figures = self._figures()
-            self._keep_if_best(step, figures[self._settings.metric], averaged)
+            measured = self._measured()
+            if self.best.update(step, measured) and self._settings.keep == "best":
+                self._turns.train(keep_weights=not averaged)  # the average is not what rollouts go on with
+                self._trainer.keep_weights("average" if averaged else "live")
             if averaged:
                 self._publisher.publish()
             self._turns.sample()
-        assert self.best is not None
-        measured = {f"{_PREFIX}{name}": value for name, value in figures.items()}
-        return {**measured, f"{_PREFIX}best": self.best["value"], f"{_PREFIX}best_step": self.best["step"]}
+        return {**{f"{_PREFIX}{name}": value for name, value in measured.items()}, **self.best.metrics(_PREFIX)}
 
-    def _figures(self) -> dict[str, float]:
-        settings = self._settings
+    def _measured(self) -> dict[str, float]:
+        """The metrics of all sets."""
+        return merged(*(named(name, self._answered(held_out)) for name, held_out in self._held_out.items()))
+
+    def _answered(self, held_out: HeldOut) -> dict[str, float]:
+        settings = held_out.settings
         answered = answer(
-            self._held_out.prompts, self._engines, self._tokenizer, self._held_out.scorers,
+            held_out.prompts, self._engines, self._tokenizer, held_out.scorers,
             sampling=settings.sampling or self._config.sampling, samples=settings.samples, seed=self._seed,
         )  # fmt: skip
         results = summarise(answered, pass_at=settings.pass_at, seed=self._seed)
-        main = next(iter(self._held_out.scorers))
+        main = next(iter(held_out.scorers))
         flat = flat_metrics(results, main_scorer=main)
         for name, figures in results["all"]["scorers"].items():
             prefix = "" if name == main else f"{name}/"
@@ -83,21 +94,6 @@ class Validation:
                 flat[f"{prefix}sampled_mean_score"] = figures["sampled_mean_score"]
                 flat[f"{prefix}sampled_pass@1"] = figures["sampled_pass@1"]["value"]
         return {name: value for name, value in flat.items() if not name.endswith(("_low", "_high", "prompts"))}
-
-    def _keep_if_best(self, step: int, value: float, averaged: bool) -> None:
-        """The first of several that are equally good."""
-        if self.best is not None and value <= self.best["value"]:
-            return
-        if self._settings.keep == "best":
-            self._turns.train(keep_weights=not averaged)  # the average is not what rollouts go on with
-            self._trainer.keep_weights("average" if averaged else "live")
-        self.best = {"step": step, "value": value}
-
-    def state_dict(self) -> dict[str, Any]:
-        return {"best": self.best}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.best = state["best"]
 
 
 class _ProvenWeights:

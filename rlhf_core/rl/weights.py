@@ -1,4 +1,4 @@
-"""The weights that training leaves: as they are now, their moving average, and the best that were validated."""
+"""The weights that RL leaves: as they are now, or their moving average."""
 
 from __future__ import annotations
 
@@ -7,13 +7,11 @@ from contextlib import contextmanager
 from typing import Literal
 
 import torch.distributed as dist
-from torch import Tensor
 
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.state import RankState, copy_into
 
 WeightSource = Literal["live", "average"]
-State = dict[str, Tensor]  # as DeepSpeedEngine.full_state_dict gives it; on rank 0 only
 
 
 class WeightAverage:
@@ -47,20 +45,3 @@ class WeightAverage:
     def load_state(self, state: RankState) -> None:
         if dist.get_rank() == 0:
             copy_into(self._average, state.shared)
-
-
-class KeptWeights:
-    """A copy of the policy in rank 0's main memory. Implements training.state.Stateful."""
-
-    def __init__(self) -> None:
-        self.state_dict: State | None = None
-
-    def keep(self, state: State | None) -> None:
-        """state: copies, as DeepSpeedEngine.full_state_dict gives them."""
-        self.state_dict = state
-
-    def state(self) -> RankState:
-        return RankState(shared=dict(self.state_dict or {}))
-
-    def load_state(self, state: RankState) -> None:
-        self.state_dict = dict(state.shared) or None

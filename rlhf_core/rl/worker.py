@@ -20,8 +20,9 @@ from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
-from rlhf_core.rl.weights import KeptWeights, WeightAverage, WeightSource
+from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
+from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import host_memory_only
 from rlhf_core.training.metrics import StepMetrics

@@ -9,6 +9,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.lengths import Fitted
@@ -43,11 +44,9 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     if not prompts:
         raise StageError("rl.dataset has no prompt that leaves room for its completion")
     too_long = fitted.metrics()
-    validation_prompts = None
-    if config.validation is not None:
-        sampling = config.validation.sampling or config.sampling
-        validation_prompts = _prompts(config, inputs["validation.dataset"], tokenizer, sampling)
-        too_long |= validation_prompts.metrics("validation_")
+    held_out_prompts = _held_out_prompts(config, inputs, tokenizer)
+    for name, of_set in held_out_prompts.items():
+        too_long |= of_set.metrics(counts_prefix(name))
     require_same_tokens(config, inputs)
     reward_models = read_reward_models(config, inputs)
     algorithm = build_algorithm(config)
@@ -55,7 +54,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     with ExitStack() as stack:
         of_text = stack.enter_context(open_scorers(config.settings.text_rewards, context))
         monitors = stack.enter_context(open_scorers(config.monitors, context))
-        held_out = None if validation_prompts is None else _held_out(config, validation_prompts.rows, context, stack)
+        held_out = _held_out(config, held_out_prompts, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
         actors = ranks_and_engines(config, inputs, context, cluster)
@@ -76,9 +75,9 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         )
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
         validation = None
-        if held_out is not None:
+        if config.validation is not None:
             validation = Validation(config, held_out, tokenizer, trainer, publisher, engines, turns, seed=context.seed)
-            driver["validation"] = validation
+            driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
         loop = Loop(config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation)
         metrics = loop.run()
@@ -106,11 +105,25 @@ def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: S
     return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, on_long_row=policy)
 
 
-def _held_out(config: RLConfig, prompts: list[Prompt], context: StageContext, stack: ExitStack) -> HeldOut:
-    assert config.validation is not None
-    if not prompts:
-        raise StageError("rl.validation.dataset has no prompts to validate with")
-    return HeldOut(prompts, stack.enter_context(open_scorers(config.validation.scorers, context)))
+def _held_out_prompts(config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> dict[str, Fitted[Prompt]]:
+    """Of each validation set, by its name."""
+    found = {}
+    for name, settings in config.validation_sets.items():
+        setting = f"{path_of_set(name)}.dataset"
+        found[name] = _prompts(config, inputs[setting], tokenizer, settings.sampling or config.sampling)
+        if not found[name].rows:
+            raise StageError(f"rl.{setting} has no prompts to validate with")
+    return found
+
+
+def _held_out(
+    config: RLConfig, prompts: Mapping[str, Fitted[Prompt]], context: StageContext, stack: ExitStack
+) -> dict[str, HeldOut]:
+    """Each validation set by its name."""
+    return {
+        name: HeldOut(settings, prompts[name].rows, stack.enter_context(open_scorers(settings.scorers, context)))
+        for name, settings in config.validation_sets.items()
+    }
 
 
 def _last_and_best(metrics: Mapping[str, float]) -> dict[str, float]:

@@ -8,15 +8,21 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
+from rlhf_core.supervised.examples import Example, require_fit
 from rlhf_core.supervised.sft import conversation_examples
 
 
 def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    model = inputs["model"]
-    dataset = inputs["dataset"].folder
-    examples = conversation_examples(load_tokenizer(model.folder), read_rows(dataset))
+    folder = inputs["model"].folder
+    tokenizer = load_tokenizer(folder)
+
+    def read(dataset: Input) -> Fitted[Example]:
+        examples = conversation_examples(tokenizer, read_rows(dataset.folder))
+        return require_fit(examples, folder, config.max_length, long_row_policy(dataset.folder))
+
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
-    return train_language_model(config, model, examples, context, cluster, kind, long_row_policy(dataset))
+    return train_language_model(config, inputs, read, context, cluster, kind)

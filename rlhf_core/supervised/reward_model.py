@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -17,14 +18,16 @@ from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
-from rlhf_core.metrics import LossAndMetrics, Sum, merged
+from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import hidden_states, in_trained_example, routed_hidden_states
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
-from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker, divide, shuffled
+from rlhf_core.supervised.examples import Example, Shard, divide
+from rlhf_core.supervised.loop import shuffled
+from rlhf_core.supervised.worker import SupervisedWorker
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch, PreferenceBatch
 
@@ -35,6 +38,10 @@ Row = Mapping[str, Any]
 
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 2000  # pairs; enough to know the accuracy to a percent
+
+# Sums over the pairs of a validation set.
+_CORRECT, _SUM, _SQUARES = "correct", "reward_sum", "reward_squares"
+_LEAST_VARIANCE = 1e-12  # of rewards, relative to their mean square: less is rounding
 
 
 def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
@@ -169,6 +176,13 @@ class RewardModelWorker(SupervisedWorker):
         self, model: nn.Module, batch: PreferenceBatch, shard: Shard, step_routing: Tensor | None = None
     ) -> LossAndMetrics:
         """step_routing: of the experts over the whole step; with it, the load of the micro-batch is balanced too."""
+        loss, metrics, _ = self._judged(model, batch, shard, step_routing)
+        return loss, metrics
+
+    def _judged(
+        self, model: nn.Module, batch: PreferenceBatch, shard: Shard, step_routing: Tensor | None = None
+    ) -> tuple[Tensor, Mapping[str, Metric], Tensor]:
+        """Loss, metrics, and (P, 2) the rewards of both completions of each pair, of one forward."""
         config: RewardModelConfig = self.config
         scores, logprobs, routing = model(batch, with_routing=step_routing is not None)
         chosen, rejected, real = _rewards(scores, batch)
@@ -183,7 +197,31 @@ class RewardModelWorker(SupervisedWorker):
             balance = load_balancing_loss(routing, step_routing)
             loss = loss + config.moe_coefficient * balance
             metrics = merged(metrics, {"load_balancing_loss": Sum(balance.detach())})
-        return loss, metrics
+        return loss, metrics, torch.stack([chosen[real], rejected[real]], dim=1).detach()
+
+    def measured(self, model: nn.Module, batch: PreferenceBatch, shard: Shard) -> Mapping[str, Metric]:
+        """With sums that `validate` makes exact figures of."""
+        _, metrics, rewards = self._judged(model, batch, shard)
+        exact = rewards.double()
+        sums = {_CORRECT: (exact[:, 0] > exact[:, 1]).sum(), _SUM: exact.sum(), _SQUARES: exact.square().sum()}
+        return merged(metrics, {name: Sum(value) for name, value in sums.items()})
+
+    def validate(self, shard: Shard) -> dict[str, float]:
+        """Also `accuracy`, and mean and standard deviation of the rewards of all completions.
+
+        The deviation is 0 where it is smaller than what float32 can tell apart.
+        """
+        measured = super().validate(shard)
+        correct, total, squares = (measured.pop(name) for name in (_CORRECT, _SUM, _SQUARES))
+        completions = 2 * shard.num_examples
+        mean, square = total / completions, squares / completions
+        variance = square - mean**2
+        return {
+            **measured,
+            "accuracy": correct / shard.num_examples,
+            "reward_mean": mean,
+            "reward_std": 0.0 if variance <= _LEAST_VARIANCE * square else math.sqrt(variance),
+        }
 
     def score(self, shard: Shard) -> Tensor:
         """(P, 2) float32 on CPU: the rewards of the chosen and the rejected completion of each pair of this rank."""
@@ -213,15 +251,22 @@ def judge(
     """
     shards = divide(pack_pairs(held_out), workers.size, config.engine.tokens_per_micro_batch)
     rewards = torch.cat(workers.scatter(RewardModelWorker.score, shards)).double()
-    std = rewards.std(correction=0).item()
-    if not torch.isfinite(rewards).all() or std == 0:
-        raise StageError(f"the reward model's rewards of held-out completions are not usable: {rewards.flatten()[:8]}")
-    return {
-        "held_out_pairs": len(held_out),
-        "held_out_accuracy": (rewards[:, 0] > rewards[:, 1]).double().mean().item(),
-        "reward_mean": rewards.mean().item(),
-        "reward_std": std,
-    }
+    accuracy = (rewards[:, 0] > rewards[:, 1]).double().mean().item()
+    return _judgement(len(held_out), accuracy, rewards.mean().item(), rewards.std(correction=0).item())
+
+
+def judged_by_validation(num_pairs: int, measured: Mapping[str, float]) -> dict[str, float]:
+    """As `judge`, from what `RewardModelWorker.validate` has measured of `num_pairs` pairs."""
+    return _judgement(num_pairs, measured["accuracy"], measured["reward_mean"], measured["reward_std"])
+
+
+def _judgement(num_pairs: int, accuracy: float, mean: float, std: float) -> dict[str, float]:
+    if not math.isfinite(mean) or not math.isfinite(std) or std == 0:
+        raise StageError(
+            "the reward model's rewards of held-out completions are not usable: their mean is "
+            f"{mean:g} and their standard deviation {std:g}"
+        )
+    return {"held_out_pairs": num_pairs, "held_out_accuracy": accuracy, "reward_mean": mean, "reward_std": std}
 
 
 def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *, reward_mean: float, reward_std: float) -> None:

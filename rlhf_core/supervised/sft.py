@@ -16,7 +16,8 @@ from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
-from rlhf_core.supervised.loop import Example, Shard, SupervisedWorker
+from rlhf_core.supervised.examples import Example, Shard
+from rlhf_core.supervised.worker import SupervisedWorker
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:

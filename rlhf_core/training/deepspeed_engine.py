@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
-from rlhf_core.metrics import LossAndMetrics
+from rlhf_core.metrics import LossAndMetrics, Metric, merged
 from rlhf_core.models.adapters import adapter_state
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
@@ -158,6 +158,15 @@ class DeepSpeedEngine:
         self._engine.eval()
         with torch.no_grad():
             return [function(self._engine, micro_batch.to(self.device)) for micro_batch in micro_batches]
+
+    def measure(
+        self, micro_batches: Sequence[B], metrics: Callable[[nn.Module, B], Mapping[str, Metric]]
+    ) -> dict[str, float]:
+        """The metrics of all micro-batches of all ranks, in eval mode and without gradients; on every rank."""
+        totals = MetricTotals()
+        for part, reported in zip(micro_batches, self.forward(micro_batches, metrics), strict=True):
+            totals.add(reported, part.num_trained_tokens)
+        return merged(*totals.over_ranks(self.device))
 
     def total(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], Tensor]) -> Tensor:
         """The sum of what `forward` returns, over micro-batches and ranks; on every rank."""

@@ -17,6 +17,7 @@ COMMON: dict[str, Any] = {
     "grpo": {"rewards": {"right": {"type": "verifier"}}, "optimizer": {"learning_rate": 1e-3}},
 }  # fmt: skip
 GRPO = COMMON["grpo"]
+SET = {"dataset": "far", "scorers": {"exact": {"type": "verifier"}}}
 OFFLOADED = {"zero_stage": 3, "offload_parameters": True}
 TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_length": 16, "engines": 2}}
 
@@ -47,12 +48,21 @@ def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> N
         ({"metric": "pass@4", "samples": 2}, "mean_score, pass@1, pass@2, sampled_mean_score, sampled_pass@1, other/"),
         ({"metric": "third/pass@1"}, "metric is `third/pass@1`"),
         ({"sampling": {"max_tokens": 16}}, r"validation.sampling.max_tokens leaves no room for a prompt"),
+        ({"also": {"far": {**SET, "sampling": {"max_tokens": 16}}}},
+         r"validation.also.far.sampling.max_tokens leaves no room"),
+        ({"also": {"far": SET}, "metric": "far/pass@4"}, r"other/pass@1, far/mean_score, far/pass@1 \["),
+        ({"also": {"other": SET}}, "validation.also.other has the name of a scorer of validation"),
+        ({"also": {"a/b": SET}}, "validation.also: `a/b` is no name of letters"),
+        ({"also": {"far": {**SET, "scorers": {}}}}, "also.far.scorers"),
+        ({"scorers": {"exact": {"type": "verifier"}, "far/x": {"type": "verifier"}},
+          "also": {"far": {**SET, "scorers": {"exact": {"type": "verifier"}, "x": {"type": "verifier"}}}}},
+         "validation.also: far/x/mean_score would be measured by two sets"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None:
     scorers = {"exact": {"type": "verifier"}, "other": {"type": "verifier"}}
     common = {"dataset": "held", "every_steps": 2, "scorers": scorers}
-    with pytest.raises(ValidationError, match=says):
+    with pytest.raises(ValidationError, match=f"(?s){says}"):
         RLConfig.model_validate({**COMMON, "validation": {**common, **validation}})
     config = RLConfig.model_validate({**COMMON, "validation": {**common, "samples": 4, "metric": "other/pass@4"}})
     assert config.keeps_best
@@ -102,6 +112,32 @@ def ppo(critic: dict[str, Any] | None = None, kl: dict[str, Any] | None = None, 
     rewards = {"taste": {"type": "reward_model", "model": "judge"}}
     block = {**GRPO, "rewards": rewards, "critic": critic, "kl": kl or {}}
     return RLConfig.model_validate({**COMMON, "algorithm": "ppo", "ppo": block, **settings})
+
+
+def test_every_validation_set_has_its_own_input_scorers_and_room() -> None:
+    far = {**SET, "sampling": {"max_tokens": 8}}
+    validation = {"dataset": "held", "every_steps": 1, "scorers": SET["scorers"], "also": {"far": far, "near": SET}}
+    config = RLConfig.model_validate({**COMMON, "validation": validation})
+    places = ["validation", "validation.also.far", "validation.also.near"]
+    held_out = {found.path: found.names for found in references(config) if found.reads.held_out}
+    assert held_out == dict(zip([f"{place}.dataset" for place in places], [("held",), ("far",), ("far",)], strict=True))
+    judged = [(one.setting, one.dataset) for one in config.rewards()]
+    assert judged[1:] == [(f"{place}.scorers.exact", f"{place}.dataset") for place in places]
+    limits = [config.row_limit(f"{place}.dataset") for place in places]
+    assert [(limit.room, limit.completion_setting) for limit in limits if limit is not None] == [
+        (12, "sampling.max_tokens"), (8, "validation.also.far.sampling.max_tokens"), (12, "sampling.max_tokens"),
+    ]  # fmt: skip
+
+
+def test_a_validation_without_further_sets_keeps_its_key() -> None:
+    validation = {"dataset": "held", "every_steps": 1, "scorers": SET["scorers"]}
+    config = RLConfig.model_validate({**COMMON, "validation": validation})
+    assert "also" not in result_settings(config)["validation"]
+    more = RLConfig.model_validate({**COMMON, "validation": {**validation, "also": {"far": SET}}})
+    assert result_settings(more)["validation"]["also"] == {
+        "far": {name: value for name, value in result_settings(config)["validation"].items() if name in (
+            "scorers", "samples", "sampling")}
+    }  # fmt: skip
 
 
 def test_models_and_datasets_are_named_inputs() -> None:

@@ -28,6 +28,11 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 # Settings that are used without an access that mypy sees, and how.
 USED_OTHERWISE = {
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
+    "ValidationConfig.also": "its `sets` are read",
+    **dict.fromkeys(
+        (f"{config}.also" for config in ("TextValidation", "ConversationsValidation", "PairsValidation")),
+        "SupervisedValidationConfig.names returns their names, which are those of inputs",
+    ),
     **dict.fromkeys(
         (f"{config}.engine" for config in (
             "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",

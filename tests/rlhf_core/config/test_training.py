@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
@@ -9,8 +10,9 @@ from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.inputs import references
+from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 
 MUON = {"name": "muon", "learning_rate": 1e-3}
 
@@ -72,3 +74,52 @@ def test_muons_settings_are_part_of_its_keys_alone() -> None:
 def test_muons_settings_have_bounds(settings: dict[str, Any]) -> None:
     with pytest.raises(ValidationError):
         OptimizerConfig.model_validate({"name": "muon", "learning_rate": 1.0, "muon": settings})
+
+
+TRAINED = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1e-3}}
+HELD_OUT = {"dataset": "v", "every_steps": 2}
+
+
+@pytest.mark.parametrize(
+    ("validation", "says"),
+    [
+        ({"metric": "accuracy"}, "validation.metric is `accuracy`; these settings measure loss$"),
+        ({"metric": "far/loss"}, "validation.metric is `far/loss`; these settings measure loss$"),
+        ({"also": {"far": {"dataset": "f"}}, "metric": "near/loss"}, "these settings measure loss, far/loss$"),
+        ({"also": {"a.b": {"dataset": "f"}}}, "validation.also: `a.b` is no name of letters"),
+        ({"also": {"far": {"dataset": "f", "every_steps": 1}}}, "Extra inputs are not permitted"),
+    ],
+)
+def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValidationError) as raised:
+        SFTConfig.model_validate({**TRAINED, "validation": {**HELD_OUT, **validation}})
+    assert re.search(says, raised.value.errors()[0]["msg"])
+
+
+@pytest.mark.parametrize(("metric", "maximise"), [("loss", False), ("far/loss", False), ("far/accuracy", True)])
+def test_a_reward_model_may_be_the_most_accurate(metric: str, maximise: bool) -> None:
+    validation = {**HELD_OUT, "metric": metric, "also": {"far": {"dataset": "f"}}}
+    config = RewardModelConfig.model_validate({**TRAINED, "validation": validation})
+    assert config.validation is not None
+    assert config.validation.maximise is maximise
+
+
+@pytest.mark.parametrize(
+    ("stage", "data_format"),
+    [(PretrainConfig, "text"), (SFTConfig, "conversations"), (RewardModelConfig, "preferences")],
+)
+def test_held_out_rows_have_the_format_of_the_trained_ones(stage: type[SupervisedConfig], data_format: str) -> None:
+    validation = {**HELD_OUT, "also": {"far": {"dataset": "f"}}}
+    config = stage.model_validate({**TRAINED, "validation": validation})
+    found = {r.path: (r.names, r.reads.format, r.reads.held_out) for r in references(config) if r.path != "model"}
+    assert found == {
+        "dataset": (("d",), data_format, False),
+        "validation.dataset": (("v",), data_format, True),
+        "validation.also.far.dataset": (("f",), data_format, True),
+    }
+
+
+def test_a_stage_without_validation_keeps_its_key() -> None:
+    plain, validated = (SFTConfig.model_validate({**TRAINED, **more}) for more in ({}, {"validation": HELD_OUT}))
+    assert "validation" not in result_settings(plain)
+    assert result_settings(validated)["validation"] == {"every_steps": 2, "metric": "loss", "keep": "best"}

@@ -20,6 +20,8 @@ from tests.rlhf_core.pipeline.recipes import (
     write,
 )
 
+EXACT = {"type": "verifier"}
+
 
 @pytest.mark.parametrize(
     ("change", "expected"),
@@ -53,6 +55,24 @@ from tests.rlhf_core.pipeline.recipes import (
         (
             put("rl", "validation", value=validation(dataset="pairs")),
             "rl.validation.dataset: `pairs` has the format preferences, rl.validation needs prompts",
+        ),
+        (
+            put(
+                "rl",
+                "validation",
+                value=validation(also={"far": {"dataset": "pairs", "scorers": validation()["scorers"]}}),
+            ),
+            "rl.validation.also.far.dataset: `pairs` has the format preferences, rl.validation.also.far needs prompts",
+        ),
+        (
+            put("sft", "validation", value={"dataset": "pairs", "every_steps": 1}),
+            "sft.validation.dataset: `pairs` has the format preferences, sft.validation needs conversations",
+        ),
+        (
+            put(
+                "sft", "validation", value={"dataset": "talks", "every_steps": 1, "also": {"far": {"dataset": "tlks"}}}
+            ),
+            "sft.validation.also.far.dataset: there is no dataset `tlk` in `data`, did you mean `talks`?",
         ),
         (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
         (
@@ -121,3 +141,20 @@ def test_an_overlap_that_can_be_seen_here_is_one_sentence(
 def test_a_dataset_that_is_trained_and_evaluated_on_is_an_overlap(problems: Problems) -> None:
     (problem,) = problems(put("data", "prompts", "on_overlap", value="error"))
     assert problem.startswith("data.prompts: 1 of 1 rows contain a prompt")
+
+
+def test_what_a_supervised_stage_is_validated_on_is_compared_too(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["held"] = {**recipe["data"]["talks"], "source": {"type": "files", "paths": ["held.jsonl"]}}
+        recipe["data"]["talks"]["on_overlap"] = "error"
+        recipe["data"]["talks"]["exclude"] = ["prompts"]
+        recipe["sft"]["validation"] = {"dataset": "held", "every_steps": 1}
+        rows = [{"prompt": "What is one?", "completion": "1"}, {"prompt": "And two?", "completion": "2"}]
+        (root / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+        (root / "held.jsonl").write_text(json.dumps({"prompt": "And  two?", "completion": "two"}))
+
+    (problem,) = problems(change)
+    assert problem.startswith(
+        "data.talks: 1 of 2 rows contain a prompt of a dataset that the recipe evaluates or validates on: "
+        "talks.jsonl line 2 contains 'And two?' of `held`."
+    )

@@ -22,6 +22,14 @@ from tests.rlhf_core.pipeline.recipes import (
 )
 
 
+def both(one: Change, other: Change) -> Change:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        one(recipe, root)
+        other(recipe, root)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -44,6 +52,30 @@ from tests.rlhf_core.pipeline.recipes import (
             put("rl", "validation", value=validation(sampling={"max_tokens": 50})),
             "rl.validation.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; with "
             "rl.validation.sampling.max_tokens=50 that is more than rl.rollout.max_length=64: raise it to 73, ",
+        ),
+        (
+            put(
+                "rl",
+                "validation",
+                value=validation(
+                    also={
+                        "far": {
+                            "dataset": "prompts",
+                            "scorers": validation()["scorers"],
+                            "sampling": {"max_tokens": 50},
+                        }
+                    }
+                ),
+            ),
+            "rl.validation.also.far.dataset: the prompt of prompts.jsonl line 1 in `data.prompts` has 23 tokens; with "
+            "rl.validation.also.far.sampling.max_tokens=50 that is more than rl.rollout.max_length=64",
+        ),
+        (
+            both(
+                put("sft", "max_length", value=27),
+                put("sft", "validation", value={"dataset": "talks", "every_steps": 1}),
+            ),
+            "sft.validation.dataset: talks.jsonl line 1 in `data.talks` has 28 tokens, more than sft.max_length=27",
         ),
         (
             put("sft", "max_length", value=27),

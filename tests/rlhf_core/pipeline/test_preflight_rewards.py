@@ -36,6 +36,21 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.validation.scorers.exact: pattern 'abc' has no group",
         ),
         (
+            put(
+                "rl",
+                "validation",
+                value=validation(
+                    also={
+                        "far": {
+                            "dataset": "prompts",
+                            "scorers": {"gym": {"type": "verifier", "kind": "reasoning_gym"}},
+                        }
+                    }
+                ),
+            ),
+            "rl.validation.also.far.scorers.gym: the verifier `reasoning_gym` needs the column `task`",
+        ),
+        (
             file("prompts.jsonl", json.dumps({"prompt": "a"})),
             "evaluation.scorers.exact: the verifier `exact` needs the column `answer`, "
             "which `data.prompts` lacks at prompts.jsonl line 1",

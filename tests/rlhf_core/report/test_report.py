@@ -108,3 +108,18 @@ def test_whole_numbers_have_no_fraction_and_others_three_digits(nodes: dict[str,
 def test_the_same_artifacts_give_the_same_page(nodes: dict[str, Input]) -> None:
     pages = [render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={}) for _ in range(2)]
     assert pages[0] == pages[1]
+
+
+def test_validations_are_drawn_at_the_steps_that_they_were_made(nodes: dict[str, Input]) -> None:
+    lines = [
+        {"step": step, "validation/loss": 1.0 / step, "validation/far/loss": 2.0, "validation/best": 1.0 / step,
+         "validation/best_step": step}
+        for step in (5, 7)
+    ]  # fmt: skip
+    with (nodes["sft"].folder / "metrics.jsonl").open("a") as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+    content = gather(nodes, samples=2)
+    assert content.curves["sft"]["validation/loss"] == [(5, 1 / 5), (7, 1 / 7)]
+    page = render(content, title="t", seed=1, revision="abc", libraries={})
+    titles = [name for name in ("loss", "far/loss", "best", "best_step") if f">validation/{name}<" in page]
+    assert titles == ["loss", "far/loss"]

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.errors import WeightSyncError
+from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
@@ -44,11 +44,11 @@ calls = 0
 def various(completions, prompts, rows):
     return [sum(map(ord, c)) % 7 / 7 for c in completions]
 
-def table(completions, prompts, rows):
+def table(completions, prompts, rows, start=0):
     global calls
     scores = json.loads((pathlib.Path(__file__).parent / "scores.json").read_text())
     calls += 1
-    return [scores[calls - 1]] * len(completions)
+    return [scores[start + calls - 1]] * len(completions)
 """
 
 
@@ -117,6 +117,32 @@ def test_the_weights_that_were_validated_best_are_the_result(inputs: dict[str, I
     assert {"pass@1", "pass@2", "sampled_mean_score", "sampled_pass@1", "completion_length"} <= validated[0].keys()
     assert all("seconds/validation" in line for _, line in context.logs)
     assert (output.metrics["validation_best"], output.metrics["validation_best_step"]) == (0.75, 2)
+
+
+def test_another_set_has_its_own_sampling_and_may_choose_the_weights(inputs: dict[str, Input], tmp_path: Path) -> None:
+    """Scores: of the two steps by the main set, and by the other."""
+    table = {**VALIDATION["scorers"]["table"], "options": {"start": 2}}
+    far = {"dataset": "far", "samples": 1, "sampling": {"max_tokens": 4, "temperature": 0.25}, "scorers": {"t": table}}
+    validation = {**VALIDATION, "metric": "far/mean_score", "also": {"far": far}}
+    long = [{"prompt": [{"role": "user", "content": word}]} for word in ("gh", "x" * 30)]
+    other = {**inputs, "validation.also.far.dataset": dataset(tmp_path / "far", long, "drop")}
+    output, context, engine = run(other, tmp_path / "run", [0.5, 1.0, 0.75, 0.25], steps=2, validation=validation)
+    assert file_digest(output.folder) == loads(engine)[1]
+    found = [
+        {name: line[f"validation/{name}"] for name in ("mean_score", "far/mean_score", "far/sampled_pass@1", "best")}
+        for _, line in context.logs
+    ]
+    assert found == [
+        {"mean_score": 0.5, "far/mean_score": 0.75, "far/sampled_pass@1": 0.0, "best": 0.75},
+        {"mean_score": 1.0, "far/mean_score": 0.25, "far/sampled_pass@1": 0.0, "best": 0.75},
+    ]
+    assert (output.metrics["validation_best"], output.metrics["validation_best_step"]) == (0.75, 1)
+    assert output.metrics["validation_far_rows_dropped_too_long"] == 1
+    step = [1.0, 0.0, 0.5, 0.0, 0.25]  # temperatures: of the rollouts, then greedy and sampled of each set
+    assert [value for what, value, _ in engine.log if what == "sample"] == step * 2
+    other["validation.also.far.dataset"] = dataset(tmp_path / "empty", [])
+    with pytest.raises(StageError, match=r"rl\.validation\.also\.far\.dataset has no prompts to validate with"):
+        run(other, tmp_path / "empty_run", [], validation=validation)
 
 
 @pytest.mark.parametrize("hybrid", [False, True])

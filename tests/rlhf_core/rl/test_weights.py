@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rlhf_core.errors import StageError
-from rlhf_core.rl.weights import KeptWeights, WeightAverage
+from rlhf_core.rl.weights import WeightAverage
 from rlhf_core.training.state import RankState
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
@@ -41,13 +41,3 @@ def test_an_average_goes_on_where_another_was(tmp_path: Path) -> None:
     assert all(torch.equal(tensor, restored.state().shared[name]) for name, tensor in average.state().shared.items())
     with pytest.raises(StageError, match="is in this run, but not in the checkpoint"):
         restored.load_state(RankState())
-
-
-def test_what_is_kept_goes_into_a_checkpoint() -> None:
-    kept, restored = KeptWeights(), KeptWeights()
-    restored.load_state(kept.state())
-    assert restored.state_dict is None
-    kept.keep({"a": torch.arange(3.0)})
-    restored.load_state(kept.state())
-    assert restored.state_dict is not None
-    assert restored.state_dict["a"].tolist() == [0.0, 1.0, 2.0]

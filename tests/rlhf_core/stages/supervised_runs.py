@@ -22,6 +22,16 @@ OPTIMIZER = OptimizerConfig(learning_rate=5e-3)
 inline = InProcessCluster()
 
 
+class NoCluster:
+    """For stages that must fail before they start anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the stage has started {name}")
+
+
+no_cluster: Any = NoCluster()
+
+
 def base_model(folder: Path, *, tied: bool = True, heads: int = 2) -> Input:
     """A Llama of 2 layers, 32 wide, with the word-level tokenizer."""
     source = ScratchModel(

@@ -20,7 +20,7 @@ from rlhf_core.config.training import LoraConfig, Placement
 from rlhf_core.contract import Input
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.stages import sft
-from rlhf_core.supervised.loop import Shard
+from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training import snapshots
 from rlhf_core.training.group import InlineGroup

@@ -29,7 +29,7 @@ from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.packing import pack
 from rlhf_core.stages import sft
 from rlhf_core.stages.ray_cluster import RayCluster
-from rlhf_core.supervised.loop import Shard
+from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages import killed_runs

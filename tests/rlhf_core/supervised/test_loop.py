@@ -10,16 +10,8 @@ import torch
 
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.errors import StageError
-from rlhf_core.supervised.loop import (
-    Example,
-    SinceLastLine,
-    count_steps,
-    divide,
-    require_fit,
-    shuffled,
-    step_indices,
-    truncated,
-)  # fmt: skip
+from rlhf_core.supervised.examples import Example, divide, require_fit, truncated
+from rlhf_core.supervised.loop import SinceLastLine, count_steps, shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
 from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.supervised_runs import base_model

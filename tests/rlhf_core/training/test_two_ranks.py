@@ -133,3 +133,14 @@ def test_ranks_start_with_equal_weights_and_drop_out_differently(answers: Answer
     assert one["start"] == other["start"]
     assert any(one["start"])
     assert one["logprobs"] != other["logprobs"]
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers: Answers, stage: int) -> None:
+    model = load_causal_model(folder / "dense", dtype=torch.float64, attention="eager")
+    expected = float(loss(PolicyModel(model), batch())[0])
+    one, other = (numbers[f"validation {stage}"] for numbers in answers[0])
+    assert one["measured"] == other["measured"] == {"loss": pytest.approx(expected, rel=1e-5)}
+    assert (one["unchanged"], other["unchanged"]) == (True, True)
+    assert (len(one["kept"]) > 0, other["kept"]) == (True, [])
+    assert (one["restored"], other["restored"]) == (["restored"], [])

@@ -24,14 +24,26 @@ from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
 from rlhf_core.models import packed
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
+from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.routing import step_routing
+from rlhf_core.training.state import RankState
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.stages.context import LocalContext, local_input
-from tests.rlhf_core.training.tiny_engine import GRADIENT, MUON, OPTIMIZER, TOKENS, batch, build, gradient, loss
+from tests.rlhf_core.training.tiny_engine import (
+    GRADIENT,
+    MUON,
+    OPTIMIZER,
+    SEQUENCES,
+    TOKENS,
+    batch,
+    build,
+    gradient,
+    loss,
+)
 
 Answer = tuple[str, dict[str, Any], dict[str, Tensor]]
 
@@ -162,6 +174,37 @@ def dropout(rank: int, folder: Path) -> Iterator[Answer]:
         yield f"dropout {name}", {"start": start, "logprobs": logprobs.tolist()}, {}
 
 
+def validation(rank: int, folder: Path) -> Iterator[Answer]:
+    """Of a new model; and two steps, of which the first is validated or not."""
+    model = local_input(folder / "dense", Kind.POLICY)
+    context = LocalContext(folder / f"work{rank}", seed=3, artifacts={model.manifest.ref.path: model})
+    settings = {
+        "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": {"learning_rate": 0.01},
+        "lora": {"rank": 2, "dropout": 0.5}, "validation": {"dataset": "v", "every_steps": 1},
+    }  # fmt: skip
+    shard = Shard(share(rank, 6), TOKENS, len(SEQUENCES))
+    for stage in (0, 3):
+        config = SFTConfig.model_validate({**settings, "engine": {"dtype": "float32", "zero_stage": stage}})
+        worker, other = (LanguageModelWorker(config, context, model.manifest.ref, 2) for _ in range(2))
+        measured = worker.validate(shard)
+        random = torch.get_rng_state()
+        worker.train([shard])
+        worker.validate(shard)
+        worker.keep_weights()
+        kept = worker._kept.state().shared
+        worker._kept.load_state(RankState(shared={"restored": torch.ones(1)}))
+        worker.train([shard])
+        torch.set_rng_state(random)
+        other.train([shard, shard])
+        found = {
+            "measured": measured,
+            "kept": sorted(kept),
+            "restored": sorted(worker._kept.state().shared),
+            "unchanged": _equal(weights(worker.engine), weights(other.engine)),
+        }
+        yield f"validation {stage}", found, {}
+
+
 def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetrics:
     routing = step_routing(engine, parts)
 
@@ -178,7 +221,7 @@ def main(rank: int, address: str, folder: Path) -> None:
     join_group(rank=rank, size=2, address=address)
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for scenario in (metrics, gradients, skipping, muon, offload, experts, dropout):
+    for scenario in (metrics, gradients, skipping, muon, offload, experts, dropout, validation):
         for name, found, state in scenario(rank, folder):
             numbers[name] = found
             tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}

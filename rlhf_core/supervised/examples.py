@@ -1,0 +1,97 @@
+"""Examples of supervised training: those that fit, and their division over the ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from transformers import AutoConfig
+
+from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.data.lengths import Fitted, fit
+from rlhf_core.division import Division
+from rlhf_core.errors import StageError
+from rlhf_core.types import PackedBatch
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """What a batch size counts: one sequence, or the two sequences of a pair, chosen first."""
+
+    row_id: str
+    sequences: tuple[list[int], ...]  # token ids
+    masks: tuple[list[bool], ...]  # true where the token is trained; as long as the sequence
+    margin: float = 0.0
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(map(len, self.sequences))
+
+    @property
+    def num_trained_tokens(self) -> int:
+        return sum(map(sum, self.masks))
+
+
+Packer = Callable[[Sequence[Example]], PackedBatch]
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One rank's part of one optimizer step, with the totals over all ranks that its sums are divided by."""
+
+    micro_batches: list[PackedBatch]
+    num_tokens: int  # trained tokens
+    num_examples: int
+
+
+def require_fit(
+    examples: Sequence[Example], folder: Path, max_length: int, on_long_row: LongRowPolicy = "error"
+) -> Fitted[Example]:
+    """The examples that a stage reads: those that fit, and with `truncate` the others cut at their end.
+
+    folder: of the model whose context bounds `max_length`.
+    Raises StageError if there is none, if max_length exceeds the context, or, where the policy is `error`,
+    if a sequence exceeds max_length.
+    """
+    context_length = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    if context_length is not None and max_length > context_length:
+        raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
+    if not examples:
+        raise StageError("the dataset has no row")
+    for example in examples:
+        if not example.num_trained_tokens:
+            raise StageError(f"row {example.row_id} has no token to train on; drop it from the dataset")
+
+    def problem(example: Example) -> str | None:
+        longest = max(map(len, example.sequences))
+        if longest <= max_length:
+            return None
+        return (
+            f"row {example.row_id} is {longest} tokens long and max_length is {max_length}: raise max_length, "
+            "or drop or truncate such rows (the dataset's on_long_row)"
+        )
+
+    fitted = fit(examples, on_long_row, problem=problem, truncate=lambda example: truncated(example, max_length))
+    if not fitted.rows:
+        raise StageError(f"all {len(examples)} rows of the dataset are longer than max_length={max_length}")
+    return fitted
+
+
+def truncated(example: Example, max_length: int) -> Example | None:
+    """The example with its sequences cut at their ends: no token is added, so no EOS is taught at the cut.
+
+    None if no trained token is left, or if the completions of a pair do not differ any more. Those of a pair begin at
+    the same token, so that both keep something if the chosen one does.
+    """
+    sequences = tuple(ids[:max_length] for ids in example.sequences)
+    masks = tuple(mask[:max_length] for mask in example.masks)
+    if not any(masks[0]) or any(ids == sequences[0] for ids in sequences[1:]):
+        return None
+    return Example(example.row_id, sequences, masks, example.margin)
+
+
+def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int) -> list[Shard]:
+    """The batch of one optimizer step as one shard per rank; every rank runs the same number of forwards."""
+    division = Division.of(batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
+    return [Shard(part, batch.num_trained_tokens, batch.num_examples) for part in division.split()]
