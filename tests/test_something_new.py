@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,34 +16,28 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.artifacts.opening import open_store
-from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.environments import ENVIRONMENTS
 from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.rewards import REWARDS
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.contract import Input, StageContext
+from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.errors import RecipeError
 from rlhf_core.losses.aggregation import loss_weights
-from rlhf_core.pipeline.graph import build_graph
+from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.rl.experience import pack_trajectories
-from rlhf_core.rl.roles import roles
 from rlhf_core.rl.rollouts import RolloutSampler
-from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl
-from rlhf_core.stages.key import computing_libraries
-from rlhf_core.stages.runner import run_job
+from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
-from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 from tests.toys.algorithm import TOY
 from tests.toys.data_format import RIDDLES
@@ -144,23 +138,12 @@ def test_the_stage_reads_the_format_in_jobs(
 ) -> None:
     monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("ALIGNMENT_WORKDIR", str(tmp_path / "work"))
-    loaded, libraries = load_recipe(recipe), computing_libraries()
-    nodes = build_graph(loaded, libraries)
-    repository = ArtifactRepository(open_store(local_store_url))
-    made = {}
-    for name in ("data.riddles", "base", "measure"):
-        node = nodes[name]
-        for path in node.user_files:
-            repository.put_blob(loaded.root / path)
-        spec = StageSpec(
-            name=name, stage=node.stage.name, stage_version=node.stage.version, key=node.ref.key,
-            config=node.config.model_dump(mode="json"), inputs=dict(node.input_refs), user_files=dict(node.user_files),
-            seed=0, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
-        )  # fmt: skip
-        repository.write_spec(spec)
-        made[name] = run_job(local_store_url, spec.ref)
-    assert made["data.riddles"].metrics["duplicates"] == 1
-    assert made["measure"].metrics == {"longest": 8}  # <bos>, <user>, five characters, <assistant>
+    prepared = prepare(recipe, [], store=local_store_url)
+    measured = try_node(prepared, prepared.node("measure"), print)
+    assert measured.manifest.metrics == {"longest": 8}  # <bos>, <user>, five characters, <assistant>
+    riddles = prepared.repository.manifest(prepared.node("data.riddles").ref)
+    assert riddles is not None
+    assert riddles.metrics["duplicates"] == 1
 
 
 @pytest.fixture(scope="module")
@@ -184,14 +167,8 @@ def guesses(inputs: Mapping[str, Input]) -> ScriptedEngine:
 
 def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_path: Path) -> None:
     engine = guesses(inputs)
-
-    def cluster(
-        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines]]:
-        return nullcontext((InlineGroup(RLWorker, config, context, roles(config, inputs)), InlineEngines(engine)))
-
     context = context_of(tmp_path / "work", inputs)
-    rl.run(RLConfig.model_validate(RL), inputs, context, cluster)
+    rl.run(RLConfig.model_validate(RL), inputs, context, InProcessCluster(lambda *_: nullcontext(engine)))
     assert [version for _, version in engine.loaded] == [1, 2]
     for _, metrics in context.logs:
         assert metrics["reward"] == pytest.approx(metrics["reward/short"] + 2 * metrics["reward/guess"])

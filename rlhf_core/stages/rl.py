@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
@@ -25,16 +25,19 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
-from rlhf_core.rl.roles import require_same_tokens
+from rlhf_core.rl.roles import require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.validation import HeldOut, Validation
-from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.engines import SleepingEngines
+from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.workers import save
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
+from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Prompt
 
 
-def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
+def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
     fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
     prompts = fitted.rows
@@ -56,7 +59,8 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         held_out = _held_out(config, held_out_prompts, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
-        workers, engines, turns = take_turns(config, *stack.enter_context(cluster(config, inputs, context)))
+        actors = ranks_and_engines(config, inputs, context, cluster)
+        workers, engines, turns = take_turns(config, *stack.enter_context(actors))
         trainer = PolicyTrainer(config, algorithm, workers, context.seed)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
@@ -86,6 +90,16 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     return Output(kind, folder, {**_last_and_best(metrics), **too_long})
+
+
+def ranks_and_engines(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster
+) -> AbstractContextManager[tuple[WorkerGroup[RLWorker], SleepingEngines]]:
+    """The training ranks and the engines of the stage."""
+    spec = EngineSpec(inputs["model"], config.rollout, config.engine.dtype, config.lora, sleeps=config.hybrid)
+    return cluster.workers_and_engines(
+        spec, context, config.placement, RLWorker, config, context, roles(config, inputs)
+    )
 
 
 def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:

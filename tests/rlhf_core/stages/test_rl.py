@@ -19,6 +19,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.loading import copy_tokenizer
 from rlhf_core.stages import base, rl
+from rlhf_core.stages.ray_cluster import RayCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
@@ -76,7 +77,7 @@ def run(
     inputs = {"model": model, "dataset": dataset(folder / "prompts", PROMPTS), **(others or {})}
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
-    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context), context
+    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context, RayCluster()), context
 
 
 def write_reward(folder: Path, body: str) -> None:
