@@ -28,6 +28,7 @@ from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import rl
 from rlhf_core.stages.key import computing_libraries
+from rlhf_core.stages.ray_cluster import RayCluster
 
 REWARD_FILE = Path(grpo_workload.__file__)
 
@@ -134,7 +135,7 @@ def run(workload: Workload, model: Path) -> tuple[float, list[dict[str, float]]]
             raise RuntimeError("the prompts are not those of the workload")
         inputs = {"model": stage_input(model, Kind.POLICY), "dataset": stage_input(folder / "prompts", Kind.DATASET)}
         context = FolderContext(folder, {each.manifest.ref.path: each for each in inputs.values()})
-        rl.run(config(workload), inputs, context)
+        rl.run(config(workload), inputs, context, RayCluster())
         return context.ended[workload.warm_up - 1][0], counted_steps(workload, context.ended)
 
 

@@ -26,7 +26,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
-from rlhf_core.stages.rl_cluster import ray_cluster
+from rlhf_core.stages.ray_cluster import RayCluster
+from rlhf_core.stages.rl import ranks_and_engines
 
 CASES = (("1m", "float32"), ("25m", "float32"), ("25m", "bfloat16"), ("135m", "float32"), ("135m", "bfloat16"))
 REPEATS = 5
@@ -47,7 +48,7 @@ def measure(workload: Workload, model: Path, repeats: int) -> Result:
     context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
     settings = config(workload)
     taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    with ray_cluster(settings, inputs, context) as (workers, engines):
+    with ranks_and_engines(settings, inputs, context, RayCluster()) as (workers, engines):
         trainer = PolicyTrainer(settings, build_algorithm(settings), workers, seed=0)
         for version in range(1, repeats + 1):
             with _timed(taken["log-probs"]):

@@ -17,10 +17,11 @@ from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
+from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import STAGE_TASKS, StageRunner
 from tasks.ray_jobs import connect
-from tasks.stage import RunSettings, StageResult
+from tasks.stage import StageResult
 
 Row = dict[str, str]
 
@@ -33,7 +34,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     started_at = datetime.now(UTC)
     prepared = prepare(recipe, overrides, run_id=str(runtime.flow_run.id))
     nodes = prepared.graph if only is None else _chosen(only, prepared)
-    runner = StageRunner(_settings(prepared), nodes, prepared.repository, connect())
+    runner = StageRunner(run_settings(prepared, str(runtime.flow_run.id)), nodes, prepared.repository, connect())
     futures = _submit(nodes, runner)
     try:
         for future in futures.values():
@@ -62,11 +63,9 @@ def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> Non
 
 def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
     """The nodes `names`. Raises RecipeError for one that is not there, or that reads what nobody has made."""
-    graph, recipe = prepared.graph, prepared.loaded.recipe.name
-    for name in names:
-        if name not in graph:
-            raise RecipeError(f"the recipe {recipe} has no node `{name}`; it has {', '.join(graph)}")
-    nodes = {name: node for name, node in graph.items() if name in names}
+    graph = prepared.graph
+    chosen = {prepared.node(name).name for name in names}
+    nodes = {name: node for name, node in graph.items() if name in chosen}
     for node in nodes.values():
         for other in (*node.inputs.values(), *node.after):
             if other not in names and prepared.repository.manifest(graph[other].ref) is None:
@@ -74,18 +73,6 @@ def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
                     f"{node.name} needs {other}, which the store does not have: run `alignment/full`, or it first"
                 )
     return nodes
-
-
-def _settings(prepared: Prepared) -> RunSettings:
-    recipe = prepared.loaded.recipe
-    return RunSettings(
-        run_id=str(runtime.flow_run.id),
-        store_url=prepared.store_url,
-        root=prepared.loaded.root,
-        seed=recipe.seed,
-        libraries=prepared.libraries,
-        tracking=recipe.tracking.model_dump(mode="json"),
-    )
 
 
 def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[Any]]:

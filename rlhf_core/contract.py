@@ -32,7 +32,9 @@ class Stage:
     version: int  # raise it when the code changes what the same settings compute
     config: type[StageConfig]
     writes: frozenset[Kind]
-    entry: str  # "package.module:function", called as function(config, inputs, context) -> Output; empty: no job
+    # "package.module:function", called as function(config, inputs, context) -> Output; where it runs in actors, a
+    # stages.cluster.Cluster is the fourth argument. Empty: no job.
+    entry: str
     runs: Literal["job", "actors"] = "job"  # where it computes: in its job's own process, or in actors
     needs_template: bool = False  # renders conversations, so that its model must have a chat template
     serves: bool = False  # it only serves other stages: left out where one of the recipe could read it and none does

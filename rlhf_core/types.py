@@ -42,15 +42,20 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode as tokens; what is trained is exactly what was sampled."""
+    """One episode as tokens; what is trained is exactly what was sampled, in all of its turns."""
 
     prompt: Prompt
     token_ids: Tensor  # (T,) int64, prompt and completion
     loss_mask: Tensor  # (T,) bool, true where the policy sampled
     rollout_logprobs: Tensor  # (T,) float32, 0 where the policy did not sample
-    weight_version: int
-    finish_reason: FinishReason
-    completion: str = ""  # decoded text, for rewards and people
+    weight_version: int  # the oldest of its turns
+    finish_reason: FinishReason  # length: a reply was cut, or there was no room for another
+    completion: str = ""  # decoded text of the last reply, for rewards and people
+    messages: tuple[Mapping[str, Any], ...] | None = (
+        None  # that `completion` answers, in a later turn; None: the prompt
+    )
+    turns: int = 1  # replies
+    environment_reward: float = 0.0  # what the environment gave for them
     reward: float = float("nan")  # what trains
     score: float | None = None  # 0-1, what filters and evaluates
     step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere

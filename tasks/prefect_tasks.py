@@ -21,10 +21,11 @@ from prefect.states import Cancelled, Completed
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.protocol import Progress
 from tasks.ray_jobs import JobCancelledError, RayJobs
-from tasks.stage import RunSettings, run_stage
+from tasks.stage import run_stage
 
 PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
 

@@ -5,34 +5,20 @@ from __future__ import annotations
 import os
 import shlex
 import time
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.pipeline.user_files import named_variables
 from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs
 
 # What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
-
-
-@dataclass(frozen=True, slots=True)
-class RunSettings:
-    """What all stages of one run share."""
-
-    run_id: str
-    store_url: str
-    root: Path  # the recipe's folder, where the user's files are
-    seed: int
-    libraries: Mapping[str, str]
-    tracking: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +45,7 @@ def run_stage(
     manifest = repository.manifest(node.ref)
     if manifest is not None:
         return StageResult(manifest, reused=True, seconds=time.monotonic() - began)
-    for path in node.user_files:
-        repository.put_blob(settings.root / path)
-    repository.write_spec(_spec(node, settings))
+    store_spec(node, settings, repository)
     try:
         _compute(_request(node, settings, _memory(node, repository)), jobs, watcher)
     except StageError as error:
@@ -89,23 +73,6 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher) -> None:
     except BaseException:
         jobs.stop(job_id)
         raise
-
-
-def _spec(node: Node, settings: RunSettings) -> StageSpec:
-    return StageSpec(
-        name=node.name,
-        stage=node.stage.name,
-        stage_version=node.stage.version,
-        key=node.ref.key,
-        config=node.config.model_dump(mode="json"),
-        inputs=dict(node.input_refs),
-        user_files=dict(node.user_files),
-        pins=dict(node.pins),
-        seed=settings.seed,
-        libraries=dict(settings.libraries),
-        tracking=dict(settings.tracking),
-        run_id=settings.run_id,
-    )
 
 
 def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:

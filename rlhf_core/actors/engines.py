@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -51,7 +50,7 @@ class EngineActor:
         self, model: ArtifactRef, context: StageContext, config: RolloutEngineConfig, dtype: Dtype, seed: int,
         lora: LoraConfig | None, sleeps: bool,
     ) -> None:  # fmt: skip
-        torch.set_num_threads(_threads(config))
+        torch.set_num_threads(config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
 
@@ -86,10 +85,6 @@ class EngineActor:
 
     def shutdown(self) -> None:
         self._engine.shutdown()
-
-
-def _threads(config: RolloutEngineConfig) -> int:
-    return config.threads or max(1, math.ceil(config.cpus_per_engine))
 
 
 class EngineGroup:
@@ -195,7 +190,7 @@ class EngineGroup:
 
 def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:
     # Set before the actor imports torch: OpenMP reads it once.
-    environment = {"OMP_NUM_THREADS": str(_threads(config)), "HF_HUB_OFFLINE": "1"}
+    environment = {"OMP_NUM_THREADS": str(config.num_threads), "HF_HUB_OFFLINE": "1"}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
     return ray.remote(EngineActor).options(

@@ -64,11 +64,6 @@ def halves(placement: Placement, rollout: RolloutEngineConfig) -> tuple[Placemen
     )
 
 
-def worker_threads(placement: Placement) -> int:
-    """Threads that a worker computes with: as told, or as many as its reserved CPUs."""
-    return placement.threads or max(1, math.ceil(placement.cpus_per_worker))
-
-
 @contextmanager
 def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[PlacementGroup]:
     """All of `bundles` or none, packed onto as few nodes as can be; given back at the end of the context.

@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors.calls import CALL_SECONDS, wait
-from rlhf_core.actors.placement import reserve, worker_bundles, worker_threads
+from rlhf_core.actors.placement import reserve, worker_bundles
 from rlhf_core.config.placement import Placement
 
 W = TypeVar("W")
@@ -84,7 +84,7 @@ class RayWorkerGroup(Generic[W]):
             bundles = range(first_bundle, first_bundle + placement.workers)
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
             host, port = wait("start", {self._actors[0].node.remote(): "rank 0"}, start_timeout)[0]
-            threads, size = worker_threads(placement), placement.workers
+            threads, size = placement.num_threads, placement.workers
             starts = {
                 actor.start.remote(rank, size, f"{host}:{port}", threads, factory, args): f"rank {rank}"
                 for rank, actor in enumerate(self._actors)
@@ -93,7 +93,7 @@ class RayWorkerGroup(Generic[W]):
             started.pop_all()
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
-        environment = {name: str(worker_threads(placement)) for name in _THREAD_VARIABLES}
+        environment = {name: str(placement.num_threads) for name in _THREAD_VARIABLES}
         rank: Any = ray.remote(concurrency_groups={_ASIDE: 1})(_Rank)  # type: ignore[call-overload]  # not in its types
         actor: Any = rank.options(
             num_cpus=placement.cpus_per_worker,

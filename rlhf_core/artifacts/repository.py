@@ -33,8 +33,11 @@ class ArtifactRepository:
         return found[0] if found is not None and self._is_whole(found[0]) else None
 
     def publish(self, manifest: Manifest, folder: Path) -> Manifest:
-        """Store the files of `folder`, then `manifest` with these files. Returns the stored manifest: that of another
-        process if it was first.
+        """`upload`, then `commit`."""
+        return self.commit(self.upload(manifest, folder))
+
+    def upload(self, manifest: Manifest, folder: Path) -> Manifest:
+        """Store the files of `folder`. Returns `manifest` with these files; it is not stored yet.
 
         Raises StoreError for an empty folder and for a file that is a pickle.
         """
@@ -48,9 +51,10 @@ class ArtifactRepository:
             FileEntry(path=path, size=(folder / path).stat().st_size, sha256=digest)
             for path, digest in self.put_folder(folder).items()
         )
-        return self._commit(manifest.model_copy(update={"files": files}))
+        return manifest.model_copy(update={"files": files})
 
-    def _commit(self, manifest: Manifest) -> Manifest:
+    def commit(self, manifest: Manifest) -> Manifest:
+        """Store `manifest`, whose files are stored. Returns the stored one: another process's if that was first."""
         data = manifest.model_dump_json(indent=1).encode()
         while True:
             try:

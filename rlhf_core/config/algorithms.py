@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share
 from rlhf_core.config.critic import CriticConfig
 from rlhf_core.config.kl import KLConfig, LossKLConfig, SquaredKLConfig
-from rlhf_core.config.rewards import ModelReward, ProcessRewardModelReward, RewardConfig, TextReward
+from rlhf_core.config.rewards import EpisodeReward, ModelReward, RewardConfig, TextReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.training import OptimizerConfig
 
@@ -69,7 +69,7 @@ class AlgorithmConfig(Config):
     )
     aggregation: Aggregation = _aggregation("token")
     aggregation_length: PositiveInt | None = Field(
-        default=None, description="that constant; none: `sampling.max_tokens`"
+        default=None, description="that constant; none: `sampling.max_tokens` x turns"
     )
     kl: KLConfig = _kl(KLConfig())
     entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")
@@ -91,7 +91,7 @@ class AlgorithmConfig(Config):
     @model_validator(mode="after")
     def _steps_are_used(self) -> AlgorithmConfig:
         for name, reward in self.rewards.items():
-            if isinstance(reward, ProcessRewardModelReward) and not self.takes_process_rewards:
+            if reward.gives_steps and not self.takes_process_rewards:
                 raise ValueError(f"rewards.{name} rewards single steps, which this algorithm cannot use")
         return self
 
@@ -129,6 +129,11 @@ class AlgorithmConfig(Config):
     def text_rewards(self) -> dict[str, TextReward]:
         """Those of `rewards` that need the text of completions alone."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
+
+    @property
+    def episode_rewards(self) -> dict[str, EpisodeReward]:
+        """Those of `rewards` that read whole trajectories."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, EpisodeReward)}
 
 
 class PPOConfig(AlgorithmConfig):

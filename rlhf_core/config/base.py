@@ -96,7 +96,7 @@ class KeyedConfig(Config):
             try:
                 blocks[key] = self.validated_block(key, raw)
             except ValidationError as error:
-                problems += _located(error)
+                problems += located(error)
         if problems:
             raise ValidationError.from_exception_data(type(self).__name__, problems)
         return self
@@ -112,22 +112,23 @@ class KeyedConfig(Config):
                 return block_class.model_validate_json(json.dumps(raw))
             problems = [InitErrorDetails(type="extra_forbidden", loc=(key,), input=raw)]
         except ValidationError as error:
-            problems = list(_located(error, key))
+            problems = list(located(error, key))
         except ValueError as error:  # there can be no such block, for a reason that its text says
-            problems = [InitErrorDetails(type=_raised(str(error)), loc=(key,), input=raw)]
+            problems = [InitErrorDetails(type=raised(str(error)), loc=(key,), input=raw)]
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
 
-def _located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
+def located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
     """The problems of `error`, found below `place`."""
     for problem in error.errors():
         # What a validator of ours has raised: only its text can be raised again.
-        kind: Any = _raised(problem["msg"]) if problem["type"] == "value_error" else problem["type"]
+        kind: Any = raised(problem["msg"]) if problem["type"] == "value_error" else problem["type"]
         where = (*place, *problem["loc"])
         yield InitErrorDetails(type=kind, loc=where, input=problem["input"], ctx=problem.get("ctx", {}))
 
 
-def _raised(text: str) -> PydanticCustomError:
+def raised(text: str) -> PydanticCustomError:
+    """The kind of a problem whose whole message is `text`."""
     return PydanticCustomError("value_error", "{text}", {"text": text})
 
 

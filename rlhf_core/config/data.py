@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.stage import StageConfig
 
-# The canonical columns of each format are documented in rlhf_core/data/formats.py.
-DataFormat = Literal["text", "conversations", "preferences", "prompts"]
 # What a stage does with rows that are longer than it can read.
 LongRowPolicy = Literal["error", "drop", "truncate"]
 
@@ -63,7 +62,9 @@ class WeightedSource(Config):
 
 
 class DatasetConfig(StageConfig):
-    format: DataFormat = Field(description="what a row means, see Rows")
+    format: Annotated[str, AfterValidator(known_format)] = Field(
+        description="what a row means, see Rows", json_schema_extra={"enum": [*FORMATS]}
+    )
     source: Source | None = Field(default=None, description="where the rows come from")
     mix: tuple[WeightedSource, ...] = Field(
         default=(), description="several sources, drawn by weight, instead of `source`"
@@ -103,9 +104,10 @@ class DatasetConfig(StageConfig):
         return "dataset"
 
     @model_validator(mode="after")
-    def _prompts_stay_whole(self) -> DatasetConfig:
-        if self.format == "prompts" and self.on_long_row == "truncate":
-            raise ValueError("on_long_row: a prompt that is cut asks another question; use error or drop")
+    def _rows_may_be_cut(self) -> DatasetConfig:
+        problem = FORMATS[self.format].truncation_problem
+        if self.on_long_row == "truncate" and problem:
+            raise ValueError(f"on_long_row: {problem}; use error or drop")
         return self
 
 

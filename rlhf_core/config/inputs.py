@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, reads_of
+from rlhf_core.config.typed import config_classes
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +73,13 @@ def readable_roles(config: type[Config]) -> frozenset[Role]:
         annotation = pending.pop()
         if not (isinstance(annotation, type) and issubclass(annotation, Config)):
             pending += get_args(annotation)
-        elif annotation not in seen:
-            seen.add(annotation)
-            for name, field in annotation.model_fields.items():
-                reads = reads_of(annotation, name)
+            continue
+        for found in set(config_classes(annotation)) - seen:
+            seen.add(found)
+            for name, field in found.model_fields.items():
+                reads = reads_of(found, name)
                 roles.update(reads.roles if reads is not None else ())
                 pending.append(field.annotation)
-            if issubclass(annotation, KeyedConfig):
-                pending += [annotation.block_class(name, None) for name in annotation.block_names()]
+            if issubclass(found, KeyedConfig):
+                pending += [found.block_class(name, None) for name in found.block_names()]
     return frozenset(roles)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from pydantic import Field
@@ -32,6 +33,11 @@ class Placement(Config):
     cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs that Ray reserves")
     gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
+
+    @property
+    def num_threads(self) -> int:
+        """That a worker computes with."""
+        return self.threads or max(1, math.ceil(self.cpus_per_worker))
 
     def reserves(self) -> Reservation:
         return Reservation(cpus=self.workers * self.cpus_per_worker, gpus=self.workers * self.gpus_per_worker)

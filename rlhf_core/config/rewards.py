@@ -1,26 +1,57 @@
-"""Where a reward comes from. A reward is what trains; a score (0-1) is what filters and evaluates."""
+"""Where a reward comes from. A reward is what trains; a score (0-1) is what filters and evaluates.
+
+`REWARDS` lists all. A new one is a file in rlhf_core/rewards, its config class, and one line there.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Reads, operational
+from rlhf_core.config.base import PositiveFloat, PositiveInt, Reads, operational
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
+from rlhf_core.config.typed import TypedConfig
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
-class _Weighted(Config):
+class RewardConfig(TypedConfig):
+    """Every reward that may train."""
+
+    family: ClassVar[str] = "reward"
+    gives_steps: ClassVar[bool] = False  # always rewards single steps; a function or a server may do so as well
+
     weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
         default=1.0, description="factor of this reward in the sum; a scorer has none"
     )
 
+    @classmethod
+    def classes(cls) -> Mapping[str, type[Self]]:
+        return {kind: entry.config for kind, entry in REWARDS.items() if issubclass(entry.config, cls)}
 
-class _OfModel(_Weighted):
+
+class TextReward(RewardConfig):
+    """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
+
+    family: ClassVar[str] = "reward of text"
+
+
+class EpisodeReward(RewardConfig):
+    """Given for whole trajectories. Its implementation is a rewards.base.TrajectoryReward."""
+
+    family: ClassVar[str] = "reward of episodes"
+
+
+class ModelReward(RewardConfig):
+    """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardModel.reward."""
+
+    family: ClassVar[str] = "reward of a model"
+
     model: Annotated[str | None, Reads("reward_model")] = Field(
         default=None, description="the stage whose reward model it is; none: the last one above that makes one"
     )
@@ -28,28 +59,27 @@ class _OfModel(_Weighted):
     placement: Placement | None = operational(
         None, description="what workers of the reward model's own reserve; none: it is on the policy's"
     )
+    normalize: bool = Field(
+        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
+    )
 
 
-class RewardModelReward(_OfModel):
+class RewardModelReward(ModelReward):
     """A reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
 
     type: Literal["reward_model"]
-    normalize: bool = Field(
-        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
-    )
 
 
-class ProcessRewardModelReward(_OfModel):
+class ProcessRewardModelReward(ModelReward):
     """A reward model, read at the last token of each step of a completion: one reward a step."""
 
+    gives_steps: ClassVar[bool] = True
+
     type: Literal["process_reward_model"]
-    normalize: bool = Field(
-        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
-    )
     separator: str = Field(default="\n", min_length=1, description="text that ends a step")
 
 
-class VerifierReward(_Weighted):
+class VerifierReward(TextReward):
     """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
 
     type: Literal["verifier"]
@@ -61,7 +91,7 @@ class VerifierReward(_Weighted):
     )
 
 
-class FunctionReward(_Weighted):
+class FunctionReward(TextReward):
     """`function(completions, prompts, rows, **options)` of a Python file; a float or {reward, score, ...} for each."""
 
     type: Literal["function"]
@@ -73,7 +103,7 @@ class FunctionReward(_Weighted):
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
 
 
-class HTTPReward(_Weighted):
+class HTTPReward(TextReward):
     """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
 
     Nothing secret belongs into a recipe, which is kept with every result: name environment variables instead.
@@ -109,8 +139,26 @@ def check_url(url: str) -> None:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 
 
-ModelReward = RewardModelReward | ProcessRewardModelReward  # given by a reward model, which reads tokens
-TextReward = VerifierReward | FunctionReward | HTTPReward  # given by what reads text
+class EnvironmentReward(EpisodeReward):
+    """What `rl.environment` gave for the replies of an episode: their sum."""
+
+    type: Literal["environment"]
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEntry:
+    config: type[RewardConfig]  # inherits from what it is given by, which says what its implementation is
+    implementation: str  # "package.module:Class"; imported only where it computes
+
+
+REWARDS: dict[str, RewardEntry] = {
+    "reward_model": RewardEntry(RewardModelReward, "rlhf_core.rewards.model:ModelReward"),
+    "process_reward_model": RewardEntry(ProcessRewardModelReward, "rlhf_core.rewards.model:ProcessModelReward"),
+    "verifier": RewardEntry(VerifierReward, "rlhf_core.rewards.verifier:Verifier"),
+    "function": RewardEntry(FunctionReward, "rlhf_core.rewards.function:RewardFunction"),
+    "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
+    "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
+}
 
 
 def _without_weight(scorer: TextReward) -> TextReward:
@@ -119,5 +167,4 @@ def _without_weight(scorer: TextReward) -> TextReward:
     return scorer
 
 
-RewardConfig = Annotated[ModelReward | TextReward, Field(discriminator="type")]
-ScorerConfig = Annotated[TextReward, Field(discriminator="type"), AfterValidator(_without_weight)]
+ScorerConfig = Annotated[TextReward, AfterValidator(_without_weight)]

@@ -12,8 +12,9 @@ from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.rewards import ScorerConfig
+from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, require_compatible
@@ -37,6 +38,9 @@ class RLConfig(StageConfig, KeyedConfig):
     steps: PositiveInt = Field(description="rollout-and-update steps")
     prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
+    environment: EnvironmentConfig = Field(
+        default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+    )
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     engine: EngineConfig = Field(
         default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
@@ -168,8 +172,33 @@ class RLConfig(StageConfig, KeyedConfig):
             raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
         return self
 
+    @model_validator(mode="after")
+    def _environment_is_measured(self) -> RLConfig:
+        if self.has_environment and self.validation is not None:
+            raise ValueError(
+                f"validation asks for single replies, without the environment `{self.environment.type}` that it is "
+                "trained in, so it would measure something else: leave `validation` out"
+            )
+        for name, reward in self.settings.rewards.items():
+            if isinstance(reward, EnvironmentReward) and not self.has_environment:
+                raise ValueError(
+                    f"{self.block}.rewards.{name} is what an environment gives, but rl.environment is single_turn, "
+                    "which gives nothing: set an environment, or another reward"
+                )
+        return self
+
+    @property
+    def has_environment(self) -> bool:
+        return self.environment != SingleTurn()
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most that the policy can sample in one episode."""
+        return self.sampling.max_tokens * self.environment.max_turns
+
     def unused_fields(self) -> frozenset[str]:
-        return frozenset(self.blocks) - {self.block}
+        # A single turn is what every run was before there were environments: it stays out of the key.
+        return frozenset(self.blocks) - {self.block} | (frozenset() if self.has_environment else {"environment"})
 
     @property
     def keeps_best(self) -> bool:

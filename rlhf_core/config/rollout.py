@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import (
@@ -70,6 +72,11 @@ class RolloutEngineConfig(Config):
     cpus_per_engine: PositiveFloat = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: NonNegativeFloat = operational(0.0, description="GPUs that Ray reserves")
     threads: NonNegativeInt = operational(0, description="0: as many as the reserved CPUs")
+
+    @property
+    def num_threads(self) -> int:
+        """That an engine computes with."""
+        return self.threads or max(1, math.ceil(self.cpus_per_engine))
 
     def reserves(self) -> Reservation:
         return Reservation(cpus=self.engines * self.cpus_per_engine, gpus=self.engines * self.gpus_per_engine)

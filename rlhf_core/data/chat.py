@@ -19,6 +19,8 @@ from rlhf_core.errors import StageError
 
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
 
+_REPLY = "content-of-the-reply-alone"  # stands for a reply where only what is around it matters
+_REASONED = "<think>\nreasons\n</think>\n\nanswer"
 _TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "answer"}}}
 
 
@@ -75,6 +77,51 @@ def encode_completion(
     """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
     require_written(tokenizer, prompt, tools)
     return _sequence([_turn(tokenizer, [*prompt, {"role": "assistant", "content": completion}], tools)])
+
+
+def encode_feedback(
+    tokenizer: Tokenizer, messages: Sequence[Message], feedback: Sequence[Message], tools: Tools | None = None
+) -> list[int]:
+    """What stands between a reply and the next one: from behind the token that ends the assistant turn, over the
+    messages that answer it, up to and including the generation prompt.
+
+    messages: the conversation, with the reply as its last turn. The tokens follow those that were sampled, which are
+    not tokenised again.
+    Raises StageError if the template would write the conversation in another way than its parts: if it rewrites an
+    earlier turn, or does not end the turn by a special token.
+    """
+    *before, reply = messages
+    marked = [*before, {**reply, "content": _REPLY}]
+    asked = render(tokenizer, before, tools, generation_prompt=True)
+    start, _, end = render(tokenizer, marked, tools, generation_prompt=False).partition(_REPLY)
+    kept, _, rest = render(tokenizer, [*marked, *feedback], tools, generation_prompt=True).partition(_REPLY)
+    if not start.startswith(asked):
+        raise StageError(_unlike_parts("writes a reply in another way than it asks for it"))
+    whole = render(tokenizer, [*messages, *feedback], tools, generation_prompt=True)
+    if kept != start or "".join(whole.split()) != "".join(f"{start}{reply['content']}{rest}".split()):
+        raise StageError(_unlike_parts("rewrites earlier turns, such as leaving out their reasoning"))
+    stop = next((token for token in _ids(tokenizer, end) if token in stop_token_ids(tokenizer)), None)
+    if stop is None or not rest.startswith(end):
+        raise StageError(_unlike_parts("does not end each assistant turn with a special token"))
+    require_written(tokenizer, [*marked, *feedback], tools)
+    # The text behind the token is tokenised with it: some tokenizers put a space before every text.
+    written = str(tokenizer.convert_ids_to_tokens(stop))
+    ids = _ids(tokenizer, written + rest.partition(written)[2])
+    return ids[ids.index(stop) + 1 :]
+
+
+def require_turns_follow(tokenizer: Tokenizer) -> None:
+    """Raise StageError if the template writes a conversation with several replies, which may hold reasoning, in another
+    way than its parts, so that what was sampled in one turn could not stay in front of the next."""
+    question = {"role": "user", "content": "question"}
+    encode_feedback(tokenizer, [question, {"role": "assistant", "content": _REASONED}], [question])
+
+
+def _unlike_parts(how: str) -> str:
+    return (
+        f"the chat template {how}, so a later turn would not follow the tokens that were sampled: give "
+        "base.chat_template one that only appends, such as `chatml`, or take a single-turn environment"
+    )
 
 
 def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:

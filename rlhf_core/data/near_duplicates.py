@@ -10,14 +10,11 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-
-from rlhf_core.data.formats import prompt_text, whole_text
 
 Sketches = NDArray[np.uint16]  # (rows, 128): the lower half of each minimum, which is enough to compare it by
 
@@ -49,11 +46,10 @@ class NearDuplicates:
     def __post_init__(self) -> None:
         self._prompt_sketches = sketch(self.prompts)
 
-    def add(self, row: Mapping[str, Any]) -> None:
-        """row: a canonical row."""
-        text = whole_text(row)
+    def add(self, text: str, asked: str) -> None:
+        """A row: its whole text, and what it asks."""
         self._texts.append(text)
-        self._asked.append(prompt_text(row) if self.prompts else "")
+        self._asked.append(asked if self.prompts else "")
         self._waiting += len(text)
         if self._waiting >= _CHARACTERS_AT_ONCE:
             self._sketch_waiting()

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_core.data.formats import asked_texts, normalised, prompt_text
+from rlhf_core.data.formats import Format, Rows, normalised
 
 _EXAMPLES = 3
 _HEAD_LENGTHS = (16, 4, 1)  # characters
@@ -17,14 +17,16 @@ class PromptIndex:
     """The prompts of other datasets, compared with whitespace normalised.
 
     A row of prompts, conversations or preferences contains such a prompt if one of its user turns, or its user turns
-    up to any one of them, equals it; a row of text if the prompt occurs in it anywhere, at word boundaries.
+    up to any one of them, equals it (Format.asked_texts); a row of text if the prompt occurs in it anywhere, at word
+    boundaries (Format.running_text).
     """
 
-    def __init__(self, datasets: Mapping[str, Iterable[Mapping[str, Any]]]) -> None:
-        """datasets: canonical rows by the dataset's name."""
+    def __init__(self, datasets: Mapping[str, Rows]) -> None:
+        """datasets: by name."""
         self._dataset_of: dict[str, str] = {}
-        for name, rows in datasets.items():
-            for prompt in filter(None, map(prompt_text, rows)):
+        for name, dataset in datasets.items():
+            asked = (normalised(dataset.format.asked_text(row)) for row in dataset.rows)
+            for prompt in filter(None, asked):
                 self._dataset_of.setdefault(prompt, name)
         # Texts are searched by how a prompt begins, in up to 16 characters: head length -> head -> prompt lengths.
         # Only lengths are kept, because generated prompts often begin all alike.
@@ -37,14 +39,14 @@ class PromptIndex:
     def prompts(self) -> list[str]:
         return list(self._dataset_of)
 
-    def find(self, row: Mapping[str, Any]) -> tuple[str, str] | None:
+    def find(self, row: Mapping[str, Any], data_format: Format) -> tuple[str, str] | None:
         """The dataset and the prompt of it that the canonical row contains; None if it contains none."""
         if not self._dataset_of:
             return None
-        if "text" in row:
-            prompt = self._find_in_text(normalised(row["text"]))
-        else:
-            prompt = min((text for text in asked_texts(row) if text in self._dataset_of), default=None)
+        asked = map(normalised, data_format.asked_texts(row))
+        prompt = min((text for text in asked if text in self._dataset_of), default=None)
+        if prompt is None:
+            prompt = self._find_in_text(normalised(data_format.running_text(row)))
         return None if prompt is None else (self._dataset_of[prompt], prompt)
 
     def _find_in_text(self, text: str) -> str | None:
@@ -67,20 +69,21 @@ def _cuts_a_word(text: str, end: int) -> bool:
 
 def overlap_problem(
     rows: Iterable[tuple[str, Mapping[str, Any]]],
-    held_out: Mapping[str, Iterable[Mapping[str, Any]]],
-    excluded: Mapping[str, Iterable[Mapping[str, Any]]],
+    data_format: Format,
+    held_out: Mapping[str, Rows],
+    excluded: Mapping[str, Rows],
 ) -> str | None:
     """The sentence that refuses a dataset of which `rows` (place, canonical row) are known; None if none overlaps.
 
-    held_out, excluded: canonical rows of the datasets that it is compared with, by name; rows with a prompt of
-    `excluded` are dropped before they are compared.
+    held_out, excluded: the datasets that it is compared with, by name; rows with a prompt of `excluded` are dropped
+    before they are compared.
     """
     held_out_prompts, excluded_prompts = PromptIndex(held_out), PromptIndex(excluded)
     read = overlapping = 0
     examples: list[str] = []
     for where, row in rows:
         read += 1
-        if (found := held_out_prompts.find(row)) and not excluded_prompts.find(row):
+        if (found := held_out_prompts.find(row, data_format)) and not excluded_prompts.find(row, data_format):
             overlapping += 1
             if len(examples) < _EXAMPLES:
                 dataset, prompt = found

@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.config.format_table import FORMATS
+from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
 DATA_FILE = "data.jsonl"
@@ -15,7 +17,7 @@ INFO_FILE = "info.json"
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """All canonical rows (rlhf_core/data/formats.py) of a dataset artifact, in order."""
+    """All canonical rows (rlhf_core/data/formats) of a dataset artifact, in order."""
     return list(iterate_rows(folder))
 
 
@@ -29,11 +31,28 @@ def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
             yield json.loads(line)
 
 
+def read_dataset(folder: Path) -> Rows:
+    """The rows of a dataset artifact, read when they are asked for, and what they mean.
+
+    Raises StageError if the folder is not a dataset artifact, or of a format that is not known here.
+    """
+    if not (folder / INFO_FILE).is_file():
+        raise StageError(f"{folder}: there is no {INFO_FILE}, so this is not a dataset artifact")
+    name = _info(folder).get("format")
+    if name not in FORMATS:
+        raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
+    return Rows(format_of(name), iterate_rows(folder))
+
+
 def long_row_policy(folder: Path) -> LongRowPolicy:
     """What the recipe wants of rows of this dataset artifact that are too long for the stage that reads them."""
-    info = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
-    policy: LongRowPolicy = info.get("on_long_row", "error")
+    policy: LongRowPolicy = _info(folder).get("on_long_row", "error")
     return policy
+
+
+def _info(folder: Path) -> dict[str, Any]:
+    info: dict[str, Any] = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
+    return info
 
 
 def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:

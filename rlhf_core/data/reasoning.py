@@ -7,8 +7,8 @@ from dataclasses import fields
 from functools import lru_cache
 from typing import Any
 
-from rlhf_core.config.data import DataFormat
-from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.formats import Row, format_of
+from rlhf_core.data.formats.base import Generated
 from rlhf_core.errors import RecipeError, did_you_mean
 
 # Their scorers compare tuples, which JSON gives back as lists.
@@ -16,28 +16,18 @@ _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
 _SET_BY_US = frozenset({"seed", "size"})
 
 
-def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: DataFormat) -> Iterator[Row]:
+def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: str) -> Iterator[Row]:
     """`size` rows of `task` in the columns that `data_format` reads; row i is made from seed + i.
 
-    Raises RecipeError for an unknown task or option, RowError where the format needs an answer and there is no
-    single one.
+    Raises RecipeError for an unknown task or option, and for a format that has no such rows; RowError where it needs an
+    answer and there is no single one.
     """
     dataset = _create(task, options, size=size, seed=seed)
     for index in range(size):
         item = dataset[index]
-        question, answer = item["question"], item["answer"]
-        if answer is None and data_format != "prompts":
-            raise RowError(f"reasoning_gym task `{task}` has no single right answer: it can be used in prompts only")
-        match data_format:
-            case "text":
-                yield {"text": f"{question}\n{answer}"}
-            case "conversations":
-                yield {"prompt": question, "completion": answer}
-            case "prompts":
-                row = {"prompt": question, "task": task, "metadata": json_safe(item["metadata"])}
-                yield row if answer is None else row | {"answer": answer}
-            case "preferences":
-                raise RecipeError("reasoning_gym has no preferences: use a function source to make pairs")
+        yield format_of(data_format).generated(
+            Generated(task, item["question"], item["answer"], json_safe(item["metadata"]))
+        )
 
 
 def check_task(task: str, options: Mapping[str, Any]) -> None:

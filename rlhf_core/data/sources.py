@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.data import (
-    DataFormat,
     FilesSource,
     FunctionSource,
     HubSource,
@@ -28,7 +27,7 @@ Located = tuple[str, Row]  # where the row is, for messages; the row
 
 
 def iterate_source(
-    source: Source, data_format: DataFormat, context: StageContext, bad_row: BadRow = raise_bad_row
+    source: Source, data_format: str, context: StageContext, bad_row: BadRow = raise_bad_row
 ) -> Iterator[Located]:
     """Each row of `source` with the place it came from.
 

@@ -15,6 +15,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from rlhf_core.config.base import Config, KeyedConfig
+from rlhf_core.config.typed import config_classes
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe
 
@@ -181,10 +182,11 @@ def _item(data: Any, part: Any) -> Any:
 def _below(annotation: Any, part: Any, raw: Any) -> Iterator[Any]:
     """The types that the item `part`, written as `raw`, may have in a value of the type `annotation`."""
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        if part in annotation.model_fields:
-            yield annotation.model_fields[part].annotation
-        elif issubclass(annotation, KeyedConfig):
-            yield _block_class(annotation, part, raw)
+        for config in config_classes(annotation):
+            if part in config.model_fields:
+                yield config.model_fields[part].annotation
+            elif issubclass(config, KeyedConfig):
+                yield _block_class(config, part, raw)
     elif get_origin(annotation) is dict:
         yield get_args(annotation)[1]
     elif get_origin(annotation) in (tuple, list):
@@ -203,7 +205,4 @@ def _block_class(config: type[KeyedConfig], key: str, raw: Any) -> type[Config] 
 def _configs_of(annotations: Sequence[Any]) -> Iterator[type[Config]]:
     """The config classes that values of these types may be, not those inside of them."""
     for annotation in annotations:
-        if isinstance(annotation, type) and issubclass(annotation, Config):
-            yield annotation
-        elif get_origin(annotation) not in (dict, tuple, list):
-            yield from _configs_of(get_args(annotation))
+        yield from config_classes(annotation)

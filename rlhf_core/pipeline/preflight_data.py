@@ -20,7 +20,7 @@ from rlhf_core.config.data import (
 from rlhf_core.config.inputs import Reference
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import BadRow, file_type, iterate_file
-from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.overlap import overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.data.user_code import check_function
@@ -126,8 +126,9 @@ def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[
         name = node.config.dataset
         problem = overlap_problem(
             samples[name].rows,
-            {other: _rows(samples, other) for other in node.config.held_out if _is_used_whole(recipe, other)},
-            {other: _rows(samples, other) for other in recipe.data[name].exclude},
+            format_of(recipe.data[name].format),
+            {other: _rows(recipe, samples, other) for other in node.config.held_out if _is_used_whole(recipe, other)},
+            {other: _rows(recipe, samples, other) for other in recipe.data[name].exclude},
         )
         if problem is not None:
             yield f"data.{name}: {problem}"
@@ -139,8 +140,9 @@ def _is_used_whole(recipe: Recipe, name: str) -> bool:
     return not (config.mix or config.exclude) and config.limit is None
 
 
-def _rows(samples: Mapping[str, Sample], name: str) -> list[Row]:
-    return [row for _, row in samples[name].rows] if name in samples else []
+def _rows(recipe: Recipe, samples: Mapping[str, Sample], name: str) -> Rows:
+    read = [row for _, row in samples[name].rows] if name in samples else []
+    return Rows(format_of(recipe.data[name].format), read)
 
 
 def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
-from rlhf_core.config.data import DataFormat, LongRowPolicy
+from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.stage import RowLimit
-from rlhf_core.data.chat import Tokenizer, encode_completion, encode_conversation, encode_prompt, load_tokenizer
-from rlhf_core.data.formats import Row
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.formats import Format, format_of
 from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
@@ -65,12 +66,12 @@ def check_lengths(
         try:
             if model not in tokenizers:
                 tokenizers[model] = _tokenizer(model, root)
-            lengths = _lengths(rows, tokenizers[model], _MEASURES[config.format])
+            lengths = _lengths(rows, tokenizers[model], format_of(config.format))
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
         if config.on_long_row == "error":
-            problems += _too_long(use, limit, lengths)
+            problems += _too_long(use, limit, lengths, not FORMATS[config.format].truncation_problem)
         else:
             notes += _lost(use, limit, lengths, len(rows), config.on_long_row)
     return problems, notes
@@ -85,15 +86,15 @@ def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
     return with_template(own, model.config, root.joinpath)
 
 
-def _too_long(use: Use, limit: RowLimit, lengths: list[tuple[str, int]]) -> Iterator[str]:
+def _too_long(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], truncatable: bool) -> Iterator[str]:
     section = use.node.section
     where, tokens = max(lengths, key=lambda found: found[1])
-    if use.format != "prompts":
+    if not limit.completion_setting:
         if tokens > limit.tokens:
             yield (
                 f"{use.setting}: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
                 f"{section}.{limit.setting}={limit.tokens}: raise it, or set "
-                f"data.{use.dataset}.on_long_row to drop or truncate"
+                f"data.{use.dataset}.on_long_row to drop{' or truncate' if truncatable else ''}"
             )
     elif tokens > limit.room > 0:
         yield (
@@ -114,35 +115,7 @@ def _lost(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], rows: int, 
         )
 
 
-def _lengths(
-    rows: list[Located], tokenizer: Tokenizer, measure: Callable[[Tokenizer, Row], int]
-) -> list[tuple[str, int]]:
+def _lengths(rows: list[Located], tokenizer: Tokenizer, data_format: Format) -> list[tuple[str, int]]:
     """The place and the number of tokens of each of the rows with the most characters."""
-    candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: _characters(located[1]))
-    return [(where, measure(tokenizer, row)) for where, row in candidates]
-
-
-def _characters(row: Row) -> int:
-    messages = row["messages"] if "messages" in row else row["prompt"]
-    completion = max(len(row.get("chosen", "")), len(row.get("rejected", "")))
-    return sum(len(message["content"]) for message in messages) + completion
-
-
-def _prompt_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return len(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
-
-
-def _conversation_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    return max(len(ids) for ids, _ in encode_conversation(tokenizer, row["messages"], row.get("tools")))
-
-
-def _preference_tokens(tokenizer: Tokenizer, row: Row) -> int:
-    sides = ("chosen", "rejected")
-    return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in sides)
-
-
-_MEASURES: dict[DataFormat, Callable[[Tokenizer, Row], int]] = {
-    "prompts": _prompt_tokens,
-    "conversations": _conversation_tokens,
-    "preferences": _preference_tokens,
-}
+    candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: len(data_format.whole_text(located[1])))
+    return [(where, data_format.num_tokens(tokenizer, row)) for where, row in candidates]

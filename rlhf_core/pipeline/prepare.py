@@ -10,7 +10,7 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
-from rlhf_core.errors import RecipeError, StoreError
+from rlhf_core.errors import RecipeError, StoreError, did_you_mean
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.outline import outline
@@ -28,6 +28,13 @@ class Checked:
     left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
     notes: Sequence[str]  # what of its rows will be dropped or cut, as far as it is known
 
+    def node(self, name: str) -> Node:
+        """Raises RecipeError, which lists the nodes, if there is no such one."""
+        if name not in self.graph:
+            recipe, near = self.loaded.recipe.name, did_you_mean(name, self.graph)
+            raise RecipeError(f"the recipe {recipe} has no node `{name}`{near}; it has {', '.join(self.graph)}")
+        return self.graph[name]
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared(Checked):
@@ -38,10 +45,13 @@ class Prepared(Checked):
     repository: ArtifactRepository
 
 
-def check(recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None = None) -> Checked:
+def check(
+    recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None = None, store: str | None = None
+) -> Checked:
     """Reads the store only where the recipe names an artifact of it.
 
     resolved: what was looked up before, artifacts and remote sources alike; extended in place.
+    store: its URL; none: the store that the environment names.
     Raises RecipeError for what its writer can correct, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
@@ -50,7 +60,7 @@ def check(recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None
 
     def find(ref: str) -> Manifest:
         name = f"artifact:{ref}"
-        manifest = find_artifact(ArtifactRepository(open_store(store_url())), pinned.get(name, ref))
+        manifest = find_artifact(ArtifactRepository(open_store(store or store_url())), pinned.get(name, ref))
         pinned[name] = f"{manifest.stage}/{manifest.key}"
         return manifest
 
@@ -59,23 +69,23 @@ def check(recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None
     return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out, notes)
 
 
-def prepare(recipe: str, overrides: Sequence[str], run_id: str = "") -> Prepared:
-    """Like `check`, with the store that the environment names, which is probed.
+def prepare(recipe: str, overrides: Sequence[str], run_id: str = "", store: str | None = None) -> Prepared:
+    """Like `check`, with the store at the URL `store`, or that the environment names, which is probed.
 
     run_id: of a run that starts or is retried. A retry uses what aliases, branches and files meant at the first start.
     """
     resolved: dict[str, str] = {}
-    if run_id and (kept := open_store(store_url()).get(_pins_path(run_id))) is not None:
+    if run_id and (kept := open_store(store or store_url()).get(_pins_path(run_id))) is not None:
         resolved = json.loads(kept)
-    checked = check(recipe, overrides, resolved)
-    url = store_url()
-    store = open_store(url)
-    store.probe()
+    checked = check(recipe, overrides, resolved, store)
+    url = store or store_url()
+    opened = open_store(url)
+    opened.probe()
     if run_id and resolved:
-        store.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
+        opened.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
     return Prepared(
         checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.notes,
-        url, store, ArtifactRepository(store),
+        url, opened, ArtifactRepository(opened),
     )  # fmt: skip
 
 

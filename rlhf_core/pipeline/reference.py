@@ -13,6 +13,7 @@ from typing import Any, get_args, get_origin
 from pydantic.fields import FieldInfo
 
 from rlhf_core.config.base import Config, KeyedConfig, is_operational
+from rlhf_core.config.typed import config_classes
 from rlhf_core.pipeline.recipe import Recipe
 
 BEGIN = "<!-- from here on written by `python -m rlhf_core.pipeline.reference docs/recipes.md` -->"
@@ -74,7 +75,7 @@ def _blocks(config: type[Config]) -> dict[str, type[Config] | None]:
 
 def _configs(annotation: Any) -> Iterator[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        yield annotation
+        yield from config_classes(annotation)
         return
     for argument in get_args(annotation):
         yield from _configs(argument)
@@ -133,8 +134,8 @@ def _default(field: FieldInfo) -> str:
 
 def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
     """What may be written there, from the JSON schema of a field."""
-    if "$ref" in schema:
-        name = schema["$ref"].rpartition("/")[2]
+    if "$ref" in schema or "properties" in schema:
+        name = schema["$ref"].rpartition("/")[2] if "$ref" in schema else schema["title"]
         return f"[{name}](#{name.lower()})"
     options = schema.get("anyOf", []) + schema.get("oneOf", [])
     if options:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rlhf_core.errors import RewardError
+
+if TYPE_CHECKING:
+    from rlhf_core.types import Trajectory  # which loads torch; preflight does not
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,9 +21,12 @@ class RewardResult:
     scores: list[float | None]  # 0-1, for filtering and evaluation
     extra: dict[str, list[float]] = field(default_factory=dict)  # logged
     steps: list[list[float]] | None = None  # one reward per step of a completion, added to its own
+    separator: str = "\n"  # text that ends a step, where there are rewards of steps
 
 
 class Reward(Protocol):
+    """A reward of text. `of(config, context)`, a class method, makes one from its settings and the stage's context."""
+
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> RewardResult:
@@ -31,6 +37,14 @@ class Reward(Protocol):
 
     def close(self) -> None:
         """Release its resources, such as a child process."""
+
+
+class TrajectoryReward(Protocol):
+    """A reward that may look at tokens: a reward model does, verifiers, functions and servers read text."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult: ...
+
+    def close(self) -> None: ...
 
 
 def checked_result(values: object, count: int, name: str) -> RewardResult:

@@ -9,11 +9,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import rlhf_core
 from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result
 
@@ -25,6 +27,10 @@ class RewardFunction:
 
     The child is started at the first call and restarted after a failure. The two exchange lines of JSON.
     """
+
+    @classmethod
+    def of(cls, config: FunctionReward, context: StageContext) -> RewardFunction:
+        return cls(config, context.user_file(config.path))
 
     def __init__(self, config: FunctionReward, file: Path):
         self._config = config
@@ -44,7 +50,7 @@ class RewardFunction:
             if len(returned) != len(batch[0]):
                 raise RewardError(f"{self._name} returned {len(returned)} values for {len(batch[0])} completions")
             values += returned
-        return checked_result(values, len(completions), self._name)
+        return replace(checked_result(values, len(completions), self._name), separator=self._config.separator)
 
     def close(self) -> None:
         if self._child is not None:

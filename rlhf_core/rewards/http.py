@@ -10,6 +10,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
 
 from rlhf_core.config.rewards import HTTPReward, check_url
+from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result
 
@@ -25,6 +26,10 @@ class RewardServer:
     Scoring has no side effects, so a request is retried if the connection fails or the status is 429 or 5xx. Any other
     failure, such as a timeout, is a RewardError at once.
     """
+
+    @classmethod
+    def of(cls, config: HTTPReward, context: StageContext) -> RewardServer:
+        return cls(config)
 
     def __init__(self, config: HTTPReward) -> None:
         """Raises RewardError if an environment variable that the config names is not set or not valid."""

@@ -15,7 +15,8 @@ from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.packing import pack
-from rlhf_core.rewards.base import RewardResult
+from rlhf_core.rewards.base import RewardResult, TrajectoryReward
+from rlhf_core.rewards.build import implementation_of
 from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import PackedBatch, Trajectory
 
@@ -40,19 +41,16 @@ class RewardModel:
         other = None
         if not same_tokens(folder, policy) or tokenizer.chat_template != own.chat_template:
             other = OtherTokenizer(own, _json(folder).get("max_position_embeddings"))
-        if other is not None and isinstance(settings, config.ProcessRewardModelReward):
+        if other is not None and settings.gives_steps:
             raise StageError(
                 "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
                 "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
             )
         return cls(settings, _scale(folder) if settings.normalize else Scale(), tokenizer, other)
 
-    def reward(self, scores: TokenScores) -> ModelReward | ProcessModelReward:
-        match self.settings:
-            case config.RewardModelReward():
-                return ModelReward(scores, self.scale, self.other)
-            case config.ProcessRewardModelReward(separator=separator):
-                return ProcessModelReward(scores, self.scale, self.tokenizer, separator)
+    def reward(self, scores: TokenScores) -> TrajectoryReward:
+        reward: TrajectoryReward = implementation_of(self.settings).of(self, self.settings, scores)
+        return reward
 
 
 def same_tokens(folder: Path, other: Path) -> bool:
@@ -76,6 +74,10 @@ class ModelReward:
     scale: Scale
     other: OtherTokenizer | None
 
+    @classmethod
+    def of(cls, model: RewardModel, settings: config.RewardModelReward, scores: TokenScores) -> ModelReward:
+        return cls(scores, model.scale, model.other)
+
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
         batch = _own_tokens(trajectories) if self.other is None else self.other.batch(trajectories)
         raw = self.scores(batch)[batch.last_token_indices].tolist()
@@ -95,6 +97,12 @@ class ProcessModelReward:
     tokenizer: Tokenizer
     separator: str
 
+    @classmethod
+    def of(
+        cls, model: RewardModel, settings: config.ProcessRewardModelReward, scores: TokenScores
+    ) -> ProcessModelReward:
+        return cls(scores, model.scale, model.tokenizer, settings.separator)
+
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
         batch = _own_tokens(trajectories)
         raw = self.scores(batch).split(batch.sequence_lengths.tolist())
@@ -102,7 +110,7 @@ class ProcessModelReward:
             [_scaled(value, trajectory, self.scale) for value in token_scores[self._ends(trajectory)].tolist()]
             for token_scores, trajectory in zip(raw, trajectories, strict=True)
         ]
-        return RewardResult([0.0] * len(steps), [None] * len(steps), steps=steps)
+        return RewardResult([0.0] * len(steps), [None] * len(steps), steps=steps, separator=self.separator)
 
     def _ends(self, trajectory: Trajectory) -> list[int]:
         return step_tokens(self.tokenizer, trajectory, self.separator)
@@ -125,7 +133,8 @@ class OtherTokenizer:
 
     def _sequence(self, trajectory: Trajectory) -> list[int]:
         row = trajectory.prompt.row
-        ids, is_assistant = encode_completion(self.tokenizer, row["prompt"], trajectory.completion, row.get("tools"))
+        messages = row["prompt"] if trajectory.messages is None else trajectory.messages
+        ids, is_assistant = encode_completion(self.tokenizer, messages, trajectory.completion, row.get("tools"))
         # As in its training: tokens that the template adds after the end of the turn are not read.
         length = max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))
         if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):

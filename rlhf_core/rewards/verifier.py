@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.contract import StageContext
 from rlhf_core.data.formats import normalised
 from rlhf_core.data.reasoning import score
 from rlhf_core.errors import RewardError
@@ -15,6 +16,10 @@ from rlhf_core.rewards.base import RewardResult, checked_result
 
 
 class Verifier:
+    @classmethod
+    def of(cls, config: VerifierReward, context: StageContext) -> Verifier:
+        return cls(config)
+
     def __init__(self, config: VerifierReward):
         self._judge = {"exact": _exact, "reasoning_gym": _reasoning_gym}[config.kind]
         self._name = f"verifier {config.kind}"

@@ -150,7 +150,7 @@ class PolicyTrainer:
         settings = self._config.settings
         weights = loss_weights(
             minibatch.loss_mask, minibatch.sequence_lengths, settings.aggregation,
-            length=settings.aggregation_length or self._config.sampling.max_tokens,
+            length=settings.aggregation_length or self._config.max_sampled_tokens,
         )  # fmt: skip
         return replace(minibatch, loss_weights=weights)
 

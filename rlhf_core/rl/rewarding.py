@@ -5,27 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from rlhf_core.config.algorithms import AlgorithmConfig
-from rlhf_core.config.rewards import FunctionReward, ProcessRewardModelReward
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import Reward, RewardResult
+from rlhf_core.rewards import Reward, RewardResult, TrajectoryReward
 from rlhf_core.rewards.shaping import Shaping
 from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import Trajectory
-
-
-class TrajectoryReward(Protocol):
-    """A reward that may look at tokens: a reward model does, verifiers, functions and servers read text."""
-
-    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult: ...
-
-    def close(self) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +27,10 @@ class RewardOfText:
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
         rows = [dict(t.prompt.row) for t in trajectories]
-        return self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
+        result = self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
+        if result.steps is not None and any(t.turns > 1 for t in trajectories):
+            raise RewardError("a reward gives `steps`, but of an episode of several turns it sees the last reply alone")
+        return result
 
     def close(self) -> None:
         self.reward.close()
@@ -94,23 +88,22 @@ class RewardPipeline:
 
         None where no reward gives any. Rewards that cut steps differently are summed at each token.
         """
-        given = {name: result.steps for name, result in results.items() if result.steps is not None}
+        given = {name: result for name, result in results.items() if result.steps is not None}
         if not given:
             return None
         if not self._settings.takes_process_rewards:
             raise RewardError(f"reward {next(iter(given))} gives `steps`, which this algorithm cannot use")
         placed = [(torch.zeros(t.token_ids.numel()), torch.zeros_like(t.loss_mask)) for t in trajectories]
-        for name, steps in given.items():
-            config = self._settings.rewards[name]
-            assert isinstance(config, FunctionReward | ProcessRewardModelReward)
-            for index, (trajectory, rewards) in enumerate(zip(trajectories, steps, strict=True)):
-                ends = step_tokens(self._tokenizer, trajectory, config.separator)
+        for name, result in given.items():
+            weight, separator = self._settings.rewards[name].weight, result.separator
+            for index, (trajectory, rewards) in enumerate(zip(trajectories, result.steps or (), strict=True)):
+                ends = step_tokens(self._tokenizer, trajectory, separator)
                 if len(rewards) != len(ends):
                     raise RewardError(
                         f"reward {name}, completion {index} ({trajectory.completion!r}): expected {len(ends)} step "
-                        f"rewards, given {len(rewards)}; steps are what is not blank between {config.separator!r}"
+                        f"rewards, given {len(rewards)}; steps are what is not blank between {separator!r}"
                     )
-                placed[index][0].index_add_(0, torch.tensor(ends), config.weight * torch.tensor(rewards))
+                placed[index][0].index_add_(0, torch.tensor(ends), weight * torch.tensor(rewards))
                 placed[index][1][ends] = True
         return placed
 

@@ -1,4 +1,4 @@
-"""One engine in this process, with the interface of a group of engines: the shipped double of actors.EngineGroup."""
+"""One engine, with the interface of a group of engines: what actors.EngineGroup is where there is no Ray."""
 
 from __future__ import annotations
 
@@ -13,9 +13,6 @@ from rlhf_core.types import Completion
 class InlineEngines:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
-
-    def wait_ready(self) -> None:
-        """No-op: the engine is already running."""
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         return self._engine.generate(prompts, parameters)

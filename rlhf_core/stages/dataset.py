@@ -13,11 +13,11 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig, Source, WeightedSource
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
-from rlhf_core.data.formats import Row, RowError, duplicate_key, whole_text
+from rlhf_core.data.formats import Row, RowError, format_of, normalised
 from rlhf_core.data.mixing import mix
 from rlhf_core.data.near_duplicates import NearDuplicates
 from rlhf_core.data.overlap import PromptIndex
-from rlhf_core.data.reading import iterate_rows, write_info, write_rows
+from rlhf_core.data.reading import read_dataset, write_info, write_rows
 from rlhf_core.data.sources import iterate_source
 from rlhf_core.data.spool import RowSpool
 from rlhf_core.errors import StageError
@@ -73,10 +73,11 @@ class _Selection:
     ) -> None:
         self.counts = _Counts()
         self._config = config
+        self._format = format_of(config.format)
         self._context = context
         self._spool = spool
         self._bad_row = bad_row_policy(config, self.counts.bad)
-        self._excluded = PromptIndex({name: iterate_rows(given.folder) for name, given in inputs.items()})
+        self._excluded = PromptIndex({name: read_dataset(given.folder) for name, given in inputs.items()})
         self._seen: set[str] = set()
         self._near: NearDuplicates | None = None
         if config.near_duplicates != "off":
@@ -98,23 +99,26 @@ class _Selection:
                     kept.append(len(self._spool))
                     self._spool.append(row)
                     if self._near is not None:
-                        self._near.add(row)
+                        self._near.add(self._text(row), normalised(self._format.asked_text(row)))
         except RowError as error:
             raise StageError(f"{self._context.name}: {error}") from error
         self.counts.read.append(read)
         return kept
 
     def _keeps(self, row: Row) -> bool:
-        if self._excluded.find(row):
+        if self._excluded.find(row, self._format):
             self.counts.excluded += 1
             return False
         if self._config.drop_duplicates:
-            key = duplicate_key(row, self._config.format)
+            key = self._format.duplicate_key(row)
             if key in self._seen:
                 self.counts.duplicates += 1
                 return False
             self._seen.add(key)
         return True
+
+    def _text(self, row: Row) -> str:
+        return normalised(self._format.whole_text(row))
 
     def without_near_duplicates(self, kept: list[list[int]]) -> list[list[int]]:
         """`kept`, after all sources were read, without near-duplicates if these are dropped."""
@@ -127,7 +131,7 @@ class _Selection:
         counts.near_duplicates, counts.near_excluded = int(repeats.sum()), int(near_prompt.sum())
         for index in repeats.nonzero()[0][:_NEAR_EXAMPLES]:
             row, resembled = self._spool.read((int(index), int(earlier[index])))
-            counts.near_examples.append({"row": _shown(row), "resembles": _shown(resembled)})
+            counts.near_examples.append({"row": _shown(self._text(row)), "resembles": _shown(self._text(resembled))})
         if self._config.near_duplicates != "drop":
             return kept
         dropped = repeats | near_prompt
@@ -240,8 +244,7 @@ def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _C
     }
 
 
-def _shown(row: Row) -> str:
-    text = whole_text(row)
+def _shown(text: str) -> str:
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 

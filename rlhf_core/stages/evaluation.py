@@ -9,8 +9,6 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
 
-from rlhf_core.actors.engines import EngineGroup
-from rlhf_core.actors.placement import connect
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
@@ -21,11 +19,12 @@ from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.rewards import open_scorers
+from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.types import Prompt
 
 
-def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
@@ -37,13 +36,8 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
         scorers = stack.enter_context(open_scorers(config.scorers, context))
-        connect()
-        engines = stack.enter_context(
-            EngineGroup(
-                model.manifest.ref, context, config.rollout, dtype=stored_dtype(model.folder), seed=context.seed
-            )
-        )
-        engines.wait_ready()
+        spec = EngineSpec(model, config.rollout, stored_dtype(model.folder))
+        engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
         answered = answer(
             prompts, engines, tokenizer, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,

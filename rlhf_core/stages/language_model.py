@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.stages.workers import GroupFactory, running, save
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.workers import save
 from rlhf_core.supervised.loop import count_steps, train
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.supervised.validation import Read, Validation, read_held_out, row_counts
@@ -18,7 +19,7 @@ def train_language_model(
     inputs: Mapping[str, Input],
     read: Read,
     context: StageContext,
-    group: GroupFactory,
+    cluster: Cluster,
     kind: Kind,
 ) -> Output:
     """Train the input `model` on what `read` finds in the input `dataset`."""
@@ -27,7 +28,8 @@ def train_language_model(
     folder = context.workdir / "model"
     steps = count_steps(len(fitted.rows), config)
     context.progress(0, steps, "start workers")
-    with running(group(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)) as workers:
+    ranks = cluster.workers(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)
+    with ranks as workers:
         validation = Validation(config, held_out, pack_sequences, workers, context) if held_out else None
         metrics = train(config, fitted.rows, pack_sequences, workers, context, validation)
         save(workers, folder, context)

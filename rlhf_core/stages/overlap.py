@@ -13,7 +13,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import OverlapConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.overlap import overlap_problem
-from rlhf_core.data.reading import iterate_rows
+from rlhf_core.data.reading import read_dataset
 from rlhf_core.errors import StageError
 
 _PREFIX = "held_out."
@@ -21,16 +21,16 @@ _PREFIX = "held_out."
 
 def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Raises StageError with the number of rows that contain a held-out prompt, and three of them."""
-    trained = inputs["dataset"]
+    trained = read_dataset(inputs["dataset"].folder)
     held_out = {
-        name.removeprefix(_PREFIX): iterate_rows(given.folder)
+        name.removeprefix(_PREFIX): read_dataset(given.folder)
         for name, given in inputs.items()
         if name.startswith(_PREFIX)
     }
     names = sorted(held_out)
     context.progress(0, 0, "comparing")
-    rows = ((f"row {row['id']}", row) for row in iterate_rows(trained.folder))
-    if (problem := overlap_problem(rows, held_out, excluded={})) is not None:
+    rows = ((f"row {row['id']}", row) for row in trained.rows)
+    if (problem := overlap_problem(rows, trained.format, held_out, excluded={})) is not None:
         raise StageError(f"{context.name}: {problem}")
     folder = context.workdir / "overlap"
     folder.mkdir()

@@ -11,8 +11,8 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.lengths import Fitted, fit
 from rlhf_core.data.reading import iterate_rows, long_row_policy
+from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.stages.workers import GroupFactory, ray_workers
 from rlhf_core.supervised.examples import Example, require_fit
 from rlhf_core.supervised.sft import document_examples
 
@@ -20,9 +20,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def run(
-    config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: PretrainConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     folder = inputs["model"].folder
     tokenizer = load_tokenizer(folder)
 
@@ -31,7 +29,7 @@ def run(
         pieces = require_fit([piece for document in documents.rows for piece in document], folder, config.max_length)
         return Fitted(pieces.rows, documents.policy, documents.dropped, documents.truncated)
 
-    return train_language_model(config, inputs, read, context, group, Kind.BASE_MODEL)
+    return train_language_model(config, inputs, read, context, cluster, Kind.BASE_MODEL)
 
 
 def _documents(config: PretrainConfig, tokenizer: PreTrainedTokenizerFast, dataset: Input) -> Fitted[list[Example]]:

@@ -12,7 +12,8 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.reading import iterate_rows, long_row_policy, read_rows
 from rlhf_core.models.merging import merge_adapter
-from rlhf_core.stages.workers import GroupFactory, ray_workers, running, save
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.workers import save
 from rlhf_core.supervised.examples import Example, require_fit
 from rlhf_core.supervised.loop import count_steps, train
 from rlhf_core.supervised.reward_model import (
@@ -27,9 +28,7 @@ from rlhf_core.supervised.reward_model import (
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
 
 
-def run(
-    config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
 
@@ -43,7 +42,8 @@ def run(
     folder = context.workdir / "reward_model"
     steps = count_steps(len(examples), config)
     context.progress(0, steps, "start workers")
-    with running(group(config.placement, RewardModelWorker, config, context, model.manifest.ref, steps)) as workers:
+    ranks = cluster.workers(config.placement, RewardModelWorker, config, context, model.manifest.ref, steps)
+    with ranks as workers:
         validation = Validation(config, validated, pack_pairs, workers, context) if validated else None
         metrics = train(config, examples, pack_pairs, workers, context, validation)
         if validation is None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
@@ -11,12 +12,12 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.chat import Tokenizer, load_tokenizer, require_turns_follow
 from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import long_row_policy, read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import open_scorers
+from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
@@ -24,17 +25,21 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward
-from rlhf_core.rl.roles import require_same_tokens
+from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
+from rlhf_core.rl.roles import placed_apart, require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
-from rlhf_core.stages.rl_cluster import Cluster, ray_cluster
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.engines import SleepingEngines
+from rlhf_core.stages.cluster import Cluster, EngineSpec, RankSpec
 from rlhf_core.stages.workers import save
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
+from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Prompt
 
 
-def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster = ray_cluster) -> Output:
+def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
     fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
     prompts = fitted.rows
@@ -45,6 +50,8 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     for name, of_set in held_out_prompts.items():
         too_long |= of_set.metrics(counts_prefix(name))
     require_same_tokens(config, inputs)
+    if config.environment.max_turns > 1:
+        require_turns_follow(tokenizer)
     reward_models = read_reward_models(config, inputs)
     algorithm = build_algorithm(config)
 
@@ -54,12 +61,13 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         held_out = _held_out(config, held_out_prompts, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
-        started, all_engines, frozen = stack.enter_context(cluster(config, inputs, context))
-        workers, engines, turns = take_turns(config, started, all_engines)
+        ranks, all_engines, frozen = stack.enter_context(ranks_and_engines(config, inputs, context, cluster))
+        workers, engines, turns = take_turns(config, ranks, all_engines)
         trainer = PolicyTrainer(config, algorithm, workers, context.seed, frozen)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
             **{name: RewardOfText(reward) for name, reward in of_text.items()},
+            **{name: build_episode_reward(r, context) for name, r in config.settings.episode_rewards.items()},
             **{name: model.reward(scores[name]) for name, model in reward_models.items()},
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
@@ -67,7 +75,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             config,
             PromptSampler(prompts, context.seed),
             RolloutSampler(config, engines, tokenizer, context.seed),
-            RewardPipeline(config.settings, config.sampling.max_tokens, rewards, tokenizer),
+            RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
@@ -84,6 +92,21 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     return Output(kind, folder, {**_last_and_best(metrics), **too_long})
+
+
+def ranks_and_engines(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster
+) -> AbstractContextManager[tuple[WorkerGroup[RLWorker], SleepingEngines, Mapping[str, WorkerGroup[FrozenWorker]]]]:
+    """The training ranks, the engines, and by role the ranks of models that are placed apart."""
+    models = roles(config, inputs)
+    own = [role for role in models if role.placement is None]
+    ranks = RankSpec(config.placement, partial(RLWorker, config, context, own))
+    apart = {
+        role.name: RankSpec(placement, partial(FrozenWorker, config, context, role))
+        for role, placement in placed_apart(models).items()
+    }
+    spec = EngineSpec(inputs["model"], config.rollout, config.engine.dtype, config.lora, sleeps=config.hybrid)
+    return cluster.workers_and_engines(ranks, spec, context, apart)
 
 
 def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:

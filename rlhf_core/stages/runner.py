@@ -13,13 +13,13 @@ import signal
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
@@ -39,28 +39,50 @@ from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 
+if TYPE_CHECKING:
+    from rlhf_core.stages.cluster import Cluster
+
 Metrics = dict[str, float | int | str | None]
 
 
-def run_job(store_url: str, ref: ArtifactRef, stages: Mapping[str, Stage] = STAGES) -> Manifest:
+def _ray_cluster() -> Cluster:
+    from rlhf_core.stages.ray_cluster import RayCluster
+
+    return RayCluster()
+
+
+def run_job(
+    store_url: str,
+    ref: ArtifactRef,
+    stages: Mapping[str, Stage] = STAGES,
+    *,
+    cluster: Callable[[], Cluster] = _ray_cluster,
+    progress: ProgressReporter | None = None,
+    again: bool = False,
+) -> Manifest:
     """Compute the artifact `ref` as its spec says, unless it is there already; returns what the store then has.
 
+    cluster: where a stage's actors run. again: compute it in any case, and return what was computed; its files are in
+    the store, and its manifest too unless there was one.
     Waits while somebody else computes it. Raises StageError, StoreError, or whatever the stage's function raises.
     """
     repository = ArtifactRepository(open_store(store_url))
     spec = repository.read_spec(ref)
     stage, config = _checked(spec, stages)
-    progress = ProgressReporter()
+    progress = progress or ProgressReporter()
     lease = wait_for_lease(
         repository.store,
         ref,
-        done=lambda: repository.manifest(ref) is not None,
+        done=lambda: not again and repository.manifest(ref) is not None,
         waiting=lambda who: progress.report(0, 0, f"waiting for {who}, which computes the same"),
     )
     if lease is not None:
         with lease:
-            manifest = repository.manifest(ref)  # since `done` was asked, the last holder may have published
-            return manifest or _compute(repository, spec, stage, config, progress, lease)
+            # Since `done` was asked, the last holder may have published.
+            if not again and (manifest := repository.manifest(ref)) is not None:
+                return manifest
+            computed, stored = _compute(repository, spec, stage, config, cluster, progress, lease)
+            return computed if again else stored
     found = repository.manifest(ref)
     if found is None:
         raise StageError(f"{ref} was deleted from the store a moment ago: run again")
@@ -73,9 +95,11 @@ def _compute(
     spec: StageSpec,
     stage: Stage,
     config: StageConfig,
+    cluster: Callable[[], Cluster],
     progress: ProgressReporter,
     lease: Lease,
-) -> Manifest:
+) -> tuple[Manifest, Manifest]:
+    """The result, whose files are in the store; and what the store has: another process's result if that was first."""
     started = datetime.now(UTC)
     lease.start(on_loss=_interrupt_job)
     with _workdir(spec) as folder, _stops_when_lost(lease):
@@ -90,15 +114,17 @@ def _compute(
             roles = roles_of_inputs(config)
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             began = time.monotonic()
-            output: Output = _entry(stage)(config, inputs, context)
+            actors = (cluster(),) if stage.runs == "actors" else ()
+            output: Output = _entry(stage)(config, inputs, context, *actors)
             seconds = time.monotonic() - began
         _check_output(stage, output)
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
-        published = repository.publish(_manifest(spec, stage, config, output, started, seconds), output.folder)
+        computed = repository.upload(_manifest(spec, stage, config, output, started, seconds), output.folder)
+        stored = repository.commit(computed)
         context.checkpoints.clear()
-        return published
+        return computed, stored
 
 
 def _checked(spec: StageSpec, stages: Mapping[str, Stage]) -> tuple[Stage, StageConfig]:

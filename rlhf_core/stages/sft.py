@@ -10,15 +10,13 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.lengths import Fitted
 from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.stages.workers import GroupFactory, ray_workers
 from rlhf_core.supervised.examples import Example, require_fit
 from rlhf_core.supervised.sft import conversation_examples
 
 
-def run(
-    config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, group: GroupFactory = ray_workers
-) -> Output:
+def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     folder = inputs["model"].folder
     tokenizer = load_tokenizer(folder)
 
@@ -27,4 +25,4 @@ def run(
         return require_fit(examples, folder, config.max_length, long_row_policy(dataset.folder))
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
-    return train_language_model(config, inputs, read, context, group, kind)
+    return train_language_model(config, inputs, read, context, cluster, kind)

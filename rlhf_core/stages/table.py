@@ -24,8 +24,8 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 
 _STAGES = (
-    Stage("dataset", 2, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
-    Stage("overlap", 1, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
+    Stage("dataset", 3, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("overlap", 2, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
     Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 1, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),

@@ -1,42 +1,13 @@
-"""The ranks of a stage that trains: started, shut down whatever happens, and counted."""
+"""The trained model on its way from rank 0 to the job, which publishes it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
 
-from rlhf_core.actors.placement import connect
-from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.placement import Placement
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.snapshots import SnapshotWorker
-
-W = TypeVar("W")
-
-
-class GroupFactory(Protocol):
-    """How a stage gets its ranks: `ray_workers`, or an InlineGroup where one process is enough."""
-
-    def __call__(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> WorkerGroup[W]: ...
-
-
-def ray_workers(placement: Placement, factory: Callable[..., W], /, *args: Any) -> WorkerGroup[W]:
-    """One Ray actor for each rank, on the cluster that this job belongs to."""
-    connect()
-    return RayWorkerGroup(placement, factory, *args)
-
-
-@contextmanager
-def running(group: WorkerGroup[W]) -> Iterator[WorkerGroup[W]]:
-    """`group`, and its end at the end of the context."""
-    try:
-        yield group
-    finally:
-        group.shutdown()
 
 
 def save(workers: WorkerGroup[SnapshotWorker], folder: Path, context: StageContext) -> None:

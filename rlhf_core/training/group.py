@@ -55,7 +55,7 @@ class WorkerGroup(Protocol[W_co]):
 
 
 class InlineGroup(Generic[W]):
-    """One rank in this process: for tests, and for a run so small that a second process costs more than it gives."""
+    """One rank in this process, where a debugger reaches it: for `alignment try` and tests."""
 
     def __init__(self, factory: Callable[..., W], *args: Any) -> None:
         join_group(rank=0, size=1)

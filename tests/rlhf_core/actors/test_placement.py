@@ -11,7 +11,7 @@ import threading
 import pytest
 import ray
 
-from rlhf_core.actors.placement import halves, require_possible, reserve, shared_bundles, worker_bundles, worker_threads
+from rlhf_core.actors.placement import halves, require_possible, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rollout import RolloutEngineConfig
@@ -41,7 +41,7 @@ def test_one_bundle_a_worker(placement: Placement, bundles: list[dict[str, float
 
 @pytest.mark.parametrize(("cpus", "threads", "expected"), [(0.5, 0, 1), (1.5, 0, 2), (4.0, 0, 4), (4.0, 3, 3)])
 def test_as_many_threads_as_reserved_cpus_unless_told(cpus: float, threads: int, expected: int) -> None:
-    assert worker_threads(Placement(cpus_per_worker=cpus, threads=threads)) == expected
+    assert Placement(cpus_per_worker=cpus, threads=threads).num_threads == expected
 
 
 CONNECT = """

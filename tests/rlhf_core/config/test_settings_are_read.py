@@ -20,6 +20,7 @@ from mypy.plugin import AttributeContext, Plugin
 from mypy.types import Instance, Type, TypeVarType, flatten_nested_unions, get_proper_type
 
 from rlhf_core.config.base import Config, KeyedConfig, reads_of
+from rlhf_core.config.typed import config_classes
 from rlhf_core.pipeline.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -29,6 +30,7 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 USED_OTHERWISE = {
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     "ValidationConfig.also": "its `sets` are read",
+    **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{config}.also" for config in ("TextValidation", "ConversationsValidation", "PairsValidation")),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
@@ -122,7 +124,7 @@ def _blocks(config: type[Config]) -> list[Any]:
 
 def _held(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
-        return [annotation]
+        return list(config_classes(annotation))
     return [below for argument in get_args(annotation) for below in _held(argument)]
 
 

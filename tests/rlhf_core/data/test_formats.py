@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.data import DataFormat
-from rlhf_core.data.formats import RowError, canonical_row, duplicate_key, row_id
+from rlhf_core.data.formats import RowError, canonical_row, format_of, row_id
 
 USER = {"role": "user", "content": "2+2?"}
 FOUR = {"role": "assistant", "content": "4"}
@@ -14,7 +13,7 @@ CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 
 
-def canonical(row: dict[str, Any], data_format: DataFormat, **columns: str) -> dict[str, Any]:
+def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str, Any]:
     made = canonical_row(row, data_format, columns)
     assert made.pop("id") == row_id(made)
     return made
@@ -88,7 +87,7 @@ def canonical(row: dict[str, Any], data_format: DataFormat, **columns: str) -> d
     ],
 )
 def test_every_accepted_shape_becomes_the_canonical_one(
-    data_format: DataFormat, source: dict[str, Any], expected: dict[str, Any]
+    data_format: str, source: dict[str, Any], expected: dict[str, Any]
 ) -> None:
     assert canonical(source, data_format) == expected
 
@@ -161,7 +160,7 @@ def test_columns_rename_the_source() -> None:
     ],
 )
 def test_a_wrong_row_says_what_is_wrong(
-    data_format: DataFormat, source: dict[str, Any], columns: dict[str, str], message: str
+    data_format: str, source: dict[str, Any], columns: dict[str, str], message: str
 ) -> None:
     with pytest.raises(RowError) as raised:
         canonical_row(source, data_format, columns)
@@ -178,9 +177,9 @@ def test_ids_depend_on_content_alone() -> None:
 def test_prompts_are_duplicates_by_prompt_other_rows_by_content() -> None:
     a = canonical_row({"prompt": "x  y", "metadata": {"index": 1}}, "prompts", {})
     b = canonical_row({"prompt": "x y", "metadata": {"index": 2}}, "prompts", {})
-    assert duplicate_key(a, "prompts") == duplicate_key(b, "prompts")
+    assert format_of("prompts").duplicate_key(a) == format_of("prompts").duplicate_key(b)
     c = canonical_row({"prompt": "x y", "tools": [TOOL]}, "prompts", {})
-    assert duplicate_key(a, "prompts") != duplicate_key(c, "prompts")
+    assert format_of("prompts").duplicate_key(a) != format_of("prompts").duplicate_key(c)
     a = canonical_row({"prompt": "x", "chosen": "1", "rejected": "2"}, "preferences", {})
     b = canonical_row({"prompt": "x", "chosen": "1", "rejected": "3"}, "preferences", {})
-    assert duplicate_key(a, "preferences") != duplicate_key(b, "preferences")
+    assert format_of("preferences").duplicate_key(a) != format_of("preferences").duplicate_key(b)

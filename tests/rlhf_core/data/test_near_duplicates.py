@@ -72,16 +72,16 @@ def test_short_rows_and_east_asian_scripts() -> None:
 
 
 def test_rows_added_in_any_portions_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    rows = [{"id": "", "text": text_of(30)} for _ in range(40)]
-    rows += [{"id": "", "text": changed(row["text"])} for row in rows[:5]]
-    prompt = changed(rows[3]["text"])
+    texts = [text_of(30) for _ in range(40)]
+    texts += [changed(text) for text in texts[:5]]
+    prompt = changed(texts[3])
     results = []
     for characters in (1 << 22, 500):
         monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_AT_ONCE", characters)
         monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_IN_BATCH", characters)
         near = NearDuplicates([prompt], 0.8)
-        for row in rows:
-            near.add(row)
+        for text in texts:
+            near.add(text, asked=text)
         results.append([array.tolist() for array in near.finish()])
     assert results[0] == results[1]
     earlier, near_prompt = results[0]

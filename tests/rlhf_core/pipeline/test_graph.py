@@ -175,9 +175,9 @@ def test_an_adapter_is_merged_even_if_nothing_reads_it_unless_merge_is_off(tmp_p
 
 
 def test_a_merge_of_one_s_own_takes_the_model_that_the_adapter_was_trained_on(tmp_path: Path) -> None:
-    own = "policy={stage: merge, adapter: sft}"
+    own = "merged={stage: merge, adapter: sft}"
     graph = edges(tmp_path, "pretrain=" + TRAIN, "sft=" + TRAIN, "sft.lora={rank: 4}", "merge=false", own)
-    assert graph["policy"] == {"adapter": "sft", "model": "pretrain"}
+    assert graph["merged"] == {"adapter": "sft", "model": "pretrain"}
 
 
 def test_the_report_reads_every_node(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(
             ("evaluation=" + EVALUATION, "sft=" + TRAIN),
             "evaluation.models is left out, and `sft` below it makes a model too: name those that it means",
         ),
-        (("policy={stage: merge, adapter: base}",), "policy.adapter: `base` makes no adapter; above are none"),
+        (("merged={stage: merge, adapter: base}",), "merged.adapter: `base` makes no adapter; above are none"),
         (("start={stage: artifact, ref: champion}",), "start.ref: champion cannot be looked up, since no store is set"),
     ],
 )  # fmt: skip

@@ -72,7 +72,7 @@ EXACT = {"type": "verifier"}
             put(
                 "sft", "validation", value={"dataset": "talks", "every_steps": 1, "also": {"far": {"dataset": "tlks"}}}
             ),
-            "sft.validation.also.far.dataset: there is no dataset `tlk` in `data`, did you mean `talks`?",
+            "sft.validation.also.far.dataset: there is no dataset `tlks` in `data`, did you mean `talks`?",
         ),
         (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
         (

@@ -23,6 +23,7 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Prompt, Trajectory
 
+ROW = {"prompt": [{"role": "user", "content": "?"}]}
 TOKENIZER = word_level_tokenizer([], context_length=64)
 RIGHT, WRONG, MIXED = "right", "wrong", "mixed"  # how a prompt is answered, always
 
@@ -55,7 +56,7 @@ class Setup:
         })  # fmt: skip
         self.completions = 0
         self.judge, self.monitor = Answered(), Answered()
-        prompts = [Prompt(f"{i} {answer}", answer, (50 + i,), {}) for i, answer in enumerate(answers)]
+        prompts = [Prompt(f"{i} {answer}", answer, (50 + i,), ROW) for i, answer in enumerate(answers)]
         self.prompts = InOrder(prompts)
         engines = InlineEngines(ScriptedEngine(self._script, max_length=32))
         self._by_token = dict(zip(range(50, 50 + len(answers)), answers, strict=True))

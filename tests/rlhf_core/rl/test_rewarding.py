@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,11 +26,12 @@ MAX_TOKENS = 8
 class Values:
     """A reward that gives what it was made with."""
 
-    def __init__(self, *values: Any) -> None:
+    def __init__(self, *values: Any, separator: str = "\n") -> None:
         self._values = list(values)
+        self._separator = separator
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
-        return checked_result(self._values, len(completions), "values")
+        return replace(checked_result(self._values, len(completions), "values"), separator=self._separator)
 
     def close(self) -> None: ...
 
@@ -49,9 +51,6 @@ def pipeline(
 ) -> RewardPipeline:  # fmt: skip
     weights = weights or {}
     configs = {name: {"type": "function", "path": "r.py", "weight": weights.get(name, 1.0)} for name in rewards}
-    separators = settings.pop("separators", {})
-    for name, separator in separators.items():
-        configs[name]["separator"] = separator
     config = kind.model_validate({"rewards": configs, "optimizer": {"learning_rate": 1.0}, **settings})
     made: dict[str, TrajectoryReward] = {name: RewardOfText(reward) for name, reward in rewards.items()}
     return RewardPipeline(config, MAX_TOKENS, made, TOKENIZER)
@@ -103,10 +102,11 @@ def test_rewards_of_steps_are_weighted_and_placed_on_the_steps_last_tokens() -> 
 
 
 def test_rewards_that_cut_steps_differently_add_up_by_token() -> None:
-    lines, words = Values({"reward": 0.0, "steps": [1.0, 2.0]}), Values({"reward": 0.0, "steps": [10.0, 20.0, 30.0]})
-    (judged,) = pipeline({"lines": lines, "words": words, "plain": Values(5.0)}, separators={"words": ";"})(
-        [trajectory("a;b;\nc")]
+    lines, words = (
+        Values({"reward": 0.0, "steps": [1.0, 2.0]}),
+        Values({"reward": 0.0, "steps": [10.0, 20.0, 30.0]}, separator=";"),
     )
+    (judged,) = pipeline({"lines": lines, "words": words, "plain": Values(5.0)})([trajectory("a;b;\nc")])
     assert judged.step_rewards is not None
     assert judged.step_rewards.tolist() == [0, 0, 0, 10.0, 0, 20.0, 1.0, 0, 32.0]
     assert judged.reward == 5.0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,28 +15,27 @@ from transformers import AutoModelForSequenceClassification
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import copy_tokenizer
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores
-from rlhf_core.rl.roles import Role, placed_apart, reward_roles, roles
-from rlhf_core.rl.scoring import FrozenWorker
+from rlhf_core.rl.roles import Role, reward_roles, roles
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages import rl
-from rlhf_core.stages.rl_cluster import Frozen
+from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.rl.one_rank import trajectories
-from tests.rlhf_core.rl.torch_engine import TorchEngine
-from tests.rlhf_core.rl.toy_algorithm import TOY
+from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.killed_runs import without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.toys.algorithm import TOY
 
 OPTIMIZER = {"learning_rate": 1e-2}
 CRITIC = {"optimizer": OPTIMIZER}
@@ -142,25 +141,24 @@ def reward_model(folder: Path, base: Input, seed: int, mean: float, std: float) 
 
 def run(folder: Path, settings: RLConfig, inputs: Mapping[str, Input]) -> tuple[Output, LocalContext, RLWorker]:
     """The whole stage, with one rank and one engine in this process."""
-    workers: list[RLWorker] = []
+    workers: list[RLWorker] = []  # the ranks that train come last
 
-    @contextmanager
-    def cluster(
-        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> Iterator[tuple[InlineGroup, InlineEngines, Frozen]]:
-        models = roles(config, inputs)
-        frozen = {role.name: InlineGroup(FrozenWorker, config, context, role) for role in placed_apart(models)}
-        workers.append(RLWorker(config, context, [role for role in models if role.placement is None]))
-        yield InlineGroup(lambda: workers[0]), InlineEngines(TorchEngine(inputs["model"].folder)), frozen
+    class Cluster(InProcessCluster):
+        @contextmanager
+        def workers(
+            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
+        ) -> Iterator[InlineGroup[Any]]:
+            with super().workers(placement, factory, *args) as group:
+                workers.append(group._worker)
+                yield group
 
-    InlineGroup(object)  # joins the process group
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
     folder.mkdir(exist_ok=True)
     (folder / "reward.py").write_text(
         "def reward(completions, prompts, rows):\n    return [len(c) for c in completions]"
     )
-    return rl.run(settings, inputs, context, cluster), context, workers[0]
+    return rl.run(settings, inputs, context, Cluster(torch_engine)), context, workers[-1]
 
 
 def test_each_of_several_reward_models_is_normalised_by_what_is_stored_with_it(

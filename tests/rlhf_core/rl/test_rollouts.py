@@ -12,6 +12,7 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Prompt
 
+ROW = {"prompt": [{"role": "user", "content": "?"}]}
 TOKENIZER = word_level_tokenizer([], context_length=64)
 CONFIG = RLConfig.model_validate({
     "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
@@ -30,7 +31,7 @@ def sampled_seeds(seed: int, *rounds: tuple[int, int]) -> list[int]:
         return [TOKENIZER.eos_token_id]
 
     sampler = RolloutSampler(CONFIG, InlineEngines(ScriptedEngine(script)), TOKENIZER, seed)
-    prompts = [Prompt(str(i), "", (7,), {}) for i in range(3)]
+    prompts = [Prompt(str(i), "", (7,), ROW) for i in range(3)]
     for step, sampling_round in rounds:
         sampler.sample(prompts, step, sampling_round)
     return seen
@@ -64,7 +65,7 @@ def test_there_are_seeds_for_so_many_rounds() -> None:
 
 def test_trajectories_are_prompt_and_completion_with_the_completion_trained() -> None:
     engines = InlineEngines(ScriptedEngine(lambda prompt, seed: [9, 10, 11, 12], logprob=-0.5))
-    one, two, *_ = RolloutSampler(CONFIG, engines, TOKENIZER, 0).sample([Prompt("p", "", (7, 8), {})], 0)
+    one, two, *_ = RolloutSampler(CONFIG, engines, TOKENIZER, 0).sample([Prompt("p", "", (7, 8), ROW)], 0)
     assert one.token_ids.tolist() == two.token_ids.tolist() == [7, 8, 9, 10, 11]
     assert one.loss_mask.tolist() == [False, False, True, True, True]
     torch.testing.assert_close(one.rollout_logprobs, torch.tensor([0.0, 0.0, -0.5, -0.5, -0.5]))

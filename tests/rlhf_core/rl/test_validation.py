@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,12 @@ import pytest
 from safetensors.torch import load_file
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, WeightSyncError
-from rlhf_core.rl.roles import roles
-from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.engine import SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
-from rlhf_core.stages.rl_cluster import Frozen
-from rlhf_core.training.group import InlineGroup
+from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.types import Completion
 from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
@@ -99,13 +95,7 @@ def run(
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
     watched = engine(inputs["model"].folder)
-
-    def cluster(
-        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> AbstractContextManager[tuple[InlineGroup[RLWorker], InlineEngines, Frozen]]:
-        group = InlineGroup(RLWorker, config, context, roles(config, inputs))
-        return nullcontext((group, InlineEngines(watched), {}))
-
+    cluster = InProcessCluster(lambda spec, context: nullcontext(watched))
     config = RLConfig.model_validate({**CONFIG, "validation": VALIDATION, **settings})
     return rl.run(config, inputs, context, cluster), context, watched
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import torch
@@ -10,9 +11,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
+from rlhf_core.contract import StageContext
 from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import published_tensors
+from rlhf_core.stages.cluster import EngineSpec
 from rlhf_core.types import Completion
 
 
@@ -63,3 +66,8 @@ class TorchEngine(RolloutEngine):
     def served(self) -> tuple[ServedTensor, ...]:
         weights = published_tensors(self._model.state_dict())
         return tuple(ServedTensor(name, name, tensor_digest(tensor)) for name, tensor in weights.items())
+
+
+def torch_engine(spec: EngineSpec, context: StageContext) -> AbstractContextManager[TorchEngine]:
+    """What an InProcessCluster opens in place of vLLM."""
+    return nullcontext(TorchEngine(spec.model.folder))

@@ -1,15 +1,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 
-from tests.rlhf_core.rollout.engine_process import start_process
+from rlhf_core.rollout.child_process import ChildProcess
 
 
 @pytest.fixture(scope="session")
-def engine_process() -> Iterator[ProcessPoolExecutor]:
-    process = start_process()
-    yield process
-    process.shutdown()
+def engine_process() -> Iterator[ChildProcess]:
+    """One for all engines of the session, since importing vLLM is what takes the time."""
+    with ChildProcess("the engines' process") as process:
+        yield process

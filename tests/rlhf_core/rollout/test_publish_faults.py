@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from transformers import LlamaForCausalLM
 
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from rlhf_core.rollout.publication import publication
@@ -29,7 +29,7 @@ Served = tuple[LlamaForCausalLM, RemoteEngine]
 
 
 @pytest.fixture(scope="module")
-def served(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     """A tied model, and an engine that serves it; a publish that is not spoiled mends what a test has done to it."""
     folder = tmp_path_factory.mktemp("faults")
     model = make_model(folder, tied=True)
@@ -176,7 +176,7 @@ def pack_heads(worker: Any) -> None:
     vllm_worker.repack_heads = worker.packed_before
 
 
-def test_without_its_cure_the_tied_head_is_stale(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
+def test_without_its_cure_the_tied_head_is_stale(engine_process: ChildProcess, tmp_path: Path) -> None:
     """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
     model = make_model(tmp_path, tied=True)
     engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 
 import pytest
 import torch
@@ -13,27 +12,28 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.types import Completion
-from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, make_model
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 8]] * 16
 
-Served = tuple[LlamaForCausalLM, RemoteEngine]
+Served = tuple[LlamaForCausalLM, ChildEngine]
 
 
 @pytest.fixture(scope="module")
-def served(engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("sampling")
     model = make_model(folder, tied=True)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = ChildEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
     yield model, engine
     engine.shutdown()
 
 
-def sampled(engine: RemoteEngine, **settings: float) -> tuple[list[Completion], Tensor]:
+def sampled(engine: ChildEngine, **settings: float) -> tuple[list[Completion], Tensor]:
     """Completions of all prompts, and the log-probs that came with them, one after the other."""
     sampling = SamplingConfig.model_validate({"max_tokens": 24, **settings})
     completions = engine.generate(PROMPTS, SamplingParameters.of(sampling, (EOS,), seed=3))

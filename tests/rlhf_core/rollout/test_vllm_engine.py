@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -11,11 +10,12 @@ import torch
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import publication
-from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
@@ -24,17 +24,17 @@ PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=11)
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=0)
 
-Served = tuple[LlamaForCausalLM, RemoteEngine]
+Served = tuple[LlamaForCausalLM, ChildEngine]
 
 
 @pytest.fixture(scope="module", params=["tied", "untied"])
 def served(
-    engine_process: ProcessPoolExecutor, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    engine_process: ChildProcess, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A model and an engine that serves it; each test leaves the engine with the model's weights."""
     folder = tmp_path_factory.mktemp(request.param)
     model = make_model(folder, tied=request.param == "tied")
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = ChildEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
     yield model, engine
     engine.shutdown()
 
@@ -133,10 +133,10 @@ def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
     assert [c.token_ids for c in engine.generate(PROMPTS, GREEDY)] == [c.token_ids for c in before]
 
 
-def test_more_prompt_tokens_than_one_forward_takes(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
+def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess, tmp_path: Path) -> None:
     """On CPU vLLM cannot cut a seeded request's prompt in two: it must wait for the next forward whole."""
     model = make_model(tmp_path, tied=True)
-    engine = RemoteEngine(
+    engine = ChildEngine(
         engine_process, tmp_path, CONFIG.model_copy(update={"max_sequences": 128}), dtype="float32", seed=0
     )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
@@ -147,9 +147,9 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ProcessPoolEx
     engine.shutdown()
 
 
-def test_bfloat16_is_proven_too(engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
+def test_bfloat16_is_proven_too(engine_process: ChildProcess, tmp_path: Path) -> None:
     model = make_model(tmp_path, tied=True, dtype=torch.bfloat16)
-    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="bfloat16", seed=0)
+    engine = ChildEngine(engine_process, tmp_path, CONFIG, dtype="bfloat16", seed=0)
     engines = InlineEngines(engine)
     disturb(model, seed=1)
     # As a trainer with float32 master weights publishes it.
@@ -161,8 +161,8 @@ def test_bfloat16_is_proven_too(engine_process: ProcessPoolExecutor, tmp_path: P
 
 
 def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(
-    engine_process: ProcessPoolExecutor, tmp_path: Path
+    engine_process: ChildProcess, tmp_path: Path
 ) -> None:
     make_model(tmp_path, tied=True)
     with pytest.raises(ValueError, match="max_length is 65, but the model was made for 64 tokens"):
-        RemoteEngine(engine_process, tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)
+        ChildEngine(engine_process, tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)

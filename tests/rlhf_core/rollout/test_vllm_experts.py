@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
 from typing import Any
 
 import pytest
@@ -16,6 +15,7 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.adapters import add_lora
 from rlhf_core.models.loading import load_causal_model, stored_state
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
@@ -29,7 +29,7 @@ Served = tuple[PreTrainedModel, RemoteEngine]
 
 @pytest.fixture(scope="module", params=["qwen3_moe", "qwen2_moe", "mixtral"])
 def served(
-    engine_process: ProcessPoolExecutor, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    engine_process: ChildProcess, request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Served]:
     """A model as a training rank loads it, and an engine that serves it; a whole publish mends what a test spoils."""
     folder = tmp_path_factory.mktemp(request.param)
@@ -117,7 +117,7 @@ def rebuild_kernels(worker: Any) -> None:
 
 
 def test_without_its_cure_vllm_reads_plain_experts_as_packed_ones(
-    engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory
+    engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """The trap of vLLM on CPU: after a reload the experts compute with scrambled weights, and no error tells."""
     folder = tmp_path_factory.mktemp("scrambled")
@@ -136,7 +136,7 @@ def test_without_its_cure_vllm_reads_plain_experts_as_packed_ones(
 
 @pytest.mark.parametrize("family", ["qwen3_moe", "qwen2_moe"])
 def test_an_adapter_of_the_layers_beside_the_experts_is_served(
-    engine_process: ProcessPoolExecutor, tmp_path_factory: pytest.TempPathFactory, family: str
+    engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory, family: str
 ) -> None:
     folder, lora = tmp_path_factory.mktemp(family), LoraConfig(rank=4, alpha=8.0)
     model = add_lora(make_experts(folder, family), lora, "CAUSAL_LM")

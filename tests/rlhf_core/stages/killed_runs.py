@@ -9,7 +9,8 @@ from __future__ import annotations
 import multiprocessing
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -20,7 +21,9 @@ from safetensors.torch import save_file
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.placement import Placement
 from rlhf_core.contract import Input
+from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, vllm_in_child
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 
@@ -66,18 +69,20 @@ def kill_when_held(process: BaseProcess, folder: Path) -> None:
     assert process.exitcode == -9
 
 
-class KeptGroup(InlineGroup[Any]):
-    """Leaves the worker's whole state in `folder` when it ends."""
+class KeptCluster(InProcessCluster):
+    """Leaves the worker's whole state in `folder` when its stage ends."""
 
-    def __init__(self, folder: Path, factory: Callable[..., Any], *args: Any) -> None:
-        super().__init__(factory, *args)
+    def __init__(self, folder: Path, open_engine: OpenEngine = vllm_in_child) -> None:
+        super().__init__(open_engine)
         self._folder = folder
 
-    def shutdown(self) -> None:
-        self._worker.copy_state()
-        for name, tensors in vars(self._worker._copied).items():
-            save_file(tensors, self._folder / f"{name}.safetensors")
-        super().shutdown()
+    @contextmanager
+    def workers(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Iterator[InlineGroup[Any]]:
+        with super().workers(placement, factory, *args) as group:
+            yield group
+            group._worker.copy_state()
+            for name, tensors in vars(group._worker._copied).items():
+                save_file(tensors, self._folder / f"{name}.safetensors")
 
 
 class HeldStore(LocalStore):

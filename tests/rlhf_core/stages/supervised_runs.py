@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import base
-from rlhf_core.training.group import InlineGroup
+from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
 ENGINE = EngineConfig(dtype="float32", zero_stage=0, tokens_per_micro_batch=64)
 OPTIMIZER = OptimizerConfig(learning_rate=5e-3)
+inline = InProcessCluster()
 
 
-def inline(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> InlineGroup[Any]:
-    return InlineGroup(factory, *args)
+class NoCluster:
+    """For stages that must fail before they start anything."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"the stage has started {name}")
+
+
+no_cluster: Any = NoCluster()
 
 
 def base_model(folder: Path, *, tied: bool = True, heads: int = 2) -> Input:

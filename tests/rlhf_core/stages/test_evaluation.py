@@ -20,6 +20,7 @@ from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
+from rlhf_core.stages.ray_cluster import RayCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
@@ -113,7 +114,7 @@ def test_the_stage_on_a_real_engine(model: Input, ray_cluster: None, tmp_path: P
     inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", [*ROWS, too_long], "drop")}
     context = context_of(tmp_path / "work", inputs)
     context.user_files_root = tmp_path
-    output = evaluation.run(settings(), inputs, context)
+    output = evaluation.run(settings(), inputs, context, RayCluster())
 
     assert output.kind is Kind.EVALUATION
     results = json.loads((output.folder / "results.json").read_text())

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +18,9 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.rl.roles import roles
-from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
-from rlhf_core.stages.rl_cluster import Frozen
-from rlhf_core.training.group import InlineGroup
-from tests.rlhf_core.rollout.engine_process import RemoteEngine, start_process
+from rlhf_core.stages.in_process import InProcessCluster, vllm_in
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -54,10 +49,10 @@ GRPO = {
 
 
 @pytest.fixture(scope="module")
-def engine_process() -> Iterator[ProcessPoolExecutor]:
-    process = start_process()
-    yield process
-    process.shutdown()
+def cluster() -> Iterator[InProcessCluster]:
+    """With one process for all its engines."""
+    with ChildProcess("the engines' process") as process:
+        yield InProcessCluster(partial(vllm_in, process))
 
 
 @pytest.fixture(scope="module")
@@ -85,22 +80,13 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
 
 
 def run_rl(
-    models: dict[str, Input], folder: Path, process: ProcessPoolExecutor, **settings: Any
+    models: dict[str, Input], folder: Path, cluster: InProcessCluster, **settings: Any
 ) -> tuple[Output, LocalContext]:
     inputs = {
         "model": models["model"], "grpo.rewards.taste.model": models["reward_model"],
         "dataset": dataset(folder / "prompts", PROMPTS),
     }  # fmt: skip
     context = context_of(folder / "work", inputs)
-
-    @contextmanager
-    def cluster(*_: Any) -> Iterator[tuple[InlineGroup, InlineEngines, Frozen]]:
-        group = InlineGroup(RLWorker, config, context, roles(config, inputs))
-        engine = RemoteEngine(
-            process, models["model"].folder, config.rollout, dtype="float32", seed=0, lora=config.lora
-        )  # fmt: skip
-        yield group, InlineEngines(engine), {}
-        engine.shutdown()
 
     config = RLConfig.model_validate({**GRPO, **settings})
     return rl.run(config, inputs, context, cluster), context
@@ -116,8 +102,8 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
-def test_grpo_of_all_weights(models: dict[str, Input], engine_process: ProcessPoolExecutor, tmp_path: Path) -> None:
-    output, context = run_rl(models, tmp_path, engine_process)
+def test_grpo_of_all_weights(models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path) -> None:
+    output, context = run_rl(models, tmp_path, cluster)
     assert_proven(context)
     before, after = (load_file(f / "model.safetensors") for f in (models["model"].folder, output.folder))
     assert before.keys() == after.keys()
@@ -128,9 +114,9 @@ def test_grpo_of_all_weights(models: dict[str, Input], engine_process: ProcessPo
 
 
 def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
-    models: dict[str, Input], engine_process: ProcessPoolExecutor, ray_cluster: None, tmp_path: Path
+    models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path
 ) -> None:
-    output, context = run_rl(models, tmp_path, engine_process, lora={"rank": 4})
+    output, context = run_rl(models, tmp_path, cluster, lora={"rank": 4})
     assert_proven(context)
     factors = load_file(output.folder / "adapter_model.safetensors")
     assert {name.split(".")[-3] for name in factors} == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -148,5 +134,5 @@ def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
         "dataset": "held_out", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": (1, 2),
         "sampling": {"max_tokens": 4, "top_p": 0.9, "top_k": 8, "min_p": 0.01}, "rollout": ROLLOUT,
     })  # fmt: skip
-    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs)).metrics
+    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), cluster).metrics
     assert 0 <= metrics["pass@1"] <= metrics["pass@2"] <= 1

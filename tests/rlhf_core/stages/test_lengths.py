@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft
-from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset, inline, pairs
+from tests.rlhf_core.stages.supervised_runs import (
+    ENGINE,
+    OPTIMIZER,
+    base_model,
+    context_of,
+    dataset,
+    inline,
+    no_cluster,
+    pairs,
+)
 
 LONG = "x" * 30  # with <bos>, <user> and <assistant> 33 tokens
 TURN = {"role": "user", "content": LONG}
@@ -32,10 +39,6 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return base_model(tmp_path_factory.mktemp("base"))
 
 
-def no_workers(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Any:
-    raise AssertionError("workers were started")
-
-
 @pytest.mark.parametrize(
     ("run", "config", "rows"),
     [(sft.run, SFTConfig, [TALK]), (reward_model.run, RewardModelConfig, [PAIR, OTHER_PAIR])],
@@ -49,7 +52,7 @@ def test_a_row_that_is_too_long_to_train_on(
     with pytest.raises(
         StageError, match=r"^row row0 is 35 tokens long and max_length is 34: raise max_length, or drop"
     ):
-        run(settings, inputs, context, no_workers)
+        run(settings, inputs, context, no_cluster)
     assert context.progresses == []
 
 
@@ -57,7 +60,7 @@ def test_a_length_beyond_the_model_s_context(model: Input, tmp_path: Path) -> No
     inputs = {"model": model, "dataset": dataset(tmp_path / "data", [{"text": "a"}])}
     settings = PretrainConfig(dataset="d", batch_size=2, max_length=65, optimizer=OPTIMIZER, engine=ENGINE)
     with pytest.raises(StageError, match=r"^max_length is 65, but the model's context is 64 tokens$"):
-        pretrain.run(settings, inputs, context_of(tmp_path / "run", inputs), no_workers)
+        pretrain.run(settings, inputs, context_of(tmp_path / "run", inputs), no_cluster)
 
 
 @pytest.mark.parametrize(
@@ -76,7 +79,7 @@ def test_a_prompt_that_leaves_no_room_for_its_completion(model: Input, tmp_path:
         match=r"^prompt row0 \('x{30}'\) has 33 tokens, more than the 32 that `rollout.max_length` leaves beside "
         r"`sampling.max_tokens`: raise it, or set the dataset's on_long_row to drop$",
     ):
-        run(config, inputs, context)
+        run(config, inputs, context, no_cluster)
     assert context.progresses == []
 
 
@@ -126,4 +129,4 @@ def test_rows_that_are_all_too_long_are_an_error_under_any_policy(model: Input, 
     inputs = {"model": model, "dataset": dataset(tmp_path / "data", [TALK, TALK], "drop")}
     settings = SFTConfig(dataset="d", batch_size=2, max_length=34, optimizer=OPTIMIZER, engine=ENGINE)
     with pytest.raises(StageError, match=r"^all 2 rows of the dataset are longer than max_length=34$"):
-        sft.run(settings, inputs, context_of(tmp_path / "run", inputs), no_workers)
+        sft.run(settings, inputs, context_of(tmp_path / "run", inputs), no_cluster)

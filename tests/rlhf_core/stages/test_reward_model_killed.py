@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.checkpoint import CheckpointConfig
-from rlhf_core.config.placement import Placement
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.contract import Input
 from rlhf_core.stages import reward_model
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, dataset, pairs
 
 CONFIG = RewardModelConfig(
@@ -29,11 +26,7 @@ Inputs = dict[str, Input]
 def run(folder: Path, inputs: Inputs, moment: str) -> None:
     """One attempt, in a process of its own."""
     context = HeldContext(folder, inputs, moment)
-
-    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> KeptGroup:
-        return KeptGroup(folder, factory, *args)
-
-    output = reward_model.run(CONFIG, inputs, context, group)
+    output = reward_model.run(CONFIG, inputs, context, KeptCluster(folder))
     result = [dict(without_times(output.metrics)), [(step, without_times(line)) for step, line in context.logs]]
     (folder / "result.json").write_text(json.dumps(result))
 

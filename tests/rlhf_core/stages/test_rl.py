@@ -19,6 +19,10 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.loading import copy_tokenizer
 from rlhf_core.stages import base, rl
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.stages.ray_cluster import RayCluster
+from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
@@ -29,7 +33,8 @@ COMMON = {
 }  # fmt: skip
 SHORT = {"short": {"type": "function", "path": "reward.py"}}
 THREE = {
-    "taste": {"type": "reward_model", "weight": 0.5}, "lines": {"type": "process_reward_model"}, **SHORT,
+    "taste": {"type": "reward_model", "weight": 0.5, "placement": {"cpus_per_worker": 0.5}},
+    "lines": {"type": "process_reward_model"}, **SHORT,
 }  # fmt: skip
 PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}]} for word in ("one", "two", "three", "four")]
 
@@ -71,12 +76,16 @@ def foreign_reward_model(classifier: PreTrainedModel, tmp_path_factory: pytest.T
 
 
 def run(
-    folder: Path, config: dict[str, Any], model: Input, others: dict[str, Input] | None = None
+    folder: Path,
+    config: dict[str, Any],
+    model: Input,
+    others: dict[str, Input] | None = None,
+    cluster: Cluster | None = None,
 ) -> tuple[Output, LocalContext]:
     inputs = {"model": model, "dataset": dataset(folder / "prompts", PROMPTS), **(others or {})}
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
-    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context), context
+    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context, cluster or RayCluster()), context
 
 
 def write_reward(folder: Path, body: str) -> None:
@@ -175,11 +184,11 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         assert 4 / metrics["filtering/groups"] == pytest.approx(metrics["filtering/kept_share"])
 
 
-def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, tmp_path: Path) -> None:
     write_reward(tmp_path, "raise ValueError('no such answer')")
     block = {"rewards": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
     with pytest.raises(RewardError, match=r"(?s)reward.py.*no such answer"):
-        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model)
+        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model, cluster=InProcessCluster(torch_engine))
 
 
 def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,14 +11,10 @@ import pytest
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.contract import Input, StageContext
-from rlhf_core.rl.roles import roles
-from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.contract import Input
 from rlhf_core.stages import rl
-from rlhf_core.stages.rl_cluster import Frozen
-from tests.rlhf_core.rl.torch_engine import TorchEngine
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptGroup, finish, kill_when_held, start, without_times
+from tests.rlhf_core.rl.torch_engine import torch_engine
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 Inputs = dict[str, Input]
@@ -70,19 +64,9 @@ def config(algorithm: str) -> RLConfig:
 
 def run(folder: Path, inputs: Inputs, algorithm: str, moment: str, call: int = 0) -> None:
     """One attempt, in a process of its own. call: of the reward, the first is 1, that holds."""
-
-    @contextmanager
-    def cluster(
-        config: RLConfig, inputs: Mapping[str, Input], context: StageContext, /
-    ) -> Iterator[tuple[KeptGroup, InlineEngines, Frozen]]:
-        model = inputs["model"]
-        workers = KeptGroup(folder, RLWorker, config, context, roles(config, inputs))
-        yield workers, InlineEngines(TorchEngine(model.folder)), {}
-        workers.shutdown()
-
     (folder / "reward.py").write_text(f"HOLDS = {call}\n{REWARD}")
     context = HeldContext(folder, inputs, moment)
-    rl.run(config(algorithm), inputs, context, cluster)
+    rl.run(config(algorithm), inputs, context, KeptCluster(folder, torch_engine))
     (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
 
 

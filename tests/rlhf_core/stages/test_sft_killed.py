@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,10 @@ from rlhf_core.stages import sft
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training import snapshots
+from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.killed_runs import (
     HeldContext,
-    KeptGroup,
+    KeptCluster,
     finish,
     hold,
     kill_when_held,
@@ -59,12 +61,15 @@ def run(folder: Path, inputs: Inputs, config: SFTConfig, moment: str) -> None:
     """One attempt, in a process of its own."""
     if moment == "half a file is written":
         snapshots.save_file = partial(_save_half, folder, snapshots.save_file)
+
+    class Cluster(KeptCluster):
+        def workers(
+            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
+        ) -> AbstractContextManager[InlineGroup[Any]]:
+            return super().workers(placement, Worker, folder if moment == "the middle of a step" else None, *args)
+
     context = HeldContext(folder, inputs, moment)
-
-    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> KeptGroup:
-        return KeptGroup(folder, Worker, folder if moment == "the middle of a step" else None, *args)
-
-    sft.run(config, inputs, context, group)
+    sft.run(config, inputs, context, Cluster(folder))
     (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
 
 

@@ -9,9 +9,11 @@ import pytest
 from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import load_file
 
+from rlhf_core.artifacts.manifest import file_digest
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.stages import sft
+from rlhf_core.stages.ray_cluster import RayCluster
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -40,11 +42,13 @@ def test_two_ranks_train_the_same_policy_as_one(tmp_path: Path) -> None:
     inputs = {"model": base_model(tmp_path / "base"), "dataset": dataset(tmp_path / "data", conversations(20))}
     one = context_of(tmp_path / "one", inputs)
     expected = load_file(sft.run(CONFIG, inputs, one, inline).folder / "model.safetensors")
+    as_job = sft.run(CONFIG, inputs, context_of(tmp_path / "job", inputs), RayCluster()).folder
+    assert file_digest(as_job / "model.safetensors") == file_digest(one.workdir / "model" / "model.safetensors")
     start = load_file(inputs["model"].folder / "model.safetensors")
     stages: tuple[Literal[2, 3], ...] = (2, 3)
     for zero_stage in stages:
         two = context_of(tmp_path / f"zero{zero_stage}", inputs)
-        output = sft.run(_two_ranks(zero_stage), inputs, two)
+        output = sft.run(_two_ranks(zero_stage), inputs, two, RayCluster())
         assert _two_ranks(zero_stage).reserves().devices == 1.0
         weights = load_file(output.folder / "model.safetensors")
         assert weights.keys() == expected.keys()

@@ -6,7 +6,8 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,6 @@ from ray.cloudpickle import register_pickle_by_value
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlhf_core.actors.placement import connect
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
@@ -28,6 +28,7 @@ from rlhf_core.contract import Input
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.packing import pack
 from rlhf_core.stages import sft
+from rlhf_core.stages.ray_cluster import RayCluster
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from tests.rlhf_core.stages import context as stage_context
@@ -72,18 +73,18 @@ def run(folder: Path, inputs: dict[str, Input], moment: str, ray_address: str) -
     for module in (stage_context, killed_runs, sys.modules[__name__]):
         register_pickle_by_value(module)  # the actors cannot import a test module
 
-    class Group(RayWorkerGroup[Any]):
-        def shutdown(self) -> None:
-            if not (folder / "own1.safetensors").exists():
-                self.call(Worker.leave_state, folder)
-            super().shutdown()
-
-    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Group:
-        connect()
-        return Group(placement, Worker, folder if moment == "the middle of a step" else None, *args)
+    class Cluster(RayCluster):
+        @contextmanager
+        def workers(
+            self, placement: Placement, factory: Callable[..., Any], /, *args: Any
+        ) -> Iterator[RayWorkerGroup[Any]]:
+            held = folder if moment == "the middle of a step" else None
+            with super().workers(placement, Worker, held, *args) as group:
+                yield group
+                group.call(Worker.leave_state, folder)
 
     context = HeldContext(folder, inputs, moment)
-    sft.run(CONFIG, inputs, context, group)
+    sft.run(CONFIG, inputs, context, Cluster())
     (folder / "logs.json").write_text(json.dumps([(step, without_times(line)) for step, line in context.logs]))
 
 

@@ -20,9 +20,9 @@ from rlhf_core.data.chat import encode_completion, encode_conversation, encode_t
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.stages import pretrain, reward_model, sft
+from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
-from rlhf_core.training.group import InlineGroup
 from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 from tests.rlhf_core.stages.killed_runs import without_times
@@ -32,6 +32,7 @@ from tests.rlhf_core.stages.supervised_runs import (
     conversations,
     dataset,
     inline,
+    no_cluster,
     pairs,
     stored_config,
 )
@@ -62,16 +63,23 @@ def talks(model: Input, tmp_path_factory: pytest.TempPathFactory) -> dict[str, I
     }  # fmt: skip
 
 
+class ClusterOf(InProcessCluster):
+    """Whatever worker a stage asks for, it gets one of `worker`."""
+
+    def __init__(self, worker: type[LanguageModelWorker]) -> None:
+        super().__init__()
+        self._worker = worker
+
+    def workers(self, placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Any:
+        return super().workers(placement, self._worker, *args)
+
+
 def run_sft(
     workdir: Path, inputs: dict[str, Input], worker: type[LanguageModelWorker] | None = None, **settings: Any
 ) -> tuple[Output, LocalContext]:
     config = SFTConfig.model_validate({**SFT, **settings})
     context = context_of(workdir, inputs)
-
-    def group(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> InlineGroup[Any]:
-        return InlineGroup(worker or factory, *args)
-
-    return sft.run(config, inputs, context, group), context
+    return sft.run(config, inputs, context, inline if worker is None else ClusterOf(worker)), context
 
 
 def weights(output: Output) -> bytes:
@@ -221,12 +229,9 @@ def test_held_out_rows_that_cannot_be_measured_are_named_first(
 ) -> None:
     inputs = {**talks, "validation.also.far.dataset": dataset(tmp_path / "d", rows)}
 
-    def no_workers(placement: Placement, factory: Callable[..., Any], /, *args: Any) -> Any:
-        raise AssertionError("workers were started")
-
     config = SFTConfig.model_validate({**SFT, "validation": VALIDATION})
     with pytest.raises(StageError, match=says):
-        sft.run(config, inputs, context_of(tmp_path / "run", inputs), no_workers)
+        sft.run(config, inputs, context_of(tmp_path / "run", inputs), no_cluster)
 
 
 def test_a_reward_model_trains_all_pairs_and_is_judged_by_the_held_out_ones(model: Input, tmp_path: Path) -> None:

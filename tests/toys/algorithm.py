@@ -31,4 +31,4 @@ class Toy(GRPO):
         return replace(super()._advantages(experience, rewards, group_ids, kl_coefficient), returns=returns)
 
 
-TOY = AlgorithmEntry("toy", ToyConfig, "tests.rlhf_core.rl.toy_algorithm:Toy")
+TOY = AlgorithmEntry("toy", ToyConfig, "tests.toys.algorithm:Toy")

@@ -1,0 +1,61 @@
+"""`alignment try`: one stage in this process, to debug it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import traceback
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from deployments.cli.run import OUTPUTS, OVERRIDES, RECIPE
+from rlhf_core.errors import AlignmentError
+from rlhf_core.pipeline.in_process import Tried, try_node
+from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.report.formatting import main_metrics
+
+app = typer.Typer()
+
+NODE = typer.Argument(help="a node of its graph, as `alignment plan` names it: sft, evaluation.rl, data.prompts")
+STORE = typer.Option(
+    help="folder or s3:// URL that inputs come from and results go to; a run's store has all its results"
+)
+AGAIN = typer.Option("--again", help="compute anew what the node needs, too")
+
+
+@app.command("try")
+def try_stage(
+    recipe: Annotated[str, RECIPE],
+    node: Annotated[str, NODE],
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    store: Annotated[str, STORE] = str(OUTPUTS / "try"),
+    again: Annotated[bool, AGAIN] = False,
+) -> None:
+    """Runs one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it.
+
+    What the node needs comes from the store, or is computed here first. One rank and one engine do it all.
+    """
+    # Somebody who debugs does not mean to upload: the trackers' files stay in the result.
+    os.environ.setdefault("WANDB_MODE", "offline")
+    prepared = prepare(recipe, overrides or [], store=store if "://" in store else str(Path(store).absolute()))
+    chosen = prepared.node(node)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C: in order
+    try:
+        tried = try_node(prepared, chosen, typer.echo, again=again)
+    except AlignmentError as error:  # of the stage: where it was raised is what somebody who debugs looks for
+        traceback.print_exception(error)
+        raise typer.Exit(1) from error
+    _show(tried, prepared.store_url)
+
+
+def _show(tried: Tried, store: str) -> None:
+    typer.echo(f"result   {tried.folder}")
+    if metrics := main_metrics(tried.manifest.metrics):
+        typer.echo(f"metrics  {metrics}")
+    if tried.kept is not None and tried.kept != tried.manifest:
+        made = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
+        typer.echo(
+            f"{store} keeps the result of {made}, which other nodes read; give another --store to go on from this one"
+        )

@@ -1,0 +1,75 @@
+"""Configs whose class is chosen by their key `type`, in a table that anybody may add a line to."""
+
+from __future__ import annotations
+
+import builtins  # the field `type` hides the class of that name
+import json
+from collections.abc import Iterator, Mapping
+from typing import Any, ClassVar, Self, get_args, get_origin
+
+from pydantic import GetCoreSchemaHandler, GetJsonSchemaHandler, ValidationError
+from pydantic_core import CoreSchema, InitErrorDetails, core_schema
+
+from rlhf_core.config.base import Config, located, raised
+from rlhf_core.errors import did_you_mean
+
+
+class TypedConfig(Config):
+    """A class with `family` stands for all classes of the table that inherit from it; only they have instances.
+
+    The table is read when a recipe is, so that a line added from outside is known to recipes at once.
+    """
+
+    family: ClassVar[str]  # what a message calls them, such as `reward`
+
+    type: str
+
+    @classmethod
+    def classes(cls) -> Mapping[str, builtins.type[Self]]:
+        """The classes that may stand in the place of this one, by their `type`."""
+        raise NotImplementedError
+
+    @classmethod
+    def chosen(cls, raw: Any) -> TypedConfig:
+        """The config that `raw`, JSON values or a config, stands for. Raises ValidationError."""
+        known = cls.classes()
+        if isinstance(raw, cls):
+            return raw
+        kind = raw.get("type") if isinstance(raw, Mapping) else None
+        if isinstance(kind, str) and kind in known:
+            try:
+                return known[kind].model_validate_json(json.dumps(raw))
+            except ValidationError as error:
+                problems = list(located(error, kind))
+        elif not isinstance(raw, Mapping):
+            text = f"write a mapping with a key `type`, which chooses the {cls.family}: one of {', '.join(known)}"
+            problems = [InitErrorDetails(type=raised(text), input=raw)]
+        elif kind is None:
+            problems = [InitErrorDetails(type="missing", loc=("type",), input=raw)]
+        else:
+            text = f"there is no {cls.family} `{kind}`{did_you_mean(str(kind), known)}; there are {', '.join(known)}"
+            problems = [InitErrorDetails(type=raised(text), loc=("type",), input=kind)]
+        raise ValidationError.from_exception_data(cls.__name__, problems)
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        if "family" in vars(cls):
+            return core_schema.no_info_plain_validator_function(cls.chosen)
+        return handler(source)
+
+    @classmethod
+    def __get_pydantic_json_schema__(cls, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        if "family" in vars(cls):
+            return {"oneOf": [handler(each.__pydantic_core_schema__) for each in cls.classes().values()]}
+        return handler(schema)
+
+
+def config_classes(annotation: Any) -> Iterator[type[Config]]:
+    """The config classes that a value of this type may be, not those inside of a list, a mapping or a config."""
+    if isinstance(annotation, type) and issubclass(annotation, TypedConfig) and "family" in vars(annotation):
+        yield from annotation.classes().values()
+    elif isinstance(annotation, type) and issubclass(annotation, Config):
+        yield annotation
+    elif get_origin(annotation) not in (dict, tuple, list):
+        for option in get_args(annotation):
+            yield from config_classes(option)

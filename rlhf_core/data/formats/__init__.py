@@ -1,0 +1,57 @@
+"""Canonical rows: what every dataset artifact holds, whatever its source looked like.
+
+    text           {id, text}
+    conversations  {id, messages: [messages], tools?}                        at least one assistant turn
+    preferences    {id, prompt: [messages], chosen: str, rejected: str, margin?: float, tools?}
+    prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, tools?, and all other columns}
+    a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?}
+
+`id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
+`{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+Tools and tool calls are read by rlhf_core/data/tools.py. A format is one file here and a line in
+config/format_table.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import import_module
+from typing import Any
+
+from rlhf_core.config.format_table import FORMATS
+from rlhf_core.data.formats.base import Format, Row, RowError, Rows, missing_column, normalised, row_id
+
+__all__ = ["Format", "Row", "RowError", "Rows", "canonical_row", "format_of", "normalised", "row_id"]
+
+
+def format_of(name: str) -> Format:
+    """The format that recipes call `name`."""
+    return _made(FORMATS[name].implementation)
+
+
+@cache
+def _made(implementation: str) -> Format:
+    module, _, name = implementation.partition(":")
+    made: Format = getattr(import_module(module), name)()
+    return made
+
+
+def canonical_row(source: Mapping[str, Any], data_format: str, columns: Mapping[str, str]) -> Row:
+    """`source` in the canonical form of `data_format`, with its `id`.
+
+    columns: canonical column -> the source's column.
+    Raises RowError that names the column, and the columns there are.
+    """
+    row = format_of(data_format).canonical(_renamed(source, columns))
+    row.pop("id", None)
+    return {"id": row_id(row), **row}
+
+
+def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
+    for wanted in columns.values():
+        if wanted not in source:
+            raise missing_column(wanted, source)
+    taken = set(columns.values())
+    row = {name: value for name, value in source.items() if name not in taken and value is not None}
+    return row | {name: source[column] for name, column in columns.items() if source[column] is not None}

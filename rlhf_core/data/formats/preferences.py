@@ -1,0 +1,39 @@
+"""Preferences: two completions of one prompt, of which one is better."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_core.data.chat import encode_completion
+from rlhf_core.data.formats.base import Row, RowError, missing_column, number
+from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_completion, read_prompt
+from rlhf_core.data.rendering import Tokenizer
+
+_SIDES = ("chosen", "rejected")
+
+
+class Preferences(MessageFormat):
+    name = "preferences"
+    column = "prompt"
+
+    def without_tools(self, row: Row) -> Row:
+        if "chosen" not in row or "rejected" not in row:
+            raise missing_column("rejected" if "chosen" in row else "chosen", row)
+        chosen_before, chosen = read_completion(row["chosen"], "chosen")
+        rejected_before, rejected = read_completion(row["rejected"], "rejected")
+        if chosen_before != rejected_before:
+            raise RowError("`chosen` and `rejected` do not answer the same prompt")
+        prompt = read_prompt(row) if prompt_column(row) is not None or not chosen_before else chosen_before
+        if chosen_before and prompt != chosen_before:
+            raise RowError("`prompt` is not what `chosen` and `rejected` answer")
+        if chosen == rejected:
+            raise RowError("`chosen` and `rejected` are the same")
+        preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
+        return preference | ({"margin": number(row["margin"], "margin")} if "margin" in row else {})
+
+    def whole_text(self, row: Mapping[str, Any]) -> str:
+        return "\n".join([super().whole_text(row), *(row[side] for side in _SIDES)])
+
+    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in _SIDES)

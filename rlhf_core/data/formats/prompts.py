@@ -1,0 +1,43 @@
+"""Prompts that a model answers, with what judges of answers read."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_core.data.chat import encode_prompt
+from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, plain
+from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_prompt
+from rlhf_core.data.rendering import Tokenizer
+
+
+class Prompts(MessageFormat):
+    name = "prompts"
+    column = "prompt"
+
+    def without_tools(self, row: Row) -> Row:
+        prompt = read_prompt(row)
+        others = {name: value for name, value in row.items() if name != prompt_column(row)}
+        if "answer" in others:
+            others["answer"] = plain(others["answer"], "answer")
+        if "task" in others and not isinstance(others["task"], str):
+            raise RowError(f"`task` must be text, this is {others['task']!r}", "`task` is not text")
+        if "metadata" in others and not isinstance(others["metadata"], dict):
+            raise RowError("`metadata` must be a mapping")
+        return {"prompt": prompt, **others}
+
+    def duplicate_key(self, row: Mapping[str, Any]) -> str:
+        """Of the prompt alone, and the tools that it may be answered with."""
+        turns = [[m["role"], normalised(m["content"])] for m in row["prompt"]]
+        calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]
+        content = json.dumps([turns, calls, row["tools"]] if calls or "tools" in row else turns)
+        return hashlib.sha256(content.encode()).hexdigest()[:32]
+
+    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return len(encode_prompt(tokenizer, row["prompt"], row.get("tools")))
+
+    def generated(self, item: Generated) -> Row:
+        row = {"prompt": item.question, "task": item.task, "metadata": item.metadata}
+        return row if item.answer is None else row | {"answer": item.answer}

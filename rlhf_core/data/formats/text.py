@@ -1,0 +1,35 @@
+"""Plain text, every token of which is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_core.data.chat import encode_text
+from rlhf_core.data.formats.base import Format, Generated, Row, filled
+from rlhf_core.data.rendering import Tokenizer
+
+
+class Text(Format):
+    name = "text"
+
+    def canonical(self, row: Row) -> Row:
+        return {"text": filled(row, "text")}
+
+    def asked_text(self, row: Mapping[str, Any]) -> str:
+        return str(row["text"])
+
+    def asked_texts(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return ()
+
+    def running_text(self, row: Mapping[str, Any]) -> str:
+        return str(row["text"])
+
+    def whole_text(self, row: Mapping[str, Any]) -> str:
+        return str(row["text"])
+
+    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return len(encode_text(tokenizer, row["text"]))
+
+    def generated(self, item: Generated) -> Row:
+        return {"text": f"{item.question}\n{item.right_answer()}"}

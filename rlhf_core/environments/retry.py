@@ -1,0 +1,28 @@
+"""Says that a reply is wrong, until it is right."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_core.config.environments import Retry
+from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.environments.base import Environment, Feedback, Message
+from rlhf_core.rewards.verifier import Verifier
+
+
+class RetryEnvironment(Environment):
+    def __init__(self, config: Retry) -> None:
+        self._verifier = Verifier(VerifierReward(type="verifier", pattern=config.pattern))
+        self._feedback = config.feedback
+        self._row: Mapping[str, Any] = {}
+
+    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
+        self._row = row
+        return super().reset(row)
+
+    def step(self, reply: str) -> Feedback:
+        (right,) = self._verifier([reply], [""], [self._row]).rewards
+        if right:
+            return Feedback(reward=1.0, done=True)
+        return Feedback([{"role": "user", "content": self._feedback}])

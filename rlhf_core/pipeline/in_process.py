@@ -1,0 +1,85 @@
+"""One node of a recipe in this process, where a debugger reaches it: without Ray, Prefect or a server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.prepare import Prepared
+from rlhf_core.pipeline.specs import run_settings, store_spec
+from rlhf_core.stages.job_context import node_cache
+from rlhf_core.stages.runner import run_job
+from rlhf_core.tracking.progress import ProgressReporter
+from rlhf_core.tracking.protocol import parse
+
+if TYPE_CHECKING:
+    from rlhf_core.stages.in_process import InProcessCluster
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    manifest: Manifest  # of what was computed now
+    folder: Path  # its files, read-only
+    kept: Manifest | None  # the earlier result that the store keeps
+
+
+def try_node(prepared: Prepared, node: Node, say: Say, *, again: bool = False) -> Tried:
+    """Compute `node`, though the store may have its result, and before it whatever it needs that the store lacks.
+
+    say: gets lines for a person, among them one for each node. again: compute all that `node` needs, too.
+    What a stage raises passes through.
+    """
+    repository = prepared.repository
+    for other in _before(prepared, node, again):
+        manifest = repository.manifest(other.ref)
+        if manifest is not None and not (again and other.stage.entry):
+            say(f"{other.name}: reused, made {manifest.finished_at:%Y-%m-%d %H:%M}")
+        else:
+            _compute(prepared, other, say, again)
+    kept = repository.manifest(node.ref)
+    manifest = _compute(prepared, node, say, again=True) if node.stage.entry or kept is None else kept
+    files = {file.path: file.sha256 for file in manifest.files}
+    return Tried(manifest, repository.materialise(files, node_cache()), kept)
+
+
+def _before(prepared: Prepared, node: Node, again: bool) -> list[Node]:
+    """What `node` needs, in the order of the graph; not what only finished results have needed, unless `again`."""
+    needed: set[str] = set()
+
+    def need(names: Iterator[str]) -> None:
+        for name in names:
+            if name not in needed:
+                needed.add(name)
+                if again or prepared.repository.manifest(prepared.graph[name].ref) is None:
+                    need(_needs(prepared.graph[name]))
+
+    need(_needs(node))
+    return [other for name, other in prepared.graph.items() if name in needed]
+
+
+def _needs(node: Node) -> Iterator[str]:
+    yield from node.inputs.values()
+    yield from node.after
+
+
+def _compute(prepared: Prepared, node: Node, say: Say, again: bool) -> Manifest:
+    say(f"{node.name}: starts")
+    began = time.monotonic()
+    store_spec(node, run_settings(prepared), prepared.repository)
+    progress = ProgressReporter(lambda line: say(f"{node.name}: {parse(line)}"))
+    manifest = run_job(prepared.store_url, node.ref, cluster=_cluster, progress=progress, again=again)
+    say(f"{node.name}: computed in {time.monotonic() - began:.1f} s")
+    return manifest
+
+
+def _cluster() -> InProcessCluster:
+    from rlhf_core.stages.in_process import InProcessCluster
+
+    return InProcessCluster()

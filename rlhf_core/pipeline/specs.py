@@ -1,0 +1,60 @@
+"""What a stage's job reads, stored before it starts: the user's files and `spec.json`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.prepare import Prepared
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What all stages of one run share."""
+
+    run_id: str
+    store_url: str
+    root: Path  # the recipe's folder, where the user's files are
+    seed: int
+    libraries: Mapping[str, str]
+    tracking: Mapping[str, Any]
+
+
+def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
+    recipe = prepared.loaded.recipe
+    return RunSettings(
+        run_id=run_id,
+        store_url=prepared.store_url,
+        root=prepared.loaded.root,
+        seed=recipe.seed,
+        libraries=prepared.libraries,
+        tracking=recipe.tracking.model_dump(mode="json"),
+    )
+
+
+def store_spec(node: Node, settings: RunSettings, repository: ArtifactRepository) -> None:
+    for path in node.user_files:
+        repository.put_blob(settings.root / path)
+    repository.write_spec(_spec(node, settings))
+
+
+def _spec(node: Node, settings: RunSettings) -> StageSpec:
+    return StageSpec(
+        name=node.name,
+        stage=node.stage.name,
+        stage_version=node.stage.version,
+        key=node.ref.key,
+        config=node.config.model_dump(mode="json"),
+        inputs=dict(node.input_refs),
+        user_files=dict(node.user_files),
+        pins=dict(node.pins),
+        seed=settings.seed,
+        libraries=dict(settings.libraries),
+        tracking=dict(settings.tracking),
+        run_id=settings.run_id,
+    )

@@ -1,0 +1,160 @@
+"""Episodes as tokens: what the policy sampled, turn by turn, and between its replies what the environment said.
+
+This layer owns templates, masks and limits. An environment sees messages alone.
+"""
+
+from __future__ import annotations
+
+import math
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NoReturn
+
+import torch
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.chat import Tokenizer, decode_completion, encode_feedback, encode_prompt
+from rlhf_core.environments import Environment, Feedback
+from rlhf_core.errors import StageError
+from rlhf_core.types import Completion, Prompt, Trajectory
+
+_ROLES = ("user", "system", "tool")  # that an environment speaks as
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeRules:
+    """What all episodes of a stage share."""
+
+    tokenizer: Tokenizer
+    max_turns: int
+    max_length: int  # of an episode, in tokens
+    max_tokens: int  # of a reply
+    environment: str  # its name in messages
+
+    @classmethod
+    def of(cls, config: RLConfig, tokenizer: Tokenizer) -> EpisodeRules:
+        environment = config.environment
+        return cls(
+            tokenizer, environment.max_turns, config.rollout.max_length, config.sampling.max_tokens, environment.type
+        )
+
+
+class Episode:
+    """One conversation of the policy with an environment."""
+
+    def __init__(self, prompt: Prompt, make_environment: Callable[[], Environment], rules: EpisodeRules) -> None:
+        """Raises StageError if the environment raises, or asks something that cannot be asked."""
+        self._rules = rules
+        self._replies: list[Completion] = []
+        self._prompt = prompt
+        self._environment = self._called(make_environment)
+        self._messages = self._checked(self._called(self._environment.reset, dict(prompt.row)), "reset")
+        if self._messages != prompt.row["prompt"]:
+            self._prompt = self._asked_by_environment()
+        self.token_ids = list(self._prompt.token_ids)
+        self._sampled = [False] * len(self.token_ids)
+        self._logprobs = [0.0] * len(self.token_ids)
+        self._answered = self._messages
+        self._reward = 0.0
+        self._cut = False  # a reply was, or the episode for want of room
+        self.over = False
+
+    def take(self, reply: Completion) -> None:
+        """One more reply: the environment judges it, and what it says follows, where the episode goes on.
+
+        Raises StageError, with the row and the turn, if the environment fails or the chat template cannot write it.
+        """
+        assert not self.over
+        rules = self._rules
+        text = decode_completion(rules.tokenizer, reply.token_ids)
+        self._append(reply.token_ids, True, reply.logprobs)
+        self._replies.append(reply)
+        self._answered = self._messages
+        self._cut = reply.finish_reason == "length"
+        feedback = self._feedback(text)
+        self._reward += feedback.reward
+        # A reply that was cut has no end, so that nothing can follow it.
+        self.over = feedback.done or self._cut or len(self._replies) == rules.max_turns
+        if not self.over:
+            self._answer(text, feedback)
+
+    def trajectory(self) -> Trajectory:
+        last = self._replies[-1]
+        return Trajectory(
+            prompt=self._prompt,
+            token_ids=torch.tensor(self.token_ids, dtype=torch.int64),
+            loss_mask=torch.tensor(self._sampled, dtype=torch.bool),
+            rollout_logprobs=torch.tensor(self._logprobs),
+            weight_version=min(reply.weight_version for reply in self._replies),
+            finish_reason="length" if self._cut else last.finish_reason,
+            completion=decode_completion(self._rules.tokenizer, last.token_ids),
+            messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
+            turns=len(self._replies),
+            environment_reward=self._reward,
+        )
+
+    def _answer(self, reply: str, feedback: Feedback) -> None:
+        said = self._checked(feedback.messages, "step")
+        messages = [*self._messages, {"role": "assistant", "content": reply}]
+        try:
+            between = encode_feedback(self._rules.tokenizer, messages, said, self._prompt.row.get("tools"))
+        except StageError as error:
+            raise StageError(f"{self._where()}: {error}") from error
+        if len(self.token_ids) + len(between) >= self._rules.max_length:
+            self.over = self._cut = True  # no room for another reply
+            return
+        self._append(between, False, [0.0] * len(between))
+        self._messages = [*messages, *said]
+
+    def _append(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
+        self.token_ids += token_ids
+        self._sampled += [sampled] * len(token_ids)
+        self._logprobs += logprobs
+
+    def _asked_by_environment(self) -> Prompt:
+        """The prompt, where the environment asks something else than the row."""
+        rules = self._rules
+        token_ids = tuple(encode_prompt(rules.tokenizer, self._messages, self._prompt.row.get("tools")))
+        room = rules.max_length - rules.max_tokens
+        if len(token_ids) > room:
+            self._fail(
+                f"reset() returned messages of {len(token_ids)} tokens, more than the {room} that `rollout.max_length` "
+                "leaves beside `sampling.max_tokens`"
+            )
+        return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids)
+
+    def _feedback(self, reply: str) -> Feedback:
+        feedback = self._called(self._environment.step, reply)
+        if not isinstance(feedback, Feedback):
+            self._fail(f"step() returned {type(feedback).__name__}, expected a Feedback")
+        if not isinstance(feedback.reward, int | float) or not math.isfinite(feedback.reward):
+            self._fail(f"step() returned the reward {feedback.reward!r}, expected a finite number")
+        if not isinstance(feedback.done, bool):
+            self._fail(f"step() returned done={feedback.done!r}, expected True or False")
+        return feedback
+
+    def _checked(self, messages: Any, method: str) -> list[dict[str, Any]]:
+        """`messages` of the environment, with which the policy can be asked for a reply."""
+        if not isinstance(messages, list | tuple) or not messages:
+            self._fail(f"{method}() returned the messages {messages!r}, expected a list with at least one")
+        for message in messages:
+            if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+                self._fail(f"{method}() returned the message {message!r}, expected {{role, content: text}}")
+            if method == "step" and message.get("role") not in _ROLES:
+                self._fail(f"{method}() speaks as {message.get('role')!r}; an environment is {', '.join(_ROLES)}")
+        if messages[-1].get("role") == "assistant":
+            self._fail(f"{method}() ends with an assistant turn, so there is nothing to reply to")
+        return list(messages)
+
+    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Exception as error:  # a user's code may raise anything; its traceback is shown unchanged
+            raise StageError(f"{self._where()} raised:\n{traceback.format_exc()}") from error
+
+    def _where(self) -> str:
+        return f"environment {self._rules.environment}, row {self._prompt.id}, turn {len(self._replies)}"
+
+    def _fail(self, problem: str) -> NoReturn:
+        raise StageError(f"{self._where()}: {problem}")

@@ -1,0 +1,88 @@
+"""A vLLM engine in a child process, for a process that trains: vLLM would take its process group, and end it."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
+from rlhf_core.types import Completion
+
+if TYPE_CHECKING:
+    from rlhf_core.rollout.vllm_settings import Dtype
+
+_engines: dict[int, Any] = {}  # in the child
+_numbers = itertools.count()
+
+
+class ChildEngine(RolloutEngine):
+    """A VllmEngine in `process`, which may have several; what it raises is raised here."""
+
+    def __init__(
+        self,
+        process: ChildProcess,
+        folder: Path,
+        config: RolloutEngineConfig,
+        *,
+        dtype: Dtype,
+        seed: int,
+        lora: LoraConfig | None = None,
+        sleeps: bool = False,
+    ) -> None:
+        self._process = process
+        self._number = next(_numbers)
+        options = {"dtype": dtype, "seed": seed, "lora": lora, "sleeps": sleeps}
+        process.call(_start, self._number, folder, config, options)
+
+    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+        completions: list[Completion] = self._call("generate", prompts, parameters)
+        return completions
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        logprobs: list[list[float]] = self._call("logprobs", sequences)
+        return logprobs
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        self._call("load_weights", folder, version)
+
+    @property
+    def weight_version(self) -> int:
+        return self._process.call(_weight_version, self._number)
+
+    def served(self) -> tuple[ServedTensor, ...]:
+        served: tuple[ServedTensor, ...] = self._call("served")
+        return served
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        self._call("sleep", keep_weights=keep_weights)
+
+    def wake(self) -> None:
+        self._call("wake")
+
+    def shutdown(self) -> None:
+        self._call("shutdown")
+
+    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
+        return self._process.call(_call, self._number, method, arguments, options)
+
+
+def _start(number: int, folder: Path, config: RolloutEngineConfig, options: dict[str, Any]) -> None:
+    torch.set_num_threads(config.num_threads)
+    from rlhf_core.rollout.vllm_engine import VllmEngine
+
+    _engines[number] = VllmEngine(folder, config, **options)
+
+
+def _call(number: int, method: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
+    return getattr(_engines[number], method)(*arguments, **options)
+
+
+def _weight_version(number: int) -> int:
+    return int(_engines[number].weight_version)

@@ -1,0 +1,81 @@
+"""A process of this program's own, for what must not run in this one.
+
+Imports no torch, so that the environment which the child is given counts there.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from typing import Any, ParamSpec, Self, TypeVar
+
+import psutil
+
+from rlhf_core.errors import StageError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class ChildProcess:
+    """Runs functions one after the other in a fresh Python. It ends with this process, however that ends.
+
+    Closes with `close`, or as a context manager. Ctrl-C reaches this process alone.
+    """
+
+    def __init__(self, name: str, environment: Mapping[str, str] | None = None) -> None:
+        """name: in errors. environment: variables that it gets before anything is imported."""
+        self._name = name
+        self._executor = ProcessPoolExecutor(
+            1, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(dict(environment or {}),)
+        )
+        self._newest: Future[Any] | None = None
+        self.pid = self.call(os.getpid)
+
+    def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
+        """`function(*args, **kwargs)` there; what it raises is raised here. Raises StageError if the process dies."""
+        try:
+            self._newest = future = self._executor.submit(function, *args, **kwargs)
+            return future.result()
+        except BrokenProcessPool as error:
+            raise StageError(
+                f"{self._name} died: its last output is above; without any, it was probably killed for want of memory"
+            ) from error
+
+    def close(self, *, at_once: bool = False) -> None:
+        """End it: at once, or in order, unless it is still at work. Idempotent."""
+        if at_once or (self._newest is not None and not self._newest.done()):
+            self._kill()
+        self._executor.shutdown()
+
+    def _kill(self) -> None:
+        with suppress(psutil.NoSuchProcess):
+            process = psutil.Process(self.pid)
+            for found in (*process.children(recursive=True), process):
+                with suppress(psutil.NoSuchProcess):
+                    found.kill()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self.close(at_once=kind is not None)
+
+
+def _begin(environment: Mapping[str, str]) -> None:
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)  # nobody reads what this process computes

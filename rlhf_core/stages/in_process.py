@@ -1,0 +1,104 @@
+"""The actors of a stage without Ray: one rank in this process, where a debugger reaches it, and an engine beside it."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, TypeVar
+
+import torch
+
+from rlhf_core.config.placement import Placement
+from rlhf_core.contract import StageContext
+from rlhf_core.rl.hybrid import LendsDevice
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.engine import RolloutEngine
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.stages.cluster import EngineSpec, RankSpec
+from rlhf_core.training.group import InlineGroup
+
+W = TypeVar("W")
+L = TypeVar("L", bound=LendsDevice)
+
+OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[RolloutEngine]]
+
+
+@contextmanager
+def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
+    """A vLLM engine in `process`, for as long as the context lasts."""
+    engine = ChildEngine(
+        process, spec.model.folder, spec.config, dtype=spec.dtype, seed=context.seed, lora=spec.lora, sleeps=spec.sleeps
+    )  # fmt: skip
+    yield engine
+    engine.shutdown()
+
+
+@contextmanager
+def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
+    """A vLLM engine in a process of its own, which ends with this context."""
+    environment = {"OMP_NUM_THREADS": str(spec.config.num_threads), "HF_HUB_OFFLINE": "1", **_devices(spec)}
+    with ChildProcess("the engine's process", environment) as process, vllm_in(process, spec, context) as engine:
+        yield engine
+
+
+class InProcessCluster:
+    """Implements stages.cluster.Cluster with one rank and one engine, whatever a recipe's placement says."""
+
+    def __init__(self, open_engine: OpenEngine = vllm_in_child) -> None:
+        self._open_engine = open_engine
+
+    @contextmanager
+    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[InlineGroup[W]]:
+        if placement.workers > 1:
+            print(f"placement.workers is {placement.workers}: here one rank does it all", flush=True)
+        with _threads(placement.num_threads):
+            group = InlineGroup(factory, *args)
+            try:
+                yield group
+            finally:
+                group.shutdown()
+                gc.collect()  # the memory is for the next stage of this process
+                torch.cuda.empty_cache()
+
+    @contextmanager
+    def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[InlineEngines]:
+        if spec.config.engines > 1:
+            print(f"rollout.engines is {spec.config.engines}: here one engine does it all", flush=True)
+        with self._open_engine(spec, context) as engine:
+            yield InlineEngines(engine)
+
+    @contextmanager
+    def workers_and_engines(
+        self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
+    ) -> Iterator[tuple[InlineGroup[L], InlineEngines, Mapping[str, InlineGroup[W]]]]:
+        with ExitStack() as stack:
+            # First: building the ranks that train seeds this process's random generators for the run.
+            others = {
+                name: stack.enter_context(self.workers(other.placement, other.factory)) for name, other in apart.items()
+            }
+            workers = stack.enter_context(self.workers(ranks.placement, ranks.factory))
+            if spec.sleeps:  # an engine takes its memory when it starts
+                workers.call(LendsDevice.offload)
+            yield workers, stack.enter_context(self.engines(spec, context)), others
+
+
+@contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _devices(spec: EngineSpec) -> dict[str, str]:
+    """The rank has the first GPU. The engine shares it if they take turns, else it has the others, if there are any."""
+    count = torch.cuda.device_count()
+    if count < 2 or spec.sleeps:
+        return {}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(index) for index in range(count))
+    return {"CUDA_VISIBLE_DEVICES": visible.partition(",")[2]}

@@ -1,0 +1,97 @@
+"""The actors of a stage on Ray, on the cluster that this job belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from typing import Any, TypeVar
+
+from rlhf_core.actors.engines import EngineGroup, engine_bundles
+from rlhf_core.actors.placement import Bundle, connect, halves, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.config.placement import Placement
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.rl.hybrid import LendsDevice
+from rlhf_core.stages.cluster import EngineSpec, RankSpec
+
+W = TypeVar("W")
+L = TypeVar("L", bound=LendsDevice)
+
+
+class RayCluster:
+    """Implements stages.cluster.Cluster. All actors of a stage are reserved together, so that two stages never wait for
+    each other's half."""
+
+    @contextmanager
+    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[RayWorkerGroup[W]]:
+        connect()
+        workers = RayWorkerGroup(placement, factory, *args)
+        try:
+            yield workers
+        finally:
+            workers.shutdown()
+
+    @contextmanager
+    def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[EngineGroup]:
+        connect()
+        with _engines(spec, spec.config, context) as engines:
+            engines.wait_ready()
+            yield engines
+
+    @contextmanager
+    def workers_and_engines(
+        self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
+    ) -> Iterator[tuple[RayWorkerGroup[L], EngineGroup, Mapping[str, RayWorkerGroup[W]]]]:
+        connect()
+        start = _on_shared_devices if spec.sleeps else _on_own_devices
+        bundles = [bundle for other in apart.values() for bundle in worker_bundles(other.placement)]
+        with ExitStack() as stack:
+            workers, engines, group, taken = start(stack, ranks, spec, context, bundles)
+            others = {}
+            for name, other in apart.items():
+                others[name] = _workers(stack, other.placement, other.factory, group, first_bundle=taken)
+                taken += other.placement.workers
+            engines.wait_ready()
+            yield workers, engines, others
+
+
+Started = tuple[RayWorkerGroup[L], EngineGroup, Any, int]  # with the placement group, and how many bundles both have
+
+
+def _on_own_devices(
+    stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
+) -> Started[L]:
+    training, engine = worker_bundles(ranks.placement), engine_bundles(spec.config)
+    group = stack.enter_context(reserve([*training, *engine, *others]))
+    engines = stack.enter_context(
+        _engines(spec, spec.config, context, placement_group=group, first_bundle=len(training))
+    )
+    return _workers(stack, ranks.placement, ranks.factory, group), engines, group, len(training) + len(engine)
+
+
+def _on_shared_devices(
+    stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
+) -> Started[L]:
+    """Worker i and engine i on one device. An engine takes its memory when it starts: the workers lend theirs first."""
+    half, half_engine = halves(ranks.placement, spec.config)
+    shared = shared_bundles(ranks.placement, spec.config)
+    group = stack.enter_context(reserve([*shared, *others]))
+    workers = _workers(stack, half, ranks.factory, group)
+    workers.call(LendsDevice.offload)
+    return workers, stack.enter_context(_engines(spec, half_engine, context, placement_group=group)), group, len(shared)
+
+
+def _workers(
+    stack: ExitStack, placement: Placement, factory: Callable[[], W], group: Any, first_bundle: int = 0
+) -> RayWorkerGroup[W]:
+    workers = RayWorkerGroup(placement, factory, placement_group=group, first_bundle=first_bundle)
+    stack.callback(workers.shutdown)
+    return workers
+
+
+def _engines(spec: EngineSpec, config: RolloutEngineConfig, context: StageContext, **where: Any) -> EngineGroup:
+    return EngineGroup(
+        spec.model.manifest.ref, context, config, dtype=spec.dtype, seed=context.seed, lora=spec.lora,
+        sleeps=spec.sleeps, **where,
+    )  # fmt: skip

@@ -1,0 +1,324 @@
+"""Episodes as tokens: what is assembled is what the template writes, and every limit ends an episode."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+from transformers import PreTrainedTokenizerFast
+
+from rlhf_core.config.base import result_settings
+from rlhf_core.config.environments import EnvironmentConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.data.chat import require_turns_follow
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.rendering import render
+from rlhf_core.data.templates import SHIPPED
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.environments import Environment, Feedback
+from rlhf_core.errors import StageError
+from rlhf_core.rl.episodes import Episode, EpisodeRules
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.types import Completion
+from tests.rlhf_core.data.families import (
+    ENDS_LAST_TURN_ONLY,
+    ENDS_NO_TURN,
+    MERGES_SYSTEM,
+    STRIPS_REASONING,
+    TURNS,
+    byte_level,
+    space_before_text,
+)
+
+WORDS = word_level_tokenizer([], context_length=64)
+ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"}
+
+
+def config(**settings: Any) -> RLConfig:
+    block = {"rewards": {"exact": {"type": "verifier"}}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}}
+    return RLConfig.model_validate({
+        "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+        "rollout": {"max_length": 64}, "environment": {"type": "retry", "feedback": "no", "max_turns": 3},
+        "grpo": {**block, **settings.pop("grpo", {})}, **settings,
+    })  # fmt: skip
+
+
+class Says(Environment):
+    """Answers with what it was made with, one after the other."""
+
+    def __init__(self, *feedback: Any) -> None:
+        self._feedback = iter(feedback)
+
+    def step(self, reply: str) -> Feedback:
+        said = next(self._feedback)
+        if isinstance(said, Exception):
+            raise said
+        return said  # type: ignore[no-any-return]
+
+
+def user(text: str, **more: Any) -> Feedback:
+    return Feedback([{"role": "user", "content": text}], **more)
+
+
+def episode(
+    environment: Environment, tokenizer: PreTrainedTokenizerFast = WORDS, max_turns: int = 3, max_length: int = 64
+) -> Episode:
+    (prompt,) = to_prompts([ROW], tokenizer, max_tokens=60)
+    return Episode(prompt, lambda: environment, EpisodeRules(tokenizer, max_turns, max_length, 4, "says"))
+
+
+def reply(tokenizer: PreTrainedTokenizerFast, text: str, stop: str | None = "<eos>", version: int = 0) -> Completion:
+    ids = tokenizer(text, add_special_tokens=False)["input_ids"] + (
+        [tokenizer.convert_tokens_to_ids(stop)] if stop else []
+    )
+    return Completion(tuple(ids), (-1.0,) * len(ids), "stop" if stop else "length", version)
+
+
+def shipped(name: str) -> str:
+    return SHIPPED[name].text
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "stop"),
+    [
+        (WORDS, "<eos>"),
+        (byte_level(TURNS), "<|im_end|>"),
+        (space_before_text(TURNS), "<|im_end|>"),
+        (byte_level(shipped("chatml")), "<|im_end|>"),
+        (byte_level(shipped("plain")), "<eos>"),
+        (byte_level(MERGES_SYSTEM), "<eos>"),
+    ],
+)
+def test_an_episode_is_what_the_template_writes_of_its_conversation(
+    tokenizer: PreTrainedTokenizerFast, stop: str
+) -> None:
+    ours = episode(Says(user("no"), user("on", reward=0.5), Feedback(done=True, reward=2.0)), tokenizer, max_length=200)
+    turns = ["x", "yz", "b"]
+    for text in turns:
+        ours.take(reply(tokenizer, text, stop))
+    assert ours.over
+    made = ours.trajectory()
+    sampled = made.token_ids[made.loss_mask].tolist()
+    assert sampled == [token for text in turns for token in reply(tokenizer, text, stop).token_ids]
+    assert made.rollout_logprobs.tolist() == [-1.0 if mask else 0.0 for mask in made.loss_mask]
+    said = [*ROW["prompt"]]  # type: ignore[misc]
+    for text, answer in zip(turns, ["no", "on", None], strict=True):
+        said += [{"role": "assistant", "content": text}] + ([{"role": "user", "content": answer}] if answer else [])
+    whole = render(tokenizer, said, None, generation_prompt=False)
+    assembled = tokenizer.decode(made.token_ids.tolist())
+    assert "".join(whole.split()).startswith("".join(assembled.split()))
+    assert whole.rstrip().endswith(stop)
+    assert (made.completion, made.turns, made.environment_reward) == ("b", 3, 2.5)
+    assert made.messages == tuple(said[:-1])
+    assert (made.finish_reason, made.weight_version) == ("stop", 0)
+
+
+def test_the_tokens_between_two_replies() -> None:
+    ours = episode(Says(user("no"), Feedback(done=True)))
+    ours.take(reply(WORDS, "x"))
+    ours.take(reply(WORDS, "b"))
+    made = ours.trajectory()
+    assert WORDS.decode(made.token_ids) == "<bos><user>a?<assistant>x<eos><user>no<assistant>b<eos>"
+    assert WORDS.decode(made.token_ids[made.loss_mask]) == "x<eos>b<eos>"
+
+
+def test_sampled_tokens_are_never_tokenised_again() -> None:
+    tokenizer = byte_level(TURNS)
+    ab, a, b = (tokenizer.convert_tokens_to_ids(piece) for piece in ("ab", "a", "b"))
+    ours = episode(Says(user("no"), Feedback(done=True)), tokenizer)
+    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
+    ours.take(Completion((a, b, end), (-1.0,) * 3, "stop", 0))
+    made = ours.trajectory()
+    assert made.token_ids[made.loss_mask].tolist() == [a, b, end]
+    assert ab not in made.token_ids.tolist()
+
+
+@pytest.mark.parametrize(
+    ("template", "reason"),
+    [
+        (STRIPS_REASONING, "rewrites earlier turns, such as leaving out their reasoning"),
+        (ENDS_LAST_TURN_ONLY, "rewrites earlier turns|does not end each assistant turn"),
+        (ENDS_NO_TURN, "does not end each assistant turn with a special token"),
+    ],
+)
+def test_a_template_that_does_not_only_append_is_refused_before_anything_is_sampled(template: str, reason: str) -> None:
+    with pytest.raises(StageError, match=reason):
+        require_turns_follow(byte_level(template))
+
+
+def test_a_reply_that_the_template_would_rewrite_ends_the_step() -> None:
+    tokenizer = byte_level(STRIPS_REASONING)
+    plain = episode(Says(user("no")), tokenizer, max_length=200)
+    plain.take(reply(tokenizer, "x", "<|im_end|>"))
+    assert not plain.over
+    ours = episode(Says(user("no")), tokenizer, max_length=200)
+    with pytest.raises(StageError, match="environment says, row row, turn 1: the chat template rewrites earlier turns"):
+        ours.take(reply(tokenizer, "<think>so</think>x", "<|im_end|>"))
+
+
+def test_limits_end_an_episode() -> None:
+    forever = [user("no") for _ in range(9)]
+    ours = episode(Says(*forever), max_turns=2)
+    ours.take(reply(WORDS, "x"))
+    assert not ours.over
+    ours.take(reply(WORDS, "x"))
+    assert ours.over
+    assert ours.trajectory().finish_reason == "stop"
+
+    cut = episode(Says(*forever))
+    cut.take(reply(WORDS, "x", stop=None))
+    assert cut.over
+    assert cut.trajectory().finish_reason == "length"
+
+    # <bos><user>a?<assistant>x<eos> are 7 tokens, <user>no<assistant> are 4.
+    full = episode(Says(*forever), max_length=11)
+    full.take(reply(WORDS, "x"))
+    assert full.over
+    assert full.trajectory().finish_reason == "length"
+    assert full.trajectory().token_ids.numel() == 7, "what nobody replied to is left out"
+    assert not_full(max_length=12)
+
+
+def not_full(max_length: int) -> bool:
+    ours = episode(Says(user("no")), max_length=max_length)
+    ours.take(reply(WORDS, "x"))
+    return not ours.over
+
+
+def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
+    ours = episode(Says(user("no"), Feedback(done=True)))
+    ours.take(reply(WORDS, "x", version=1))
+    ours.take(reply(WORDS, "b", version=2))
+    assert ours.trajectory().weight_version == 1
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (ValueError("ouch"), r"raised:\n(.*\n)*ValueError: ouch"),
+        (None, r"step\(\) returned NoneType, expected a Feedback"),
+        (user("no", reward=float("nan")), r"step\(\) returned the reward nan, expected a finite number"),
+        (user("no", done=1), r"step\(\) returned done=1, expected True or False"),
+        (Feedback(), r"step\(\) returned the messages \(\), expected a list with at least one"),
+        (Feedback([{"role": "user"}]), r"step\(\) returned the message .*, expected \{role, content: text\}"),
+        (
+            Feedback([{"role": "assistant", "content": "me"}]),
+            r"step\(\) speaks as 'assistant'",
+        ),
+        (
+            Feedback([{"role": "tool", "content": "3"}]),
+            "the chat template refuses a conversation: .* not tool",
+        ),
+    ],
+)
+def test_an_environment_that_fails_is_named_with_the_row_and_the_turn(said: Any, problem: str) -> None:
+    ours = episode(Says(user("no"), said))
+    ours.take(reply(WORDS, "x"))
+    with pytest.raises(StageError, match=rf"^environment says, row row, turn 2:? ?{problem}"):
+        ours.take(reply(WORDS, "x"))
+
+
+def test_an_environment_may_ask_something_else_than_the_row() -> None:
+    class Asks(Says):
+        def reset(self, row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+            return [{"role": "user", "content": f"{row['answer']}?"}]
+
+    ours = episode(Asks(Feedback(done=True)))
+    ours.take(reply(WORDS, "b"))
+    made = ours.trajectory()
+    assert WORDS.decode(made.token_ids) == "<bos><user>b?<assistant>b<eos>"
+    assert made.prompt.text == "b?"
+    with pytest.raises(StageError, match=r"row row, turn 0: reset\(\) returned messages of 5 tokens, more than the 4"):
+        episode(Asks(), max_length=8)
+
+
+def sampler(script: Callable[[Sequence[int], int | None], Sequence[int]], **settings: Any) -> RolloutSampler:
+    return RolloutSampler(config(**settings), InlineEngines(ScriptedEngine(script, max_length=64)), WORDS, 0)
+
+
+def test_retry_says_that_a_reply_is_wrong_until_it_is_right() -> None:
+    seeds: list[int] = []
+
+    def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+        assert seed is not None
+        seeds.append(seed)
+        right = WORDS.decode(prompt).count("no") == seed % 2
+        return WORDS("b" if right else "x", add_special_tokens=False)["input_ids"] + [WORDS.eos_token_id]
+
+    prompts = to_prompts([{**ROW, "id": str(i)} for i in range(3)], WORDS, max_tokens=60)
+    made = sampler(script).sample(prompts, step=1)
+    assert [t.prompt.id for t in made] == ["0", "0", "1", "1", "2", "2"]
+    assert all(t.environment_reward == (t.completion == "b") for t in made)
+    assert {t.turns for t in made} >= {1, 2}
+    assert len(seeds) == sum(t.turns for t in made), "an episode that is over is not asked again"
+    assert len(set(seeds)) == len(seeds)
+
+
+def test_seeds_of_all_turns_rounds_and_steps_differ() -> None:
+    seeds: list[int] = []
+
+    def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+        assert seed is not None
+        seeds.append(seed)
+        return [WORDS.eos_token_id]
+
+    ours = sampler(script)
+    prompts = to_prompts([{**ROW, "id": str(i)} for i in range(3)], WORDS, max_tokens=60)
+    for step, sampling_round in itertools.product(range(3), range(3)):
+        ours.sample(prompts, step, sampling_round)
+    assert len(seeds) == 9 * 6 * 3
+    assert len(set(seeds)) == len(seeds)
+    single: list[int] = []
+    sampler(lambda p, s: single.append(s or 0) or [WORDS.eos_token_id], environment={"type": "single_turn"}).sample(
+        prompts, 0, 0
+    )
+    assert single == seeds[:6]
+
+
+def test_a_single_turn_stays_out_of_the_key() -> None:
+    def settings(environment: dict[str, Any] | None) -> dict[str, Any]:
+        plain = config().model_dump(exclude_unset=True)
+        del plain["environment"]
+        return result_settings(
+            RLConfig.model_validate({**plain, **({"environment": environment} if environment else {})})
+        )
+
+    assert "environment" not in settings(None)
+    assert settings(None) == settings({"type": "single_turn"})
+    assert settings({"type": "retry"})["environment"]["max_turns"] == 4
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        (
+            {"validation": {"dataset": "h", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}},
+            "validation asks for single replies, without the environment `retry`",
+        ),
+        (
+            {"environment": {"type": "single_turn"}, "grpo": {"rewards": {"e": {"type": "environment"}}}},
+            "grpo.rewards.e is what an environment gives, but rl.environment is single_turn",
+        ),
+        ({"environment": {"type": "retry", "pattern": "("}}, "pattern is not a regular expression"),
+        ({"environment": {"type": "retry", "pattern": "a"}}, "pattern has no group"),
+        ({"environment": {"type": "retry", "max_turns": 0}}, "greater than 0"),
+        ({"environment": {"type": "single_turn", "max_turns": 2}}, "Input should be 1"),
+        ({"environment": {"type": "rety"}}, "there is no environment `rety`, did you mean `retry`?"),
+        ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
+        ({"monitors": {"e": {"type": "environment"}}}, "there is no reward of text `environment`"),
+    ],
+)
+def test_what_cannot_be_is_refused_when_the_recipe_is_read(changes: dict[str, Any], problem: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        config(**changes)
+    assert problem in str(caught.value)
+
+
+def test_the_longest_episode_counts_for_what_depends_on_it() -> None:
+    assert config().max_sampled_tokens == 12
+    assert isinstance(config().environment, EnvironmentConfig)

@@ -1,0 +1,207 @@
+"""Where something new goes: one new file, its config, one line in a table. Toys of each kind, from outside the package.
+
+`docs/architecture.md` has the list that this follows.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.environments import ENVIRONMENTS
+from rlhf_core.config.format_table import FORMATS
+from rlhf_core.config.rewards import REWARDS
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.prompts import to_prompts
+from rlhf_core.errors import RecipeError
+from rlhf_core.losses.aggregation import loss_weights
+from rlhf_core.pipeline.in_process import try_node
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.outline import outline
+from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.stages import rl
+from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.stages.table import STAGES
+from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.toys.algorithm import TOY
+from tests.toys.data_format import RIDDLES
+from tests.toys.environment import GUESS
+from tests.toys.reward import BREVITY
+from tests.toys.stage import MEASURE
+
+OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
+RL: dict[str, Any] = {
+    "algorithm": "toy", "dataset": "questions", "steps": 2, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
+    "rollout": {"max_length": 40}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
+    "environment": {"type": "guess", "max_turns": 3},
+    "toy": {
+        "rewards": {"short": {"type": "brevity", "limit": 1}, "guess": {"type": "environment", "weight": 2.0}},
+        "group_size": 2, "optimizer": OPTIMIZER, "critic": {"optimizer": OPTIMIZER},
+    },
+}  # fmt: skip
+RECIPE: dict[str, Any] = {
+    "name": "toys",
+    "data": {
+        "riddles": {"format": "riddles", "source": {"type": "files", "paths": ["riddles.jsonl"]}},
+        "questions": {"format": "prompts", "source": {"type": "files", "paths": ["questions.jsonl"]}},
+    },
+    "base": {"source": {"type": "scratch", "hidden_size": 32, "layers": 1, "heads": 2, "context_length": 64}},
+    "measure": {"dataset": "riddles", "max_length": 20},
+    "rl": RL,
+}
+ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": "b"} for i in range(4)]
+
+
+@pytest.fixture(autouse=True)
+def _one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(ALGORITHMS, "toy", TOY)
+    monkeypatch.setitem(STAGES, "measure", MEASURE)
+    monkeypatch.setitem(REWARDS, "brevity", BREVITY)
+    monkeypatch.setitem(ENVIRONMENTS, "guess", GUESS)
+    monkeypatch.setitem(FORMATS, "riddles", RIDDLES)
+
+
+@pytest.fixture
+def recipe(tmp_path: Path) -> str:
+    riddles = [
+        {"riddle": "What?", "answer": "a"},
+        {"riddle": "What?", "answer": "a"},
+        {"riddle": "Who?", "answer": "b"},
+    ]
+    (tmp_path / "riddles.jsonl").write_text("".join(json.dumps(row) + "\n" for row in riddles))
+    (tmp_path / "questions.jsonl").write_text("".join(json.dumps(row) + "\n" for row in ROWS))
+    (tmp_path / "toys.yaml").write_text(json.dumps(RECIPE))
+    return str(tmp_path / "toys.yaml")
+
+
+def test_a_recipe_takes_all_of_them(recipe: str) -> None:
+    loaded = load_recipe(recipe)
+    nodes = outline(loaded.recipe).nodes
+    assert list(nodes["measure"].inputs.items()) == [("dataset", "data.riddles"), ("model", "base")]
+    assert list(nodes["rl"].inputs.values()) == ["base", "data.questions"]
+    assert preflight(loaded) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        (
+            "rl.toy.rewards.short.type=brevty",
+            "there is no reward `brevty`, did you mean `brevity`?; there are reward_mo",
+        ),
+        ("rl.toy.rewards.short.limti=1", "unknown key `rl.toy.rewards.short.limti`, did you mean `limit`?"),
+        ("rl.toy.rewards.short.limit=0", "`rl.toy.rewards.short.limit` is 0: input should be greater than 0"),
+        ("rl.toy.rewards.short={limit: 1}", "`rl.toy.rewards.short.type` is missing"),
+        ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
+        ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
+        ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
+        (
+            "data.riddles.on_long_row=truncate",
+            "on_long_row: a riddle that is cut has another answer",
+        ),
+        ("measur={}", "unknown key `measur`, did you mean `measure`?"),
+    ],
+)
+def test_a_mistake_in_them_is_told_as_in_those_of_the_package(recipe: str, override: str, sentence: str) -> None:
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(recipe, [override])
+    assert sentence in str(caught.value)
+
+
+def test_rows_of_the_format_are_checked_before_anything_runs(recipe: str) -> None:
+    with pytest.raises(
+        RecipeError, match=r"measure.dataset: `questions` has the format prompts, measure needs riddles"
+    ):
+        preflight(load_recipe(recipe, ["measure.dataset=questions"]))
+    with pytest.raises(RecipeError, match=r"has 8 tokens, more than measure.max_length=5: .*\.on_long_row to drop$"):
+        preflight(load_recipe(recipe, ["measure.max_length=5"]))
+
+
+def test_the_stage_reads_the_format_in_jobs(
+    recipe: str, local_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("ALIGNMENT_WORKDIR", str(tmp_path / "work"))
+    prepared = prepare(recipe, [], store=local_store_url)
+    measured = try_node(prepared, prepared.node("measure"), print)
+    assert measured.manifest.metrics == {"longest": 8}  # <bos>, <user>, five characters, <assistant>
+    riddles = prepared.repository.manifest(prepared.node("data.riddles").ref)
+    assert riddles is not None
+    assert riddles.metrics["duplicates"] == 1
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
+    folder = tmp_path_factory.mktemp("inputs")
+    return {"model": base_model(folder / "base"), "dataset": dataset(folder / "prompts", ROWS)}
+
+
+def guesses(inputs: Mapping[str, Input]) -> ScriptedEngine:
+    """Guesses "c", and "b" when told `down`; with an odd seed first "a", and "c" when told `up`."""
+    tokenizer = load_tokenizer(inputs["model"].folder)
+
+    def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+        assert seed is not None
+        said = tokenizer.decode(list(prompt))
+        reply = ("b" if "down" in said and "up" not in said else "c") if seed % 2 == 0 or "up" in said else "a"
+        return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    return ScriptedEngine(script, max_length=40)
+
+
+def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_path: Path) -> None:
+    engine = guesses(inputs)
+    context = context_of(tmp_path / "work", inputs)
+    rl.run(RLConfig.model_validate(RL), inputs, context, InProcessCluster(lambda *_: nullcontext(engine)))
+    assert [version for _, version in engine.loaded] == [1, 2]
+    for _, metrics in context.logs:
+        assert metrics["reward"] == pytest.approx(metrics["reward/short"] + 2 * metrics["reward/guess"])
+        assert metrics["reward/short"] == 1.0
+        assert 1.0 < metrics["reward/guess/turns"] <= 3.0
+        assert metrics["value_loss"] > 0
+
+
+def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> None:
+    """The gradient of the loss with respect to the log-prob of each token, in episodes of several turns."""
+    config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
+    prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
+    trajectories = RolloutSampler(config, InlineEngines(guesses(inputs)), tokenizer, 0).sample(prompts, 0)
+    assert max(t.turns for t in trajectories) > 1
+    batch = pack_trajectories(trajectories)
+    algorithm = build_algorithm(config)
+    rewards = torch.arange(float(len(trajectories)))
+    scored = algorithm.advantages(batch, rewards, torch.arange(len(prompts)).repeat_interleave(2), 0.0)
+    weights = loss_weights(scored.loss_mask, scored.sequence_lengths, "token", length=1)
+    logprobs = torch.full((scored.num_tokens,), -1.0, requires_grad=True)
+    loss, _ = algorithm.policy_loss(logprobs, None, replace(scored, loss_weights=weights), 0.0)
+    loss.backward()
+    assert logprobs.grad is not None
+    policy = [mask for t in trajectories for mask in said_by_policy(tokenizer, t.token_ids.tolist())]
+    assert (logprobs.grad != 0).tolist() == policy
+    assert scored.returns is not None
+    assert bool((scored.returns[~torch.tensor(policy)] == 0).all())
+
+
+def said_by_policy(tokenizer: Any, token_ids: Sequence[int]) -> list[bool]:
+    """What stands between <assistant> and <eos>, with <eos>, as a person reads an episode."""
+    inside, said = False, []
+    for token in tokenizer.convert_ids_to_tokens(token_ids):
+        said.append(inside)
+        inside = token == "<assistant>" or (inside and token != "<eos>")
+    return said

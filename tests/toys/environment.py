@@ -1,0 +1,35 @@
+"""An environment from outside the package: the policy guesses a letter, and is told on which side of it to look."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from pydantic import Field
+
+from rlhf_core.config.environments import EnvironmentConfig, EnvironmentEntry
+from rlhf_core.environments.base import Environment, Feedback, Message
+
+
+class GuessConfig(EnvironmentConfig):
+    type: Literal["guess"]
+    price: float = Field(default=0.25, description="subtracted for a wrong guess")
+
+
+class Guess(Environment):
+    def __init__(self, config: GuessConfig) -> None:
+        self._price = config.price
+        self._letter = ""
+
+    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
+        self._letter = row["answer"]
+        return super().reset(row)
+
+    def step(self, reply: str) -> Feedback:
+        if reply == self._letter:
+            return Feedback(reward=1.0, done=True)
+        hint = "up" if reply < self._letter else "down"
+        return Feedback([{"role": "user", "content": hint}], reward=-self._price)
+
+
+GUESS = EnvironmentEntry(GuessConfig, "tests.toys.environment:Guess")

@@ -1,0 +1,37 @@
+"""A stage from outside the package: reads riddles and a model, and writes how many of its tokens each riddle needs."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Annotated
+
+from pydantic import Field
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base import PositiveInt, Reads
+from rlhf_core.config.stage import RowLimit, StageConfig
+from rlhf_core.contract import Input, Output, Stage, StageContext
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.reading import read_dataset
+
+
+class MeasureConfig(StageConfig):
+    dataset: Annotated[str, Reads("dataset", format="riddles")] = Field(description="riddles")
+    model: Annotated[str | None, Reads("model")] = Field(default=None, description="whose tokens are counted")
+    max_length: PositiveInt = Field(description="longest riddle, in tokens")
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("max_length", self.max_length)
+
+
+def run(config: MeasureConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    riddles, tokenizer = read_dataset(inputs["dataset"].folder), load_tokenizer(inputs["model"].folder)
+    tokens = [riddles.format.num_tokens(tokenizer, row) for row in riddles.rows]
+    folder = context.workdir / "lengths"
+    folder.mkdir()
+    (folder / "lengths.json").write_text(json.dumps(tokens))
+    return Output(Kind.REPORT, folder, {"longest": max(tokens)})
+
+
+MEASURE = Stage("measure", 1, MeasureConfig, frozenset({Kind.REPORT}), "tests.toys.stage:run", needs_template=True)
