@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, Self
 
@@ -48,6 +48,15 @@ class Config(BaseModel):
     def unused_fields(self) -> frozenset[str]:
         """Settings that this config does not use, such as the blocks of algorithms that were not chosen."""
         return frozenset()
+
+    def named_files(self) -> Iterable[str]:
+        """Paths of the user's files that these settings name, whose content is part of the stage key; without those of
+        configs below."""
+        return ()
+
+    def named_variables(self) -> Iterable[str]:
+        """Environment variables that these settings name, which a job needs and no key has."""
+        return ()
 
     def used_settings(self) -> Iterator[tuple[str, Any]]:
         """Name and value of each setting, without the unused ones."""

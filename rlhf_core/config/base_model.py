@@ -73,6 +73,9 @@ class BaseModelConfig(StageConfig):
     def makes(self) -> Role:
         return "model" if self.kind == "policy" else "reward_model"
 
+    def named_files(self) -> tuple[str, ...]:
+        return () if self.template_file is None else (self.template_file,)
+
     @property
     def template_file(self) -> str | None:
         """The path of the chat template, where it is a file of the user."""

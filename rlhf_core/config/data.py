@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
@@ -21,6 +22,9 @@ class FilesSource(Config):
     paths: tuple[str, ...] = Field(
         min_length=1, description="files or URLs; relative paths start at the recipe's folder"
     )
+
+    def named_files(self) -> Iterator[str]:
+        yield from (path for path in self.paths if "://" not in path)
 
 
 class HubSource(Config):
@@ -51,6 +55,9 @@ class FunctionSource(Config):
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
+
+    def named_files(self) -> tuple[str, ...]:
+        return (self.path,)
 
 
 Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]

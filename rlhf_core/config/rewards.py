@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -102,6 +102,9 @@ class FunctionReward(TextReward):
     batch_size: PositiveInt = Field(default=4096, description="completions of one call at most")
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
 
+    def named_files(self) -> tuple[str, ...]:
+        return (self.path,)
+
 
 class HTTPReward(TextReward):
     """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
@@ -128,6 +131,9 @@ class HTTPReward(TextReward):
         if self.url is not None:
             check_url(self.url)
         return self
+
+    def named_variables(self) -> Iterator[str]:
+        yield from (name for name in (self.url_variable, self.header_variable) if name is not None)
 
 
 def check_url(url: str) -> None:

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.base_model import MODEL_SUFFIXES, BaseModelConfig, FolderModel
-from rlhf_core.config.data import FilesSource, FunctionSource
-from rlhf_core.config.rewards import FunctionReward, HTTPReward
+from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
 from rlhf_core.errors import RecipeError
 
 
@@ -33,22 +31,14 @@ def model_files(root: Path, folder: str) -> list[str]:
 
 def named_variables(config: Config) -> frozenset[str]:
     """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
-    servers = (found for found in configs_below(config) if isinstance(found, HTTPReward))
-    named = (name for server in servers for name in (server.url_variable, server.header_variable))
-    return frozenset(name for name in named if name is not None)
+    return frozenset(name for found in configs_below(config) for name in found.named_variables())
 
 
 def _paths(config: Config, root: Path) -> Iterator[str]:
     for found in configs_below(config):
-        match found:
-            case BaseModelConfig(template_file=str(path)):
-                yield path
-            case FolderModel(path=path):
-                yield from model_files(root, path) if "://" not in path else ()
-            case FunctionSource(path=path) | FunctionReward(path=path):
-                yield path
-            case FilesSource(paths=paths):
-                yield from (path for path in paths if "://" not in path)
+        yield from found.named_files()
+        if isinstance(found, FolderModel) and "://" not in found.path:
+            yield from model_files(root, found.path)
 
 
 def configs_below(value: object) -> Iterator[Config]:
