@@ -22,6 +22,7 @@ from tests.cluster import ROOT
 
 _RECIPE = """
 name: few
+tracking: {{wandb: false, tensorboard: false}}
 data:
   test:
     format: text

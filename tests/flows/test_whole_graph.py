@@ -25,7 +25,7 @@ TRAINING = {
 ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24}}
 JUDGING = {"scorers": {"exact": {"type": "verifier", "kind": "exact"}}, "samples": 2, "pass_at": [1, 2], **ANSWERING}
 RECIPE: dict[str, Any] = {
-    "name": "whole",
+    "name": "whole", "tracking": {"wandb": False, "tensorboard": False},
     "data": {
         name: {"format": data_format, "source": {"type": "files", "paths": [f"{name}.jsonl"]}}
         for name, data_format in (

@@ -166,7 +166,7 @@ def disturbed(run: Run, nodes: Nodes) -> dict[str, Any]:
     deadline = time.monotonic() + SECONDS
     while run.checkpoints.newest_step() is None:
         assert time.monotonic() < deadline, "no checkpoint"
-        time.sleep(0.05)
+        time.sleep(0.5)
     placed = {machine.name: len(machine.processes("EngineActor")) for machine in (nodes.head, nodes.other)}
     (rank,) = nodes.other.processes("_Rank")
     rank.kill()
