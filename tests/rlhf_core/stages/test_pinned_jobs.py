@@ -20,10 +20,10 @@ from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.specs import RunSettings, _spec
 from rlhf_core.stages.base import run as make_base
 from rlhf_core.stages.key import computing_libraries
 from rlhf_core.stages.runner import run_job
-from tasks.stage import RunSettings, _spec
 from tests.hub import REPOSITORY, Hub, running_hub
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.web_files import web_files
