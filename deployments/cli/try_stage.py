@@ -22,7 +22,7 @@ NODE = typer.Argument(help="a node of its graph, as `alignment plan` names it: s
 STORE = typer.Option(
     help="folder or s3:// URL that inputs come from and results go to; a run's store has all its results"
 )
-AGAIN = typer.Option("--again", help="compute anew what the node needs, too")
+AGAIN = typer.Option("--again", help="recompute what the node needs, too")
 
 
 @app.command("try")
@@ -37,14 +37,14 @@ def try_stage(
 
     What the node needs comes from the store, or is computed here first. One rank and one engine do it all.
     """
-    # Somebody who debugs does not mean to upload: the trackers' files stay in the result.
+    # Debugging must not upload: the trackers' files stay in the result.
     os.environ.setdefault("WANDB_MODE", "offline")
     prepared = prepare(recipe, overrides or [], store=store if "://" in store else str(Path(store).absolute()))
     chosen = prepared.node(node)
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C: in order
     try:
         tried = try_node(prepared, chosen, typer.echo, again=again)
-    except AlignmentError as error:  # of the stage: where it was raised is what somebody who debugs looks for
+    except AlignmentError as error:  # raised by the stage: a debugging session needs the traceback
         traceback.print_exception(error)
         raise typer.Exit(1) from error
     _show(tried, prepared.store_url)

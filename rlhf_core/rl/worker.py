@@ -47,10 +47,9 @@ class RLWorker(SnapshotWorker):
         self._algorithm = build_algorithm(config)
         self._engines: dict[str, DeepSpeedEngine] = {}  # by role; the reference is apart
         self._reference: Reference | None = None
-        folders = {role.name: context.fetch(role.start).folder for role in roles}
-        self._folders = folders
+        self._folders = {role.name: context.fetch(role.start).folder for role in roles}
         for role in roles:
-            folder = folders[role.name]
+            folder = self._folders[role.name]
             if role.name != REFERENCE:
                 base = self._causal if role.shares_base else None
                 self._engines[role.name] = load_model(role, folder, base)

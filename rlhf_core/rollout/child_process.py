@@ -78,4 +78,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
-    os._exit(1)  # nobody reads what this process computes
+    os._exit(1)  # the parent is gone
