@@ -20,7 +20,7 @@ from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import load_recipe
-from rlhf_core.pipeline.specs import RunSettings, _spec
+from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.stages.base import run as make_base
 from rlhf_core.stages.key import computing_libraries
 from rlhf_core.stages.runner import run_job
@@ -50,9 +50,9 @@ def planned(
     libraries = computing_libraries()
     tracking = loaded.recipe.tracking.model_dump(mode="json")
     settings = RunSettings("run", repository.store.url, folder, loaded.recipe.seed, libraries, tracking)
-    spec = _spec(build_graph(loaded, libraries)[node], settings)
-    repository.write_spec(spec)
-    return spec
+    chosen = build_graph(loaded, libraries)[node]
+    store_spec(chosen, settings, repository)
+    return repository.read_spec(chosen.ref)
 
 
 def model_files(folder: Path, seed: int) -> dict[str, bytes]:
