@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import socket
 from datetime import timedelta
@@ -18,7 +19,7 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
     """Join the group of `size` ranks that meets at `address` (host:port of rank 0; a group of one needs none).
 
     gloo on CPUs, nccl on GPUs. Every rank is a process of its own that sees one GPU at most. Joining again as the same
-    rank is a no-op; as another one it raises RuntimeError.
+    rank is a no-op; as another one it raises RuntimeError. The process leaves the group when it exits.
     """
     if dist.is_initialized():
         if (dist.get_rank(), dist.get_world_size()) != (rank, size):
@@ -36,6 +37,13 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     else:
         dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+    # gloo's threads, if they outlive the interpreter, now and then abort a process that has done all its work.
+    atexit.register(_leave_group)
+
+
+def _leave_group() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
 
 
 def interface_towards(address: str) -> str | None:

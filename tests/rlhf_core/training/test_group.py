@@ -52,18 +52,18 @@ def test_a_process_cannot_be_two_ranks() -> None:
 
 
 JOIN = """
-import os, sys, torch, torch.distributed as dist
+import atexit, os, sys, torch, torch.distributed as dist
+atexit.register(lambda: print("in the group" if dist.is_initialized() else "left"))  # runs last
 from rlhf_core.training.distributed import join_group
 join_group(rank=int(sys.argv[1]), size=2, address=sys.argv[2])
 total = torch.tensor(10 + dist.get_rank())
 dist.all_reduce(total)
 print(int(total), dist.get_backend(), os.environ.get("GLOO_SOCKET_IFNAME"))
-dist.destroy_process_group()
 """
 
 
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="gloo, and Linux's name of loopback")
-def test_two_processes_that_meet_on_loopback_stay_there() -> None:
+def test_two_processes_meet_on_loopback_stay_there_and_leave() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         address = f"127.0.0.1:{probe.getsockname()[1]}"
@@ -74,7 +74,8 @@ def test_two_processes_that_meet_on_loopback_stay_there() -> None:
         )
         for rank in range(2)
     ]
-    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo"]] * 2
+    assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo", "left"]] * 2
+    assert [rank.returncode for rank in ranks] == [0, 0]
 
 
 def test_gloo_uses_the_interface_that_leads_to_rank_0() -> None:

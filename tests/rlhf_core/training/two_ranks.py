@@ -227,7 +227,6 @@ def main(rank: int, address: str, folder: Path) -> None:
             tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
     (folder / f"rank{rank}.json").write_text(json.dumps(numbers))
     save_file(tensors, folder / f"rank{rank}.safetensors")
-    torch.distributed.destroy_process_group()
 
 
 if __name__ == "__main__":
