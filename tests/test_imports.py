@@ -132,11 +132,11 @@ def modules_of(package: str) -> list[str]:
 
 
 def loaded_by(modules: list[str], program: str = "") -> set[str]:
-    """The top-level modules that a fresh interpreter has after importing `modules`."""
+    """The modules that a fresh interpreter has after importing `modules`."""
     code = "\n".join([*(f"import {module}" for module in modules), program, "import sys; print(*sys.modules)"])
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    return {name.split(".")[0] for name in done.stdout.split()}
+    return set(done.stdout.split())
 
 
 @pytest.mark.parametrize("package", LIGHT)
@@ -158,6 +158,11 @@ def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> 
         "assert time.process_time() - start < len(known_recipes()), 'slow'\n"
     )
     assert "torch" not in loaded_by([], program)
+
+
+def test_drivers_of_training_load_without_what_only_ranks_and_engines_need() -> None:
+    found = loaded_by([f"rlhf_core.stages.{name}" for name in ("pretrain", "sft", "reward_model", "rl", "evaluation")])
+    assert found & {"vllm", "deepspeed", "peft", "transformers.modeling_utils"} == set()
 
 
 def test_command_and_flows_load_without_what_computes() -> None:

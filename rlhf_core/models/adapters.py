@@ -1,31 +1,44 @@
-"""LoRA adapters on a model."""
+"""LoRA adapters on a model.
+
+peft takes seconds to import, and so do the classes of models, which `transformers` imports at their first use. A job's
+driver names the classes of its ranks and loads no model: it should not wait for either.
+"""
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
-import peft
 import torch
-from peft import PeftModel
+import transformers
 from torch import nn
-from transformers import PreTrainedModel
-from transformers.pytorch_utils import Conv1D
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
+
+def is_adapted(model: object) -> TypeGuard[PeftModel]:
+    """Whether `model` has adapters."""
+    from peft import PeftModel
+
+    return isinstance(model, PeftModel)
+
 
 def base_model(model: nn.Module) -> Any:
     """The transformers model itself, a PreTrainedModel: adapters are layers inside it, so running it runs them."""
-    return model.get_base_model() if isinstance(model, PeftModel) else model
+    return model.get_base_model() if is_adapted(model) else model
 
 
-def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
+def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
     """`model` frozen under a fresh LoRA adapter, arXiv:2106.09685. `task` is peft's: CAUSAL_LM or SEQ_CLS.
 
     A scalar model's head is trained in full and saved with the adapter. Raises StageError if no module matches, or if
     the adapter would change stacked experts: engines do not serve that, and nothing can write it for each expert.
     """
+    import peft
+
     targets: str | list[str] = list(lora.target_modules)
     layers = adapted_layers(model)
     if lora.target_modules == "all-linear":
@@ -56,9 +69,11 @@ def add_lora(model: PreTrainedModel, lora: LoraConfig, task: str) -> PeftModel:
     return adapted
 
 
-def adapted_layers(model: PreTrainedModel) -> list[str]:
+def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
     """Names of the layers that `all-linear` adapts: linear layers except the output head, and except all of a
     mixture-of-experts block, whose shared experts have the same names as the stacked ones."""
+    from transformers.pytorch_utils import Conv1D
+
     blocks, heads = _expert_blocks(model), (model.get_output_embeddings(), getattr(model, "score", None))
     return sorted(
         {
@@ -71,7 +86,7 @@ def adapted_layers(model: PreTrainedModel) -> list[str]:
     )
 
 
-def _expert_blocks(model: PreTrainedModel) -> tuple[str, ...]:
+def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:
     """Prefixes of the blocks whose experts are stacked in tensors (experts, out, in)."""
     stacks = [
         name
@@ -83,6 +98,8 @@ def _expert_blocks(model: PreTrainedModel) -> tuple[str, ...]:
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     """The adapter's share of a PeftModel's `state_dict`, with the names of an adapter folder."""
+    import peft
+
     chosen: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(
         model, state_dict=state_dict, save_embedding_layers=False
     )

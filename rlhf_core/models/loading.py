@@ -6,17 +6,19 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from peft import PeftModel
+import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
-from transformers.core_model_loading import revert_weight_conversion
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapters import add_lora
+from rlhf_core.models.adapters import add_lora, is_adapted
+
+if TYPE_CHECKING:
+    from peft import PeftModel
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 TOKENIZER_FILES = (
@@ -42,13 +44,13 @@ def load_causal_model(
     attention: str,
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
-) -> PreTrainedModel | PeftModel:
+) -> transformers.PreTrainedModel | PeftModel:
     """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
 
     Raises StageError if the folder holds no safetensors weights.
     """
     _require_safetensors(folder)
-    model = AutoModelForCausalLM.from_pretrained(
+    model = transformers.AutoModelForCausalLM.from_pretrained(
         folder, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
     )
     return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
@@ -62,7 +64,7 @@ def load_scalar_model(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
     seed: int = 0,
-) -> PreTrainedModel | PeftModel:
+) -> transformers.PreTrainedModel | PeftModel:
     """A model with one scalar output a token, AutoModelForSequenceClassification with one label.
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
@@ -73,7 +75,7 @@ def load_scalar_model(
     trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
     if trained_head and len(config.get("id2label", ("two", "by default"))) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
-    model = AutoModelForSequenceClassification.from_pretrained(
+    model = transformers.AutoModelForSequenceClassification.from_pretrained(
         folder, num_labels=1, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
     )
     head = getattr(model, "score", None)
@@ -99,8 +101,8 @@ def _initialise_head(head: nn.Linear, seed: int) -> None:
 
 
 def _prepare(
-    model: PreTrainedModel, task: str, lora: LoraConfig | None, gradient_checkpointing: bool
-) -> PreTrainedModel | PeftModel:
+    model: transformers.PreTrainedModel, task: str, lora: LoraConfig | None, gradient_checkpointing: bool
+) -> transformers.PreTrainedModel | PeftModel:
     if gradient_checkpointing:
         # Re-entrant checkpointing would reduce a shared gradient twice under ZeRO.
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -115,11 +117,11 @@ def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path,
     """
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
-    if isinstance(model, PeftModel):
+    if is_adapted(model):
         model.peft_config["default"].save_pretrained(str(folder))
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     else:
-        assert isinstance(model, PreTrainedModel)
+        assert isinstance(model, transformers.PreTrainedModel)
         model.save_pretrained(folder, state_dict=tensors)
     if tokenizer_folder is not None:
         copy_tokenizer(tokenizer_folder, folder)
@@ -131,9 +133,11 @@ def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str
     In memory transformers stacks all experts of a layer in one tensor; on disk, where engines look, each has its own.
     The tensors may be views of the given ones.
     """
-    if isinstance(model, PeftModel):
+    if is_adapted(model):
         return dict(state_dict)
-    assert isinstance(model, PreTrainedModel)
+    from transformers.core_model_loading import revert_weight_conversion
+
+    assert isinstance(model, transformers.PreTrainedModel)
     stored: dict[str, Tensor] = revert_weight_conversion(model, dict(state_dict))
     return stored
 

@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 
 import torch
-from peft import PeftModel
-from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+import transformers
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import copy_tokenizer
@@ -19,14 +18,16 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model brings its head.
     Raises StageError if the adapter's tensors do not fit the model.
     """
+    from peft import PeftModel
+
     settings = json.loads((adapter_folder / "adapter_config.json").read_text(encoding="utf-8"))
     stored = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
     dtype = getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32")
     options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     if settings.get("task_type") == "SEQ_CLS":
-        base = AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=1, **options)
+        base = transformers.AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=1, **options)
     else:
-        base = AutoModelForCausalLM.from_pretrained(model_folder, **options)
+        base = transformers.AutoModelForCausalLM.from_pretrained(model_folder, **options)
     try:
         adapted = PeftModel.from_pretrained(base, str(adapter_folder), use_safetensors=True)
     except (RuntimeError, ValueError) as error:

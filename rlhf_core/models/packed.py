@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 from torch import Tensor, nn
-from transformers import PreTrainedModel
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.types import PackedBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 # Settings of transformers that scale logits in ways the chunked head does not know.
 _UNKNOWN_LOGIT_SCALES = ("logit_scale", "logits_scaling", "lm_head_multiplier")

@@ -7,12 +7,11 @@ from pathlib import Path
 from typing import Protocol
 
 import torch
-from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.models.adapters import share_base
+from rlhf_core.models.adapters import is_adapted, share_base
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
@@ -64,8 +63,8 @@ def load_model(role: Role, folder: Path, base: nn.Module | None = None) -> DeepS
         gradient_checkpointing=engine.gradient_checkpointing and trained,
     )  # fmt: skip
     if base is not None:
-        assert isinstance(model, PeftModel)
-        assert isinstance(base, PeftModel)
+        assert is_adapted(model)
+        assert is_adapted(base)
         share_base(model, base)
     wrapped = PolicyModel(model) if causal else ScalarModel(model)
     return DeepSpeedEngine(wrapped, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)

@@ -7,7 +7,6 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
@@ -17,6 +16,7 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
+from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import save_model, stored_state
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.routing import experts_per_token
@@ -203,7 +203,7 @@ class RLWorker(SnapshotWorker):
         assert isinstance(model, nn.Module)
         if weights is None:
             return
-        if isinstance(model, PeftModel):
+        if is_adapted(model):
             with TemporaryDirectory(dir=self._context.workdir) as adapter:
                 save_model(model, weights, Path(adapter), None)
                 merge_adapter(self._folders[CRITIC], Path(adapter), folder)

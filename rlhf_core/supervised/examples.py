@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from transformers import AutoConfig
+import transformers
 
 from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.data.lengths import Fitted, fit
@@ -54,7 +54,7 @@ def require_fit(
     Raises StageError if there is none, if max_length exceeds the context, or, where the policy is `error`,
     if a sequence exceeds max_length.
     """
-    context_length = getattr(AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
+    context_length = getattr(transformers.AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
         raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
     if not examples:

@@ -10,14 +10,13 @@ from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from peft import PeftModel
 from torch import Tensor, nn
 
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Metric, merged
-from rlhf_core.models.adapters import adapter_state
+from rlhf_core.models.adapters import adapter_state, is_adapted
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
@@ -181,13 +180,11 @@ class DeepSpeedEngine:
         Tied weights appear once. Of a PeftModel only the adapter is returned, under the names of an adapter folder.
         """
         model = self._wrapped
-        wanted = {
-            name: p for name, p in model.named_parameters() if p.requires_grad or not isinstance(model, PeftModel)
-        }
+        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad or not is_adapted(model)}
         tensors = {name: tensor for name, p in wanted.items() if (tensor := self._gathered(p)) is not None}
         if dist.get_rank() != 0:
             return None
-        if isinstance(model, PeftModel):
+        if is_adapted(model):
             return adapter_state(model, tensors)
         tensors.update({name: b.detach().cpu().clone() for name, b in _persistent_buffers(model)})
         return tensors

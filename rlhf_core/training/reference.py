@@ -10,10 +10,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol, TypeVar
 
-from peft import PeftModel
 from torch import nn
 
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -42,7 +42,7 @@ class AdapterOff:
     def __init__(self, policy: DeepSpeedEngine) -> None:
         """policy: of a PeftModel."""
         model = policy.module.model
-        assert isinstance(model, PeftModel)
+        assert is_adapted(model)
         self._policy, self._model = policy, model
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
