@@ -5,14 +5,14 @@ A new one is a file in rlhf_core/environments, its config class, and one line th
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf_core.config.base import PositiveInt
+from rlhf_core.config.rewards import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 
 
@@ -42,22 +42,12 @@ class Retry(EnvironmentConfig):
     """
 
     type: Literal["retry"]
-    pattern: str | None = Field(
+    pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole reply"
     )
     feedback: str = Field(
         default="That is wrong. Try again.", min_length=1, description="what the user says to a wrong reply"
     )
-
-    @model_validator(mode="after")
-    def _pattern_finds_an_answer(self) -> Retry:
-        try:
-            groups = re.compile(self.pattern).groups if self.pattern is not None else 1
-        except re.error as error:
-            raise ValueError(f"pattern is not a regular expression: {error}") from error
-        if not groups:
-            raise ValueError("pattern has no group: put ( ) around the part that is the answer")
-        return self
 
 
 @dataclass(frozen=True, slots=True)

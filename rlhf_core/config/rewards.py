@@ -20,6 +20,19 @@ from rlhf_core.config.typed import TypedConfig
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
+def _finds_an_answer(pattern: str) -> str:
+    try:
+        groups = re.compile(pattern).groups
+    except re.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    if not groups:
+        raise ValueError("the regular expression has no group: put ( ) around the part that is the answer")
+    return pattern
+
+
+AnswerPattern = Annotated[str, AfterValidator(_finds_an_answer)]
+
+
 class RewardConfig(TypedConfig):
     """Every reward that may train."""
 
@@ -86,7 +99,7 @@ class VerifierReward(TextReward):
     kind: Literal["exact", "reasoning_gym"] = Field(
         default="exact", description="compare with the row's `answer`, or ask the task's own scorer"
     )
-    pattern: str | None = Field(
+    pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole text"
     )
 

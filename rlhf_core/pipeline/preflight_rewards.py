@@ -10,7 +10,6 @@ from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located
-from rlhf_core.rewards.verifier import compiled_pattern
 
 _COLUMNS = {"exact": ("answer",), "reasoning_gym": ("task", "metadata")}
 
@@ -34,7 +33,6 @@ def _check(reward: RewardConfig, rows: list[Located], dataset: str, root: Path) 
         case FunctionReward():
             check_function(root / reward.path, reward.function, reward.path)
         case VerifierReward():
-            compiled_pattern(reward.pattern)
             for where, row in rows:
                 lacking = [column for column in _COLUMNS[reward.kind] if column not in row]
                 if lacking:

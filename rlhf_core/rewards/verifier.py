@@ -23,7 +23,7 @@ class Verifier:
     def __init__(self, config: VerifierReward):
         self._judge = {"exact": _exact, "reasoning_gym": _reasoning_gym}[config.kind]
         self._name = f"verifier {config.kind}"
-        self._pattern = compiled_pattern(config.pattern)
+        self._pattern = None if config.pattern is None else re.compile(config.pattern)
 
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
@@ -53,19 +53,6 @@ class Verifier:
             return completion
         answers = [match.group(1) for match in self._pattern.finditer(completion)]
         return answers[-1] if answers else None
-
-
-def compiled_pattern(pattern: str | None) -> re.Pattern[str] | None:
-    """Raises RewardError if `pattern` is not a regular expression with a group."""
-    if pattern is None:
-        return None
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise RewardError(f"pattern {pattern!r} is not a regular expression: {error}") from error
-    if not compiled.groups:
-        raise RewardError(f"pattern {pattern!r} has no group: put ( ) around the part that is the answer")
-    return compiled
 
 
 def _exact(answer: str, row: Mapping[str, Any]) -> float:

@@ -68,6 +68,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("Sft={stage: sft}", "`Sft`: the name of a stage has lower-case letters"),
         ("policy={stage: sft}", "`policy` is what `critic.start` calls the model that RL starts from: choose"),
         ("second={stage: rll}", "`second`: there is no stage `rll` to write here, did you mean `rl`?; there are base,"),
+        ("evaluation.scorers.exact={type: verifier, pattern: abc}", "the regular expression has no group: put"),
         ("name=Big Name", "`name` is 'Big Name': string should match pattern"),
     ],
 )  # fmt: skip

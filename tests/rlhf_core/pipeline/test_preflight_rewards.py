@@ -28,14 +28,6 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.ppo.rewards.own: no.py: cannot be read (No such file",
         ),
         (
-            put("evaluation", "scorers", "exact", "pattern", value="abc"),
-            "evaluation.scorers.exact: pattern 'abc' has no group",
-        ),
-        (
-            put("rl", "validation", value=validation(scorers={"exact": {"type": "verifier", "pattern": "abc"}})),
-            "rl.validation.scorers.exact: pattern 'abc' has no group",
-        ),
-        (
             put(
                 "rl",
                 "validation",

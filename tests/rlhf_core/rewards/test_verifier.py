@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from pydantic import ValidationError
 
 from rlhf_core.config.rewards import VerifierReward
 from rlhf_core.data.formats import canonical_row
@@ -54,5 +55,5 @@ def test_a_row_without_answer_is_an_error_that_names_it() -> None:
 
 @pytest.mark.parametrize(("pattern", "message"), [("(", "not a regular expression"), ("abc", "has no group")])
 def test_wrong_patterns(pattern: str, message: str) -> None:
-    with pytest.raises(RewardError, match=message):
-        Verifier(VerifierReward(type="verifier", pattern=pattern))
+    with pytest.raises(ValidationError, match=message):
+        VerifierReward(type="verifier", pattern=pattern)
