@@ -1,17 +1,19 @@
-"""Fixtures for all tests: the two kinds of store, and no hub."""
+"""For all tests: the two kinds of store, no hub, and which tests run in one process, which first."""
 
 from __future__ import annotations
 
 import os
-import uuid
+import signal
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
 from tests.cluster import prefect_api, ray_address
-from tests.services import S3Server
+from tests.services import S3Server, s3_prefix
 
 __all__ = ["prefect_api", "ray_address"]  # fixtures: one Ray head, one Prefect server for all tests that ask
 
@@ -19,6 +21,33 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("ALIGNMENT_RECIPES", str(RECIPES))
+# A shell's background jobs ignore Ctrl-C, and so would all that the tests start.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What may take longest comes first: else one process has it left when the others have ended."""
+
+    def seconds(item: pytest.Item) -> float:
+        timeout = item.get_closest_marker("timeout")
+        return float(timeout.args[0]) if timeout else 0.0
+
+    items.sort(key=seconds, reverse=True)
+
+
+class Scheduling(LoadScopeScheduling):
+    """One process runs all tests of a file, and all that need Ray's head or a Prefect server: each starts once."""
+
+    def __init__(self, config: pytest.Config, log: Any = None) -> None:
+        config.option.loadscopereorder = False
+        super().__init__(config, log)
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "services" if nodeid.startswith(("tests/flows/", "tests/tasks/")) else nodeid.partition("::")[0]
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    return Scheduling(config, log)
 
 
 @pytest.fixture(scope="session")
@@ -35,12 +64,7 @@ def s3_server() -> Iterator[S3Server]:
 
 @pytest.fixture
 def s3_store_url(s3_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> str:
-    """A prefix of the real S3 server that no other test uses; the AWS variables are set."""
-    for name in ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION"):
-        monkeypatch.delenv(name, raising=False)
-    for name, value in s3_server.environment().items():
-        monkeypatch.setenv(name, value)
-    return f"s3://tests/{uuid.uuid4().hex}"
+    return s3_prefix(s3_server, monkeypatch)
 
 
 @pytest.fixture

@@ -11,11 +11,13 @@ import sys
 import tempfile
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
+import pytest
 import s3fs
 
 LOOPBACK = "127.0.0.1"
@@ -123,3 +125,12 @@ class S3Server:
             endpoint_url=self.endpoint, key=self.access_key, secret=self.secret_key, skip_instance_cache=True,
             use_listings_cache=False, config_kwargs={"retries": {"max_attempts": 1}, "connect_timeout": 2},
         )  # fmt: skip
+
+
+def s3_prefix(server: S3Server, patch: pytest.MonkeyPatch) -> str:
+    """The URL of a prefix of `server` that no other test uses; sets the AWS variables."""
+    for name in ("AWS_ENDPOINT_URL_S3", "AWS_SESSION_TOKEN", "AWS_PROFILE", "AWS_DEFAULT_REGION"):
+        patch.delenv(name, raising=False)
+    for name, value in server.environment().items():
+        patch.setenv(name, value)
+    return f"s3://tests/{uuid.uuid4().hex}"

@@ -1,4 +1,4 @@
-"""`alignment try`, as a person calls it: SFT, RL and an evaluation in one process with vLLM in its child."""
+"""`alignment try`, as a person calls it: SFT and RL in one process with vLLM in its child."""
 
 from __future__ import annotations
 
@@ -74,12 +74,11 @@ def broken():
 """
 # The command; with a breakpoint in a method of the ranks where it comes to them.
 PROGRAM = """
-import signal, sys
+import sys
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     from deployments.cli.main import app
 
-    if "evaluation.rl" in sys.argv:
+    if "rl" in sys.argv:
         from rlhf_core.supervised.sft import LanguageModelWorker
 
         train = LanguageModelWorker.train
@@ -151,24 +150,24 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Workplace:
 
 @pytest.fixture(scope="module")
 def tried(place: Workplace) -> tuple[int, str]:
-    """Process and output of `alignment try small.yaml evaluation.rl`."""
-    with place.start("evaluation.rl") as process:
+    """Process and output of `alignment try small.yaml rl`."""
+    with place.start("rl") as process:
         output, _ = process.communicate("continue\n" * 9)
     assert process.returncode == 0, output
     return process.pid, output
 
 
-def test_sft_rl_and_evaluation_without_ray_prefect_or_a_server(place: Workplace, tried: tuple[int, str]) -> None:
+def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tuple[int, str]) -> None:
     output = tried[1]
     computed = [line.partition(":")[0] for line in output.splitlines() if ": computed in " in line]
-    assert set(computed) > {"data.talks", "overlap.talks", "base", "sft", "rl"}
-    assert computed[-1] == "evaluation.rl"
-    assert computed.index("overlap.talks") < computed.index("sft") < computed.index("rl")
+    assert set(computed) > {"data.talks", "overlap.talks", "base", "sft"}
+    assert computed[-1] == "rl"
+    assert computed.index("overlap.talks") < computed.index("sft")
     assert "placement.workers is 2: here one rank does it all" in output
-    assert output.count("rollout.engines is 2: here one engine does it all") == 2
+    assert "rollout.engines is 2: here one engine does it all" in output
     assert output.splitlines()[-1] == "loaded"
     assert place.manifest("rl").metrics["weight_difference"] < 1e-4  # type: ignore[operator]
-    assert "metrics  pass@1" in output
+    assert "metrics  reward" in output
     assert not (place.folder / "work").exists() or list((place.folder / "work").iterdir()) == []
 
 

@@ -86,11 +86,7 @@ class Workplace:
 
     def start_flow(self, *nodes: str) -> subprocess.Popen[bytes]:
         """The flow `few` in a process of its own."""
-        code = (
-            # A test suite that a shell runs in the background ignores Ctrl-C, and so would what it starts.
-            "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
-            f"from tests.flows.few import few; few({self.recipe!r}, {list(nodes)!r})"
-        )
+        code = f"from tests.flows.few import few; few({self.recipe!r}, {list(nodes)!r})"
         log = (self.folder / "flow.log").open("ab")
         with log:
             return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=log, stderr=log)

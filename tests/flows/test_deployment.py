@@ -1,4 +1,6 @@
-"""The deployments, run by a real worker of the pool, as the UI's buttons and `alignment run` use them."""
+"""The deployments, run by a real worker of the pool: from a terminal, and as the UI's buttons do."""
+
+from __future__ import annotations
 
 import subprocess
 import sys
@@ -8,42 +10,66 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
 from prefect.states import AwaitingRetry, Cancelling
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.test_running import wait_until
+from tests.services import S3Server, s3_prefix
 
 POOL = "alignment"
-pytestmark = pytest.mark.parametrize("store_url", ["local"], indirect=True)
+PREFECT = str(Path(sys.executable).parent / "prefect")
+SMALLEST = """
+name: smallest
+data: {unused: {format: text, source: {type: hub, repository: some/set}}}
+base:
+  dtype: float32
+  source: {type: scratch, words: [WORD], hidden_size: 64, intermediate_size: 64, layers: 1, heads: 2}
+"""
 
 
-def prefect(*arguments: str) -> None:
-    command = [str(Path(sys.executable).parent / "prefect"), "--no-prompt", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=service_environment(), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+@pytest.fixture(scope="module")
+def store_url(s3_server: S3Server) -> Iterator[str]:
+    """One for all, since a worker's flows have the worker's environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        yield s3_prefix(s3_server, patch)
+
+
+@pytest.fixture(scope="module")
+def worker(
+    store_url: str, ray_address: str, prefect_api: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Path]:
+    """A worker of the pool for the shipped deployments and for `few`, deployed as `few/test`; the path of its log."""
+    folder = tmp_path_factory.mktemp("worker")
+    environment = service_environment(
+        ALIGNMENT_STORE=store_url, RAY_API_SERVER_ADDRESS=ray_address, PREFECT_API_URL=prefect_api,
+        PREFECT_HOME=str(folder), PREFECT_WORKER_QUERY_SECONDS="1",
+    )  # fmt: skip
+    for arguments in (
+        ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
+        ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"],
+        ["deploy", "tests/flows/few.py:few", "--name", "test", "--pool", POOL],
+    ):
+        command = [PREFECT, "--no-prompt", *arguments]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+    start = [PREFECT, "worker", "start", "--type", "process", "--pool", POOL, "--install-policy", "never"]
+    service = Service(start, folder / "log", environment)
+    yield folder / "log"
+    service.end()
 
 
 @pytest.fixture
 def client(workplace: Workplace) -> Iterator[SyncPrefectClient]:
     with get_client(sync_client=True) as client:
         yield client
-
-
-@pytest.fixture
-def worker(workplace: Workplace) -> Iterator[None]:
-    """A worker of the pool, with `few` deployed as `few/test`."""
-    prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    prefect("deploy", "tests/flows/few.py:few", "--name", "test", "--pool", POOL)
-    command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--type", "process", "--pool", POOL,
-               "--install-policy", "never"]  # fmt: skip
-    service = Service(command, workplace.folder / "worker.log", service_environment(PREFECT_WORKER_QUERY_SECONDS="1"))
-    yield
-    service.end()
 
 
 def start(workplace: Workplace) -> FlowRun:
@@ -63,17 +89,18 @@ def wait_for(client: SyncPrefectClient, flow_run: FlowRun, *types: StateType) ->
 
 
 def test_a_retry_repeats_the_failed_stage_and_nothing_else(
-    workplace: Workplace, client: SyncPrefectClient, worker: None
+    workplace: Workplace, client: SyncPrefectClient, worker: Path
 ) -> None:
     workplace.write_recipe("needs: '{sign}'")
     failed = wait_for(client, start(workplace), StateType.FAILED, StateType.COMPLETED)
-    assert failed.state is not None
-    assert "data.words: " in (failed.state.message or "")
-    assert "ValueError: there is no sign" in (failed.state.message or "")
+    message = (failed.state.message if failed.state else None) or ""
+    assert "data.words: " in message
+    assert "ValueError: there is no sign" in message
+    assert "full log: `ray job logs dataset-" in message
+    assert workplace.manifest("data.words") is None
     workplace.sign.touch()
     # A run that is scheduled anew while its failed process still ends is taken for a crash by the worker.
-    log = workplace.folder / "worker.log"
-    wait_until(lambda: f"flow run '{failed.name}' exited with status code" in " ".join(log.read_text().split()))
+    wait_until(lambda: f"flow run '{failed.name}' exited with status code" in " ".join(worker.read_text().split()))
     time.sleep(3)
     # What the Retry button of the UI sends.
     client.set_flow_run_state(failed.id, AwaitingRetry(message="Retry from the UI"), force=True)
@@ -94,7 +121,7 @@ def test_a_retry_repeats_the_failed_stage_and_nothing_else(
     ]  # fmt: skip
 
 
-def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: None) -> None:
+def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow_run = start(workplace)
     wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
@@ -104,11 +131,7 @@ def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClien
     assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
 
 
-def test_the_shipped_deployments_register_with_typed_parameters(
-    workplace: Workplace, client: SyncPrefectClient
-) -> None:
-    prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    prefect("deploy", "--all", "--prefect-file", "deployments/prefect.yaml")
+def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPrefectClient, worker: Path) -> None:
     full = client.read_deployment_by_name("alignment/full")
     alone = client.read_deployment_by_name("stage/stage")
     assert (full.work_pool_name, alone.work_pool_name) == (POOL, POOL)
@@ -119,3 +142,56 @@ def test_the_shipped_deployments_register_with_typed_parameters(
     assert types == {"recipe": ("string", True), "overrides": ("array", True)}
     assert (alone.parameter_openapi_schema or {})["required"] == ["node"]
     assert str(ROOT) not in (ROOT / "deployments" / "prefect.yaml").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def terminal(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with the recipe `smallest`, in which `alignment` is called, without a stack."""
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(workplace.folder / "no stack"))
+    monkeypatch.setenv("COLUMNS", "150")
+    monkeypatch.chdir(workplace.folder)
+    Path("smallest.yaml").write_text(SMALLEST.replace("WORD", f'"{workplace.token}"'), encoding="utf-8")
+    return workplace.folder
+
+
+def run_in_process_of_its_own() -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "deployments.cli.main", "run", "smallest.yaml"]
+    return subprocess.run(command, env=service_environment(), capture_output=True, text=True, check=False)
+
+
+def alignment(*arguments: str) -> Result:
+    return CliRunner().invoke(app, arguments)
+
+
+def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
+    first = run_in_process_of_its_own()
+    assert first.returncode == 0, first.stdout + first.stderr
+    assert "smallest: 2 to compute, 0 to reuse" in first.stdout
+    assert "base                " in first.stdout
+    (report,) = (terminal / "outputs").glob("*/report.html")
+    assert report.read_text(encoding="utf-8").lstrip().startswith("<!")
+    assert str(report.relative_to(terminal)) in first.stdout
+
+    second = run_in_process_of_its_own()
+    assert second.returncode == 0, second.stdout + second.stderr
+    assert "smallest: 0 to compute, 2 to reuse" in second.stdout
+    assert "Nothing had to be computed: every stage was in the store." in second.stdout
+
+    listed = alignment("artifacts", "--stage", "base").stdout
+    name = next(word for word in listed.split() if word.startswith("base/"))
+    assert f'"key": "{name.removeprefix("base/")}' in alignment("show", name).stdout
+    pulled = alignment("pull", name, "pulled")
+    assert pulled.exit_code == 0, pulled.stderr
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= {p.name for p in Path("pulled").iterdir()}
+    again = alignment("pull", name, "pulled")
+    assert (again.exit_code, again.stderr) == (1, "error: pulled exists already: give another folder\n")
+    report_name = next(w for w in alignment("artifacts").stdout.split() if w.startswith("report/"))
+    assert f"node.base: base {name}" in alignment("lineage", report_name).stdout
+
+
+def test_mistakes_end_with_one_sentence(terminal: Path) -> None:
+    for command in ("plan", "run"):
+        wrong = alignment(command, "smallest.yaml", "base.dtpe=float32")
+        assert (wrong.exit_code, wrong.stderr) == (
+            1, "error: smallest.yaml: unknown key `base.dtpe`, did you mean `dtype`?\n",
+        )  # fmt: skip

@@ -1,9 +1,15 @@
-"""One small local Ray cluster for the tests of the library."""
+"""One small local Ray cluster for the tests of the library, and one process for the engines of stages without Ray."""
+
+from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import ray
+
+from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.stages.in_process import InProcessCluster, vllm_in
 
 
 @pytest.fixture(scope="session")
@@ -11,3 +17,16 @@ def ray_cluster() -> Iterator[None]:
     ray.init(address="local", num_cpus=4, include_dashboard=False, _node_ip_address="127.0.0.1", log_to_driver=False)
     yield
     ray.shutdown()
+
+
+@pytest.fixture(scope="session")
+def engine_process() -> Iterator[ChildProcess]:
+    """One for all engines of the session, since importing vLLM is what takes the time."""
+    with ChildProcess("the engines' process") as process:
+        yield process
+
+
+@pytest.fixture(scope="session")
+def in_process(engine_process: ChildProcess) -> InProcessCluster:
+    """Without Ray, and with real engines."""
+    return InProcessCluster(partial(vllm_in, engine_process))

@@ -29,13 +29,16 @@ _RACK = (
 PRIVATE = ("/tmp", "/var/tmp", "/dev/shm", "/run")
 HOME = "/tmp/home"
 _OWN_MEMORY = f"for folder in {' '.join(PRIVATE)}; do mount -t tmpfs tmpfs $folder; done"
-# Compiled operations are read from the user's cache, if they are there: compiling them takes most of a minute.
+# What libraries keep in the user's cache is copied if it is there: compiling DeepSpeed's operations takes most of a
+# minute, and vLLM learns the features of a model in a process of its own.
 _MACHINE = f"""
 set -e
 findmnt --real --raw --noheadings --output TARGET | while read -r target; do mount -o remount,bind,ro "$target"; done
 {_OWN_MEMORY}
 mkdir -p {HOME}/.cache
-if [ -d "$USER_HOME/.cache/torch_extensions" ]; then cp -a "$USER_HOME/.cache/torch_extensions" {HOME}/.cache/; fi
+for cache in torch_extensions vllm; do
+  if [ -d "$USER_HOME/.cache/$cache" ]; then cp -a "$USER_HOME/.cache/$cache" {HOME}/.cache/; fi
+done
 echo isolated
 read -r _
 exec "$@"

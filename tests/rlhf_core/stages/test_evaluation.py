@@ -20,7 +20,7 @@ from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
-from rlhf_core.stages.ray_cluster import RayCluster
+from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
@@ -108,13 +108,13 @@ def test_a_dtype_that_engines_do_not_serve_is_refused(tmp_path: Path) -> None:
         evaluation.stored_dtype(tmp_path)
 
 
-def test_the_stage_on_a_real_engine(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+def test_the_stage_on_a_real_engine(model: Input, in_process: InProcessCluster, tmp_path: Path) -> None:
     write_scorer(tmp_path, "[1.0 if len(c) <= 1 else 0.25 for c in completions]")
     too_long = {"prompt": [{"role": "user", "content": "x" * 30}], "answer": "x"}
     inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", [*ROWS, too_long], "drop")}
     context = context_of(tmp_path / "work", inputs)
     context.user_files_root = tmp_path
-    output = evaluation.run(settings(), inputs, context, RayCluster())
+    output = evaluation.run(settings(), inputs, context, in_process)
 
     assert output.kind is Kind.EVALUATION
     results = json.loads((output.folder / "results.json").read_text())

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +16,8 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
-from rlhf_core.stages.in_process import InProcessCluster, vllm_in
+from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -46,13 +43,6 @@ GRPO = {
         "moe_coefficient": 0.01, "optimizer": {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0},
     },
 }  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[InProcessCluster]:
-    """With one process for all its engines."""
-    with ChildProcess("the engines' process") as process:
-        yield InProcessCluster(partial(vllm_in, process))
 
 
 @pytest.fixture(scope="module")
@@ -102,8 +92,8 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
-def test_grpo_of_all_weights(models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path) -> None:
-    output, context = run_rl(models, tmp_path, cluster)
+def test_grpo_of_all_weights(models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path) -> None:
+    output, context = run_rl(models, tmp_path, in_process)
     assert_proven(context)
     before, after = (load_file(f / "model.safetensors") for f in (models["model"].folder, output.folder))
     assert before.keys() == after.keys()
@@ -114,9 +104,9 @@ def test_grpo_of_all_weights(models: dict[str, Input], cluster: InProcessCluster
 
 
 def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
-    models: dict[str, Input], cluster: InProcessCluster, tmp_path: Path
+    models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path
 ) -> None:
-    output, context = run_rl(models, tmp_path, cluster, lora={"rank": 4})
+    output, context = run_rl(models, tmp_path, in_process, lora={"rank": 4})
     assert_proven(context)
     factors = load_file(output.folder / "adapter_model.safetensors")
     assert {name.split(".")[-3] for name in factors} == {"q_proj", "k_proj", "v_proj", "o_proj"}
@@ -134,5 +124,5 @@ def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
         "dataset": "held_out", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": (1, 2),
         "sampling": {"max_tokens": 4, "top_p": 0.9, "top_k": 8, "min_p": 0.01}, "rollout": ROLLOUT,
     })  # fmt: skip
-    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), cluster).metrics
+    metrics = evaluation.run(config, inputs, context_of(tmp_path / "evaluation", inputs), in_process).metrics
     assert 0 <= metrics["pass@1"] <= metrics["pass@2"] <= 1

@@ -1,4 +1,4 @@
-"""The RL stage on real parts: Ray actors, a DeepSpeed rank, a vLLM engine, weights published and proven each step."""
+"""The RL stage on real parts, as Ray actors and without Ray: a DeepSpeed rank, vLLM, each publish proven."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.ray_cluster import RayCluster
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
-from tests.rlhf_core.stages.supervised_runs import context_of, dataset
+from tests.rlhf_core.stages.supervised_runs import context_of, dataset, no_cluster
 
 OPTIMIZER = {"learning_rate": 2e-2, "schedule": "constant", "warmup_share": 0.0}
 COMMON = {
@@ -79,13 +79,13 @@ def run(
     folder: Path,
     config: dict[str, Any],
     model: Input,
+    cluster: Cluster,
     others: dict[str, Input] | None = None,
-    cluster: Cluster | None = None,
 ) -> tuple[Output, LocalContext]:
     inputs = {"model": model, "dataset": dataset(folder / "prompts", PROMPTS), **(others or {})}
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
-    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context, cluster or RayCluster()), context
+    return rl.run(RLConfig.model_validate({**COMMON, **config}), inputs, context, cluster), context
 
 
 def write_reward(folder: Path, body: str) -> None:
@@ -93,7 +93,7 @@ def write_reward(folder: Path, body: str) -> None:
 
 
 def test_grpo_with_a_users_function_learns_and_proves_every_publish(
-    model: Input, ray_cluster: None, tmp_path: Path
+    model: Input, in_process: InProcessCluster, tmp_path: Path
 ) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     block = {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER}
@@ -112,7 +112,8 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     too_long = {"prompt": [{"role": "user", "content": "x" * 30}]}
     prompts = dataset(tmp_path / "prompts_with_long", [too_long, *PROMPTS], "drop")
     held_out = dataset(tmp_path / "held_out", [*PROMPTS, too_long, too_long], "drop")
-    output, context = run(tmp_path, config, model, {"dataset": prompts, "validation.dataset": held_out})
+    inputs = {"dataset": prompts, "validation.dataset": held_out}
+    output, context = run(tmp_path, config, model, in_process, inputs)
     assert output.metrics["rows_dropped_too_long"] == 1
     assert output.metrics["validation_rows_dropped_too_long"] == 2
     rewards = [metrics["reward"] for _, metrics in context.logs]
@@ -135,10 +136,9 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
         "critic": {"optimizer": OPTIMIZER, "save": True}, "epochs": 2, "minibatches": 2,
         "mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0},
     }  # fmt: skip
-    config = {"algorithm": "ppo", "ppo": block, "engine": {"dtype": "float32", "zero_stage": 3}}
-    output, context = run(
-        tmp_path, config, model, {f"ppo.rewards.{name}.model": reward_model for name in ("taste", "lines")}
-    )
+    config = {"algorithm": "ppo", "ppo": block, "engine": {"dtype": "float32", "zero_stage": 3}, "hybrid": True}
+    inputs = {f"ppo.rewards.{name}.model": reward_model for name in ("taste", "lines")}
+    output, context = run(tmp_path, config, model, RayCluster(), inputs)
     first, last = context.logs[0][1], context.logs[-1][1]
     assert {"reward", "kl", "value_loss", "policy_loss", "clip_fraction", "value_clip_fraction"} <= last.keys()
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
@@ -159,7 +159,7 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
 
 
 def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kept(
-    model: Input, foreign_reward_model: Input, ray_cluster: None, tmp_path: Path
+    model: Input, foreign_reward_model: Input, in_process: InProcessCluster, tmp_path: Path
 ) -> None:
     write_reward(
         tmp_path,
@@ -172,7 +172,7 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER, "filtering": {"max_rounds": 16},
     }  # fmt: skip
     config = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
-    output, context = run(tmp_path, config, model, {"grpo.rewards.taste.model": foreign_reward_model})
+    output, context = run(tmp_path, config, model, in_process, {"grpo.rewards.taste.model": foreign_reward_model})
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     adapted = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model.folder), output.folder)
@@ -188,14 +188,15 @@ def test_a_reward_that_fails_ends_the_stage_with_its_traceback(model: Input, tmp
     write_reward(tmp_path, "raise ValueError('no such answer')")
     block = {"rewards": SHORT, "group_size": 2, "optimizer": OPTIMIZER}
     with pytest.raises(RewardError, match=r"(?s)reward.py.*no such answer"):
-        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model, cluster=InProcessCluster(torch_engine))
+        run(tmp_path, {"algorithm": "grpo", "grpo": block}, model, InProcessCluster(torch_engine))
 
 
 def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(
     model: Input, foreign_reward_model: Input, tmp_path: Path
 ) -> None:
     block = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, "critic": {"optimizer": OPTIMIZER}}
+    inputs = {"ppo.rewards.taste.model": foreign_reward_model}
     with pytest.raises(
         StageError, match=r"ppo\.critic\.start: .* differs from the policy's: set critic\.start: policy"
     ):
-        run(tmp_path, {"algorithm": "ppo", "ppo": block}, model, {"ppo.rewards.taste.model": foreign_reward_model})
+        run(tmp_path, {"algorithm": "ppo", "ppo": block}, model, no_cluster, inputs)
