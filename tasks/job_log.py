@@ -15,6 +15,8 @@ from rlhf_core.tracking.protocol import JobError, Progress, parse
 
 _RECONNECT_SECONDS = 1.0
 _SETTLE_SECONDS = 0.3
+# Ray writes it into the log before it starts the command, but flushes it afterwards: it may come after the job's lines.
+_LINE_OF_RAY = "Running entrypoint for job "
 
 
 class LogSource(Protocol):
@@ -32,7 +34,7 @@ class JobLog:
         self, source: LogSource, job_id: str, on_line: Callable[[str], None], on_progress: Callable[[Progress], None]
     ):
         self.error: str | None = None  # the newest message of that kind
-        self.last_line = ""
+        self.last_line = ""  # of the job, not of Ray
         self._on_line = on_line
         self._on_progress = on_progress
         self._pieces: queue.Queue[str] = queue.Queue()
@@ -74,7 +76,7 @@ class JobLog:
             return
         if isinstance(message, JobError):
             self.error = str(message)
-        elif line.strip():
+        elif line.strip() and not line.startswith(_LINE_OF_RAY):
             self.last_line = line.strip()
         self._on_line(line)
 

@@ -223,6 +223,7 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
     monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
+    monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", "280")  # on a busy machine its attempts take minutes
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("PREFECT_API_URL", f"http://{LOOPBACK}:9/api")
     try:
