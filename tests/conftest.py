@@ -21,6 +21,8 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
 os.environ.setdefault("RAY_AUTH_MODE", "disabled")
 os.environ.setdefault("ALIGNMENT_RECIPES", str(RECIPES))
+# By default Ray's processes give way to all others, and so its tests, the longest, to those of the other process.
+os.environ.setdefault("RAY_worker_niceness", "0")
 # A shell's background jobs ignore Ctrl-C, and so would all that the tests start.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 

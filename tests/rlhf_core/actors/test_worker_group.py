@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 
 import pytest
-import ray
 import torch
 import torch.distributed as dist
 from ray.cloudpickle import register_pickle_by_value
 
-from rlhf_core.actors.placement import reserve, worker_bundles
+from rlhf_core.actors.placement import reserve
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.errors import RewardError, StageError
@@ -132,11 +131,3 @@ def test_a_worker_that_cannot_be_built_gives_everything_back() -> None:
         RayWorkerGroup(Placement(workers=2, cpus_per_worker=1.5), Worker, 0, 1)
     with reserve([{"CPU": 3.0}]):
         pass
-
-
-def test_ranks_run_in_the_bundles_they_are_given() -> None:
-    with reserve([*worker_bundles(Placement(workers=1)), {"CPU": 0.5}]) as reserved:
-        group = RayWorkerGroup(Placement(workers=1), Worker, placement_group=reserved)
-        assert group.call(Worker.identity) == [(0, 1, 1, "1")]
-        group.shutdown()
-    assert ray.cluster_resources()["CPU"] == 4

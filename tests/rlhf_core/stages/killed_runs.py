@@ -120,7 +120,6 @@ class HeldContext(LocalContext):
     MOMENTS: ClassVar = {
         "an upload begins": ("shared.safetensors", False),
         "rank 1 uploads": ("rank1.safetensors", False),
-        "an upload has ended": ("shared.safetensors", True),
         "before the manifest": ("manifest.json", False),
         "after the manifest": ("manifest.json", True),
     }

@@ -48,7 +48,7 @@ def reward(completions, prompts, rows):
     right = [float(len(c) <= 1) for c in completions]
     return [{"reward": r + 0.01 * len(c), "score": r} for r, c in zip(right, completions)]
 """
-MOMENTS = ("the middle of step 2", "an upload begins", "before the manifest", "after the manifest")
+MOMENTS = ("the middle of step 2", "before the manifest")  # test_sft_killed.py has all moments of a checkpoint
 
 
 def config(algorithm: str) -> RLConfig:
