@@ -118,7 +118,6 @@ class HeldContext(LocalContext):
 
     REF: ClassVar = ArtifactRef(stage="test", key="0" * 64)
     MOMENTS: ClassVar = {
-        "an upload begins": ("shared.safetensors", False),
         "rank 1 uploads": ("rank1.safetensors", False),
         "before the manifest": ("manifest.json", False),
         "after the manifest": ("manifest.json", True),

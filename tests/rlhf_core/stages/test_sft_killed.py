@@ -110,7 +110,6 @@ def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[s
     [
         ("the middle of a step", 2),
         ("half a file is written", 0),
-        ("an upload begins", 2),
         ("before the manifest", 2),
         ("after the manifest", 4),
     ],
