@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.user_code import check_function
-from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located
 
@@ -23,7 +23,7 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
             dataset = datasets[judged.dataset]
             try:
                 _check(judged.reward, samples.get(dataset, []), dataset, root)
-            except (RecipeError, RewardError) as error:
+            except RecipeError as error:
                 problems.append(f"{node.section}.{judged.setting}: {error}")
     return list(dict.fromkeys(problems))
 

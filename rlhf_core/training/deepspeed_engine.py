@@ -180,7 +180,8 @@ class DeepSpeedEngine:
         Tied weights appear once. Of a PeftModel only the adapter is returned, under the names of an adapter folder.
         """
         model = self._wrapped
-        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad or not is_adapted(model)}
+        whole = not is_adapted(model)
+        wanted = {name: p for name, p in model.named_parameters() if p.requires_grad or whole}
         tensors = {name: tensor for name, p in wanted.items() if (tensor := self._gathered(p)) is not None}
         if dist.get_rank() != 0:
             return None

@@ -54,8 +54,9 @@ class Nodes:
     def start(self) -> None:
         # Nothing that the user's shell says of other clusters and stores.
         kept = {n: v for n, v in service_environment().items() if not n.startswith(("RAY_", "ALIGNMENT_", "AWS_"))}
-        settings = {"AUTH_MODE": "disabled", "OBJECT_STORE_ALLOW_SLOW_STORAGE": "1", "worker_niceness": "0"}
-        environment = kept | {f"RAY_{name}": value for name, value in settings.items()}
+        environment = {
+            **kept, "RAY_AUTH_MODE": "disabled", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1", "RAY_worker_niceness": "0",
+        }  # fmt: skip
         self.head.start([*_ray(HEAD), "--head", "--port=6379", f"--dashboard-host={HEAD}"], environment)
         self.other.start([*_ray(OTHER), f"--address={HEAD}:6379"], environment)
         connect(self.head, HEAD, self.other, OTHER)
