@@ -29,7 +29,6 @@ from rlhf_core.models.logprobs import chunked_logprobs
 
 # Tokens, words, width; the last two have the heads of SmolLM2-135M and Qwen2.5-0.5B.
 SHAPES = ((2048, 32_000, 512), (2048, 49_152, 576), (1024, 151_936, 896))
-REPEATS = 3
 TEMPERATURE = 0.7
 
 
@@ -41,6 +40,7 @@ class Case:
     dtype: Literal["float32", "bfloat16"]
     work: Literal["train", "score"]
     form: Literal["plain", "chunked"]
+    repeats: int = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def measure(case: Case) -> Result:
         return float(results[0].detach().mean())
 
     start = _reset_peak()
-    seconds, processor, means = zip(*(_timed(run) for _ in range(REPEATS)), strict=True)
+    seconds, processor, means = zip(*(_timed(run) for _ in range(case.repeats)), strict=True)
     return Result(statistics.median(seconds), statistics.median(processor), _peak() - start, means[0])
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from benchmarks.logprobs import Case, in_own_process
 
-CASES = [Case(3000, 10_000, 8, "float32", "train", form) for form in ("plain", "chunked")]
+CASES = [Case(3000, 10_000, 8, "float32", "train", form, repeats=1) for form in ("plain", "chunked")]
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")

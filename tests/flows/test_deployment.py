@@ -172,8 +172,8 @@ def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     assert report.read_text(encoding="utf-8").lstrip().startswith("<!")
     assert str(report.relative_to(terminal)) in first.stdout
 
-    second = run_in_process_of_its_own()
-    assert second.returncode == 0, second.stdout + second.stderr
+    second = alignment("run", "smallest.yaml")
+    assert second.exit_code == 0, second.output
     assert "smallest: 0 to compute, 2 to reuse" in second.stdout
     assert "Nothing had to be computed: every stage was in the store." in second.stdout
 

@@ -156,12 +156,6 @@ class Run:
         return self.repository.manifest(self.spec.ref)
 
 
-def kill_a_rank(machine: Machine) -> None:
-    """The training rank there, which dies as in a crash."""
-    (rank,) = machine.processes("_Rank")
-    rank.kill()
-
-
 def disturbed(run: Run, nodes: Nodes) -> dict[str, Any]:
     """The run, one rank of which dies after a checkpoint; then its job is submitted again."""
     job = run.submit()
