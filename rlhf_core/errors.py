@@ -28,6 +28,10 @@ class StageError(AlignmentError):
     """A stage failed; it has published no artifact."""
 
 
+class ConversationError(StageError):
+    """The chat template cannot write this row as it is; it may write others."""
+
+
 class RewardError(StageError):
     """A reward raised an error, timed out, was not finite, or returned the wrong number of values."""
 

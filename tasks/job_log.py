@@ -16,7 +16,7 @@ from rlhf_core.tracking.protocol import JobError, Progress, parse
 _RECONNECT_SECONDS = 1.0
 _SETTLE_SECONDS = 0.3
 # Ray writes it into the log before it starts the command, but flushes it afterwards: it may come after the job's lines.
-_LINE_OF_RAY = "Running entrypoint for job "
+LINE_OF_RAY = "Running entrypoint for job "
 
 
 class LogSource(Protocol):
@@ -76,7 +76,7 @@ class JobLog:
             return
         if isinstance(message, JobError):
             self.error = str(message)
-        elif line.strip() and not line.startswith(_LINE_OF_RAY):
+        elif line.strip() and not line.startswith(LINE_OF_RAY):
             self.last_line = line.strip()
         self._on_line(line)
 

@@ -86,7 +86,7 @@ def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
         _show_place("report", str(path))
     _show_place("this run", url)
     _show_place("Ray dashboard", os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS", ""))
-    _show_place("artifacts", f"{prepared.store_url} (`alignment artifacts`)")
+    _show_place("artifacts", f"{prepared.store.url} (`alignment artifacts`)")
 
 
 def _show_place(what: str, where: str) -> None:

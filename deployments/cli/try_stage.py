@@ -47,7 +47,7 @@ def try_stage(
     except AlignmentError as error:  # raised by the stage: a debugging session needs the traceback
         traceback.print_exception(error)
         raise typer.Exit(1) from error
-    _show(tried, prepared.store_url)
+    _show(tried, prepared.store.url)
 
 
 def _show(tried: Tried, store: str) -> None:

@@ -17,9 +17,8 @@ STORE_VARIABLE = "ALIGNMENT_STORE"
 def open_store(url: str) -> Store:
     """The store at `url`, without any request to it. Raises StoreError if `url` is not a store's."""
     if url.startswith("s3://"):
-        from rlhf_core.artifacts.s3_store import (
-            S3Store,
-        )  # imported here: it takes a second, which a local folder does not need
+        # Imported here: it takes a second, which a local folder does not need.
+        from rlhf_core.artifacts.s3_store import S3Store
 
         return S3Store(url)
     from rlhf_core.artifacts.local_store import LocalStore

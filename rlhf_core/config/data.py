@@ -11,7 +11,8 @@ from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, Positiv
 from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.stage import StageConfig
 
-# What a stage does with rows that are longer than it can read.
+# What becomes of rows that lack something, and of rows that are longer than a stage can read.
+BadRowPolicy = Literal["error", "drop"]
 LongRowPolicy = Literal["error", "drop", "truncate"]
 
 
@@ -85,8 +86,10 @@ class DatasetConfig(StageConfig):
         "error",
         description="of a row that is trained on and has a prompt that the recipe validates or evaluates on",
     )
-    on_bad_row: Literal["error", "drop"] = Field(
-        default="error", description="of a row that cannot be read, or lacks what its format needs"
+    on_bad_row: BadRowPolicy = Field(
+        default="error",
+        description="of a row that cannot be read, lacks what its format needs, or that the chat template of the stage "
+        "that reads it cannot write",
     )
     on_long_row: LongRowPolicy = Field(
         default="error",

@@ -27,6 +27,11 @@ class EnvironmentConfig(TypedConfig):
     def classes(cls) -> Mapping[str, type[Self]]:
         return {kind: entry.config for kind, entry in ENVIRONMENTS.items() if issubclass(entry.config, cls)}
 
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """Columns that every row must have which an episode starts from."""
+        return ()
+
 
 class SingleTurn(EnvironmentConfig):
     """One reply to the row's prompt, judged by the rewards alone."""
@@ -48,6 +53,10 @@ class Retry(EnvironmentConfig):
     feedback: str = Field(
         default="That is wrong. Try again.", min_length=1, description="what the user says to a wrong reply"
     )
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("answer",)
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ class EvaluationConfig(StageConfig):
     def sequence_lengths(self) -> Mapping[str, int]:
         return {"rollout.max_length": self.rollout.max_length}
 
-    def rewards(self) -> Iterator[JudgedBy]:
+    def judges(self) -> Iterator[JudgedBy]:
         for name, scorer in self.scorers.items():
             yield JudgedBy(f"scorers.{name}", scorer, "dataset")
 

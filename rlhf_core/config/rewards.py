@@ -47,6 +47,11 @@ class RewardConfig(TypedConfig):
     def classes(cls) -> Mapping[str, type[Self]]:
         return {kind: entry.config for kind, entry in REWARDS.items() if issubclass(entry.config, cls)}
 
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """Columns that every row must have which it judges."""
+        return ()
+
 
 class TextReward(RewardConfig):
     """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
@@ -102,6 +107,10 @@ class VerifierReward(TextReward):
     pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole text"
     )
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("answer",) if self.kind == "exact" else ("task", "metadata")
 
 
 class FunctionReward(TextReward):

@@ -276,7 +276,8 @@ class RLConfig(StageConfig, KeyedConfig):
     def sequence_lengths(self) -> Mapping[str, int]:
         return {"rollout.max_length": self.rollout.max_length}
 
-    def rewards(self) -> Iterator[JudgedBy]:
+    def judges(self) -> Iterator[JudgedBy]:
+        yield JudgedBy("environment", self.environment, "dataset")
         for name, reward in self.settings.rewards.items():
             yield JudgedBy(f"{self.block}.rewards.{name}", reward, "dataset")
         for name, monitor in self.monitors.items():

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
 
@@ -28,10 +29,10 @@ class RowLimit:
 
 @dataclass(frozen=True, slots=True)
 class JudgedBy:
-    """A reward or scorer: the setting that has it, and the input whose rows it judges."""
+    """A reward, scorer or environment: the setting that has it, and the input whose rows it reads."""
 
     setting: str
-    reward: RewardConfig
+    judge: RewardConfig | EnvironmentConfig
     dataset: str
 
 
@@ -72,8 +73,8 @@ class StageConfig(Config):
         """Of the rows of the input `dataset`; None: rows of any length can be used."""
         return None
 
-    def rewards(self) -> Iterator[JudgedBy]:
-        """Every reward and scorer that it uses."""
+    def judges(self) -> Iterator[JudgedBy]:
+        """Every reward, scorer and environment that it uses."""
         return iter(())
 
     def moe_coefficients(self) -> Mapping[str, float]:

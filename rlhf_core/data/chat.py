@@ -15,7 +15,7 @@ from pathlib import Path
 
 from rlhf_core.data.rendering import Message, Tools, render, require_written, untagged
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
-from rlhf_core.errors import StageError
+from rlhf_core.errors import ConversationError, StageError
 
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
 
@@ -55,11 +55,11 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools
     """Sequences in which every assistant turn is trained exactly once, with the token that ends it.
 
     Mostly one; several where the template rewrites earlier turns. What follows the last assistant turn is left out.
-    Raises StageError for a conversation that the template cannot write as it is.
+    Raises ConversationError for one that the template cannot write as it is.
     """
     replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
     if not replies:
-        raise StageError("the conversation has no assistant turn, so there is nothing to train on")
+        raise ConversationError("the conversation has no assistant turn, so there is nothing to train on")
     require_written(tokenizer, messages, tools)
     sequences: list[list[_Turn]] = []
     for index in replies:
@@ -183,15 +183,15 @@ class _Turn:
 
 
 def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> _Turn:
-    """The last of `messages`, an assistant's. Raises StageError if it cannot be told apart from its prompt."""
+    """The last of `messages`, an assistant's. Raises ConversationError if it cannot be told apart from its prompt."""
     index = len(messages) - 1
     if index == 0:
-        raise StageError("the conversation begins with an assistant turn, which answers nothing: leave it out")
+        raise ConversationError("the conversation begins with an assistant turn, which answers nothing: leave it out")
     before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
     whole = render(tokenizer, messages, tools, generation_prompt=False)
     if not whole.startswith(before):
         common = next(n for n, (a, b) in enumerate(zip(before, whole + "\0", strict=False)) if a != b)
-        raise StageError(
+        raise ConversationError(
             f"the chat template asks for turn {index} with {before[max(0, common - 20) :][-60:]!r} but writes the turn "
             f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
             "it is asked with; change base.chat_template"
@@ -220,7 +220,8 @@ def _end_of_turn(tokenizer: Tokenizer, written: Sequence[int]) -> int | None:
 
 
 def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> None:
-    """Raise StageError if the template has `{% generation %}`, and does not tag all that is trained of the last turn.
+    """Raise ConversationError if the template has `{% generation %}`, and leaves untagged what is trained of the last
+    turn.
 
     Tags may reach further (over the generation prompt, which is not trained), and need not hold the end of the turn.
     """
@@ -228,7 +229,7 @@ def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
     for token in stop_token_ids(tokenizer):
         left = left.replace(str(tokenizer.convert_ids_to_tokens(token)), "")
     if left.strip():
-        raise StageError(
+        raise ConversationError(
             f"the chat template does not tag {left.strip()[:60]!r} of turn {len(messages) - 1} with "
             "{% generation %}, but writes it after its generation prompt, where the model must write it itself: "
             "correct the tags, or take them out"

@@ -5,27 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.data.chat import Tokenizer, encode_prompt
-from rlhf_core.data.lengths import Fitted, fit
+from rlhf_core.data.fitting import Fitted, RowPolicy, fit
 from rlhf_core.errors import StageError
 from rlhf_core.types import Prompt
 
 
 def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
-    """As `fit_prompts`; a prompt that is too long is an error."""
-    return fit_prompts(rows, tokenizer, max_tokens=max_tokens, on_long_row="error").rows
+    """As `fit_prompts`; a prompt that cannot be used is an error."""
+    return fit_prompts(rows, tokenizer, max_tokens=max_tokens, policy=RowPolicy()).rows
 
 
 def fit_prompts(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int, on_long_row: LongRowPolicy
+    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int, policy: RowPolicy
 ) -> Fitted[Prompt]:
     """Each row's messages through the chat template, ready for a completion.
 
-    Raises StageError for a prompt of more than `max_tokens` tokens if the policy is `error`, and for the policy
-    `truncate`: a prompt that is cut asks another question.
+    Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot write, if their policy
+    is `error`, and for the policy `truncate`: a prompt that is cut asks another question.
     """
-    if on_long_row == "truncate":
+    if policy.long == "truncate":
         raise StageError("on_long_row: a prompt that is cut asks another question; use error or drop")
 
     def problem(prompt: Prompt) -> str | None:
@@ -37,11 +36,8 @@ def fit_prompts(
             "to drop"
         )
 
-    prompts = (
-        Prompt(
-            id=row["id"], text=row["prompt"][-1]["content"],
-            token_ids=tuple(encode_prompt(tokenizer, row["prompt"], row.get("tools"))), row=row,
-        )
-        for row in rows
-    )  # fmt: skip
-    return fit(prompts, on_long_row, problem=problem, truncate=lambda prompt: None)
+    def encode(row: Mapping[str, Any]) -> list[Prompt]:
+        ids = encode_prompt(tokenizer, row["prompt"], row.get("tools"))
+        return [Prompt(id=row["id"], text=row["prompt"][-1]["content"], token_ids=tuple(ids), row=row)]
+
+    return fit(rows, encode, policy, problem=problem, truncate=lambda prompt: None)

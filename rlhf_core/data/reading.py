@@ -7,8 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.data import LongRowPolicy
 from rlhf_core.config.format_table import FORMATS
+from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
@@ -44,10 +44,10 @@ def read_dataset(folder: Path) -> Rows:
     return Rows(format_of(name), iterate_rows(folder))
 
 
-def long_row_policy(folder: Path) -> LongRowPolicy:
-    """What the recipe wants of rows of this dataset artifact that are too long for the stage that reads them."""
-    policy: LongRowPolicy = _info(folder).get("on_long_row", "error")
-    return policy
+def row_policy(folder: Path) -> RowPolicy:
+    """What the recipe wants of rows of this dataset artifact that the stage which reads them cannot use as they are."""
+    info = _info(folder)
+    return RowPolicy(long=info.get("on_long_row", "error"), bad=info.get("on_bad_row", "error"))
 
 
 def _info(folder: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import ConversationError, StageError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -35,7 +35,10 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
-    """The conversation as the template writes it. Raises StageError if there is no template, or it raises an error."""
+    """The conversation as the template writes it.
+
+    Raises StageError if there is no template or it is none, ConversationError if it raises an error.
+    """
     if tokenizer.chat_template is None:
         raise StageError(NO_TEMPLATE)
     conversation: list[dict[str, Any]] = [dict(message) for message in messages]
@@ -52,26 +55,29 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
     except TemplateSyntaxError as error:
         raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
     except Exception as error:  # a template is a program: it may raise anything, also on purpose
-        raise StageError(f"the chat template refuses a conversation: {error}") from error
+        raise ConversationError(f"the chat template refuses a conversation: {error}") from error
     return str(text)
 
 
 def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> None:
-    """Raise StageError if the template leaves out tools, tool calls, reasoning, or a turn that is not the assistant's.
+    """Raise ConversationError if the template leaves out tools, tool calls, reasoning, or a turn of another role than
+    the assistant's.
 
     An assistant turn is judged as the last one of its conversation: many templates shorten earlier ones on purpose.
     """
     asks = messages[-1]["role"] != "assistant"
     text = render(tokenizer, messages, tools, generation_prompt=asks)
     if tools and text == _rendered(tokenizer, messages, None, generation_prompt=asks):
-        raise StageError("the chat template does not write `tools`, so the model would never see them; " + _REMEDY)
+        raise ConversationError(
+            "the chat template does not write `tools`, so the model would never see them; " + _REMEDY
+        )
     given = [index for index, message in enumerate(messages) if message["role"] != "assistant"]
     marked = _rendered(tokenizer, _replaced(messages, given), tools, generation_prompt=asks) or ""
     for index in given:
         if _marker(index) in marked:
             continue  # as nearly always; a template that changes contents is asked about this one alone
         if text == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=asks):
-            raise StageError(
+            raise ConversationError(
                 f"the chat template does not write turn {index}, of role {messages[index]['role']}, so the model would "
                 f"never see it; {_REMEDY}"
             )
@@ -97,7 +103,7 @@ def _require_keys_written(tokenizer: Tokenizer, messages: Sequence[Message], too
         without = {name: value for name, value in reply.items() if name != key}
         text = render(tokenizer, messages, tools, generation_prompt=False)
         if text == _rendered(tokenizer, [*before, without], tools, generation_prompt=False):
-            raise StageError(
+            raise ConversationError(
                 f"the chat template does not write `{key}` of turn {len(before)}, so the model would never learn "
                 f"them; {_REMEDY}"
             )

@@ -74,7 +74,7 @@ def _compute(prepared: Prepared, node: Node, say: Say, again: bool) -> Manifest:
     began = time.monotonic()
     store_spec(node, run_settings(prepared), prepared.repository)
     progress = ProgressReporter(lambda line: say(f"{node.name}: {parse(line)}"))
-    manifest = run_job(prepared.store_url, node.ref, cluster=_cluster, progress=progress, again=again)
+    manifest = run_job(prepared.store.url, node.ref, cluster=_cluster, progress=progress, again=again)
     say(f"{node.name}: computed in {time.monotonic() - began:.1f} s")
     return manifest
 

@@ -14,7 +14,7 @@ from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.formats import Format, format_of
 from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.errors import StageError
+from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located, Use
 from rlhf_core.pipeline.preflight_model import BaseModel
@@ -66,9 +66,21 @@ def check_lengths(
         try:
             if model not in tokenizers:
                 tokenizers[model] = _tokenizer(model, root)
-            lengths = _lengths(rows, tokenizers[model], format_of(config.format))
+            lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format))
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
+            continue
+        if unwritable and config.on_bad_row == "error":
+            problems.append(
+                f"{use.setting}: {unwritable[0]}; or set data.{use.dataset}.on_bad_row to drop, which drops at least "
+                f"{len(unwritable)} of {len(rows)} rows of `data.{use.dataset}`"
+            )
+        elif unwritable:
+            notes.append(
+                f"{use.setting}: at least {len(unwritable)} of {len(rows)} rows of `data.{use.dataset}` are dropped, "
+                f"which the chat template cannot write; first: {unwritable[0]}"
+            )
+        if not lengths:
             continue
         if config.on_long_row == "error":
             problems += _too_long(use, limit, lengths, not FORMATS[config.format].truncation_problem)
@@ -115,7 +127,15 @@ def _lost(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], rows: int, 
         )
 
 
-def _lengths(rows: list[Located], tokenizer: Tokenizer, data_format: Format) -> list[tuple[str, int]]:
-    """The place and the number of tokens of each of the rows with the most characters."""
-    candidates = heapq.nlargest(_TOKENISED_ROWS, rows, key=lambda located: len(data_format.whole_text(located[1])))
-    return [(where, data_format.num_tokens(tokenizer, row)) for where, row in candidates]
+def _lengths(rows: list[Located], tokenizer: Tokenizer, data_format: Format) -> tuple[list[tuple[str, int]], list[str]]:
+    """The place and the number of tokens of each of the rows with the most characters; of those that the chat template
+    cannot write, a sentence each, in the order of the rows."""
+    sizes = [len(data_format.whole_text(row)) for _, row in rows]
+    longest = sorted(heapq.nlargest(_TOKENISED_ROWS, range(len(rows)), key=sizes.__getitem__))
+    lengths, unwritable = [], []
+    for where, row in (rows[index] for index in longest):
+        try:
+            lengths.append((where, data_format.num_tokens(tokenizer, row)))
+        except ConversationError as error:
+            unwritable.append(f"{where}: {error}")
+    return lengths, unwritable

@@ -1,17 +1,16 @@
-"""Rewards before anything runs: the user's files, the patterns, the columns that a verifier reads."""
+"""Rewards and environments before anything runs: the user's files, the columns that they read."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
 
+from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located
-
-_COLUMNS = {"exact": ("answer",), "reasoning_gym": ("task", "metadata")}
 
 
 def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]], root: Path) -> list[str]:
@@ -19,26 +18,20 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
     problems = []
     for node in nodes.values():
         datasets = {reference.path: reference.names[0] for reference in node.references if reference.names}
-        for judged in node.config.rewards():
+        for judged in node.config.judges():
             dataset = datasets[judged.dataset]
             try:
-                _check(judged.reward, samples.get(dataset, []), dataset, root)
+                _check_columns(judged.judge, samples.get(dataset, []), dataset)
+                if isinstance(judged.judge, FunctionReward):
+                    check_function(root / judged.judge.path, judged.judge.function, judged.judge.path)
             except RecipeError as error:
                 problems.append(f"{node.section}.{judged.setting}: {error}")
     return list(dict.fromkeys(problems))
 
 
-def _check(reward: RewardConfig, rows: list[Located], dataset: str, root: Path) -> None:
-    match reward:
-        case FunctionReward():
-            check_function(root / reward.path, reward.function, reward.path)
-        case VerifierReward():
-            for where, row in rows:
-                lacking = [column for column in _COLUMNS[reward.kind] if column not in row]
-                if lacking:
-                    raise RecipeError(
-                        f"the verifier `{reward.kind}` needs the column `{lacking[0]}`, "
-                        f"which `data.{dataset}` lacks at {where}"
-                    )
-        case _:
-            pass  # a reward model is made by the run, a server is where the jobs are
+def _check_columns(judge: RewardConfig | EnvironmentConfig, rows: list[Located], dataset: str) -> None:
+    for where, row in rows:
+        lacking = [column for column in judge.row_columns if column not in row]
+        if lacking:
+            name = f"the verifier `{judge.kind}`" if isinstance(judge, VerifierReward) else f"`{judge.type}`"
+            raise RecipeError(f"{name} needs the column `{lacking[0]}`, which `data.{dataset}` lacks at {where}")

@@ -40,7 +40,6 @@ class Checked:
 class Prepared(Checked):
     """A checked recipe, and the store that its results go to."""
 
-    store_url: str
     store: Store
     repository: ArtifactRepository
 
@@ -60,7 +59,7 @@ def check(
 
     def find(ref: str) -> Manifest:
         name = f"artifact:{ref}"
-        manifest = find_artifact(ArtifactRepository(open_store(store or store_url())), pinned.get(name, ref))
+        manifest = find_artifact(ArtifactRepository(_opened(store)), pinned.get(name, ref))
         pinned[name] = f"{manifest.stage}/{manifest.key}"
         return manifest
 
@@ -75,18 +74,22 @@ def prepare(recipe: str, overrides: Sequence[str], run_id: str = "", store: str 
     run_id: of a run that starts or is retried. A retry uses what aliases, branches and files meant at the first start.
     """
     resolved: dict[str, str] = {}
-    if run_id and (kept := open_store(store or store_url()).get(_pins_path(run_id))) is not None:
+    if run_id and (kept := _opened(store).get(_pins_path(run_id))) is not None:
         resolved = json.loads(kept)
     checked = check(recipe, overrides, resolved, store)
-    url = store or store_url()
-    opened = open_store(url)
+    opened = _opened(store)
     opened.probe()
     if run_id and resolved:
         opened.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
     return Prepared(
         checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.notes,
-        url, opened, ArtifactRepository(opened),
+        opened, ArtifactRepository(opened),
     )  # fmt: skip
+
+
+def _opened(url: str | None) -> Store:
+    """The store at `url`, or that the environment names. Raises StoreError if that names none."""
+    return open_store(url or store_url())
 
 
 def _pins_path(run_id: str) -> str:

@@ -29,7 +29,7 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
     recipe = prepared.loaded.recipe
     return RunSettings(
         run_id=run_id,
-        store_url=prepared.store_url,
+        store_url=prepared.store.url,
         root=prepared.loaded.root,
         seed=recipe.seed,
         libraries=prepared.libraries,

@@ -225,7 +225,9 @@ def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _C
     return {
         "format": config.format,
         "rows": summary.rows,
-        "on_long_row": config.on_long_row,  # for the stages that read it, which alone know the rows' lengths
+        # For the stages that read it, which alone know its rows' lengths, and a chat template.
+        "on_long_row": config.on_long_row,
+        "on_bad_row": config.on_bad_row,
         "sources": [
             {"source": json.loads(source.model_dump_json()), "read": read, "used": used}
             for source, read, used in zip(_sources(config), counts.read, drawn, strict=True)

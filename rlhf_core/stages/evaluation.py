@@ -14,7 +14,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
@@ -29,7 +29,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     dataset = inputs["dataset"].folder
-    fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, on_long_row=long_row_policy(dataset))
+    fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, policy=row_policy(dataset))
     prompts = fitted.rows
     if not prompts:
         raise StageError("the dataset has no prompts to evaluate on")

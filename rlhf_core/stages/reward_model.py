@@ -9,12 +9,12 @@ from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.config.validation import MAIN
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.lengths import Fitted
-from rlhf_core.data.reading import iterate_rows, long_row_policy, read_rows
+from rlhf_core.data.fitting import Fitted, Row
+from rlhf_core.data.reading import iterate_rows, read_rows, row_policy
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
-from rlhf_core.supervised.examples import Example, require_fit
+from rlhf_core.supervised.examples import Example, fit_examples
 from rlhf_core.supervised.loop import count_steps, train
 from rlhf_core.supervised.reward_model import (
     RewardModelWorker,
@@ -22,7 +22,7 @@ from rlhf_core.supervised.reward_model import (
     judge,
     judged_by_validation,
     pack_pairs,
-    pair_examples,
+    pair_example,
     split_by_prompt,
 )
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
@@ -32,9 +32,12 @@ def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageCo
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
 
+    def encode(row: Row) -> list[Example]:
+        return [pair_example(tokenizer, row)]
+
     def read(dataset: Input) -> Fitted[Example]:
-        pairs = pair_examples(tokenizer, iterate_rows(dataset.folder))
-        return require_fit(pairs, model.folder, config.max_length, long_row_policy(dataset.folder))
+        rows, policy = iterate_rows(dataset.folder), row_policy(dataset.folder)
+        return fit_examples(rows, encode, policy, model.folder, config.max_length)
 
     fitted, validated = read(inputs["dataset"]), read_held_out(config, inputs, read)
     examples, held_out = (fitted.rows, []) if validated else _split(inputs["dataset"], fitted.rows, context.seed)

@@ -13,9 +13,9 @@ from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer, require_turns_follow
-from rlhf_core.data.lengths import Fitted
+from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rl.collector import Collector
@@ -45,10 +45,10 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     prompts = fitted.rows
     if not prompts:
         raise StageError("rl.dataset has no prompt that leaves room for its completion")
-    too_long = fitted.metrics()
+    row_counts = fitted.metrics()
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer)
     for name, of_set in held_out_prompts.items():
-        too_long |= of_set.metrics(counts_prefix(name))
+        row_counts |= of_set.metrics(counts_prefix(name))
     require_same_tokens(config, inputs)
     if config.environment.max_turns > 1:
         require_turns_follow(tokenizer)
@@ -91,7 +91,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         save(workers, folder, context)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
-    return Output(kind, folder, {**_last_and_best(metrics), **too_long})
+    return Output(kind, folder, {**_last_and_best(metrics), **row_counts})
 
 
 def ranks_and_engines(
@@ -111,8 +111,7 @@ def ranks_and_engines(
 
 def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:
     room = config.rollout.max_length - sampling.max_tokens
-    policy = long_row_policy(dataset.folder)
-    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, on_long_row=policy)
+    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, policy=row_policy(dataset.folder))
 
 
 def _held_out_prompts(config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> dict[str, Fitted[Prompt]]:

@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.lengths import Fitted
-from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.data.fitting import Fitted
+from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.supervised.examples import Example, require_fit
+from rlhf_core.supervised.examples import Example, fit_examples
 from rlhf_core.supervised.sft import conversation_examples
 
 
@@ -21,8 +22,8 @@ def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, c
     tokenizer = load_tokenizer(folder)
 
     def read(dataset: Input) -> Fitted[Example]:
-        examples = conversation_examples(tokenizer, read_rows(dataset.folder))
-        return require_fit(examples, folder, config.max_length, long_row_policy(dataset.folder))
+        encode = partial(conversation_examples, tokenizer)
+        return fit_examples(iterate_rows(dataset.folder), encode, row_policy(dataset.folder), folder, config.max_length)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     return train_language_model(config, inputs, read, context, cluster, kind)

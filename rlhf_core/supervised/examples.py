@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import transformers
 
-from rlhf_core.config.data import LongRowPolicy
-from rlhf_core.data.lengths import Fitted, fit
+from rlhf_core.data.fitting import Fitted, Row, RowPolicy, fit
 from rlhf_core.division import Division
-from rlhf_core.errors import StageError
+from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.types import PackedBatch
 
 
@@ -45,23 +44,24 @@ class Shard:
     num_examples: int
 
 
-def require_fit(
-    examples: Sequence[Example], folder: Path, max_length: int, on_long_row: LongRowPolicy = "error"
+def fit_examples(
+    rows: Iterable[Row], encode: Callable[[Row], list[Example]], policy: RowPolicy, folder: Path, max_length: int
 ) -> Fitted[Example]:
     """The examples that a stage reads: those that fit, and with `truncate` the others cut at their end.
 
     folder: of the model whose context bounds `max_length`.
-    Raises StageError if there is none, if max_length exceeds the context, or, where the policy is `error`,
-    if a sequence exceeds max_length.
+    Raises StageError if there is none, if max_length exceeds the context, or, where their policy is `error`, if a
+    sequence exceeds max_length or a row has nothing to train on.
     """
     context_length = getattr(transformers.AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
         raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
-    if not examples:
-        raise StageError("the dataset has no row")
-    for example in examples:
-        if not example.num_trained_tokens:
-            raise StageError(f"row {example.row_id} has no token to train on; drop it from the dataset")
+
+    def trainable(row: Row) -> list[Example]:
+        examples = encode(row)
+        if not all(example.num_trained_tokens for example in examples):
+            raise ConversationError("there is no token to train on; drop it from the dataset")
+        return examples
 
     def problem(example: Example) -> str | None:
         longest = max(map(len, example.sequences))
@@ -72,9 +72,13 @@ def require_fit(
             "or drop or truncate such rows (the dataset's on_long_row)"
         )
 
-    fitted = fit(examples, on_long_row, problem=problem, truncate=lambda example: truncated(example, max_length))
+    fitted = fit(rows, trainable, policy, problem=problem, truncate=lambda example: truncated(example, max_length))
     if not fitted.rows:
-        raise StageError(f"all {len(examples)} rows of the dataset are longer than max_length={max_length}")
+        raise StageError(
+            f"all {fitted.too_long} rows of the dataset are longer than max_length={max_length}"
+            if fitted.too_long
+            else "the dataset has no row"
+        )
     return fitted
 
 

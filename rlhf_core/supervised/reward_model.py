@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -66,13 +66,9 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
     return trained + groups[order[-1]], held_out
 
 
-def pair_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
-    """One example for each pair. loss_mask covers the chosen completion only, which the language modelling term reads;
-    the rewards of both are read at their last tokens."""
-    return [_pair(tokenizer, row) for row in rows]
-
-
-def _pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+    """A pair. loss_mask covers the chosen completion only, which the language modelling term reads; the rewards of both
+    are read at their last tokens."""
     sequences, masks = [], []
     for completion in (row["chosen"], row["rejected"]):
         ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))

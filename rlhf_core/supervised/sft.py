@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
+from rlhf_core.data.fitting import Row
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Sum
@@ -23,31 +24,22 @@ from rlhf_core.types import PackedBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-Row = Mapping[str, Any]
 
-
-def conversation_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row]) -> list[Example]:
+def conversation_examples(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[Example]:
     """One example for each sequence of a conversation, mostly one; every assistant turn is trained, with its end."""
-    return [
-        Example(row["id"], (ids,), (_after_first(mask),))
-        for row in rows
-        for ids, mask in encode_conversation(tokenizer, row["messages"], row.get("tools"))
-    ]
+    encoded = encode_conversation(tokenizer, row["messages"], row.get("tools"))
+    return [Example(row["id"], (ids,), (_after_first(mask),)) for ids, mask in encoded]
 
 
-def document_examples(tokenizer: PreTrainedTokenizerFast, rows: Iterable[Row], max_length: int) -> list[Example]:
-    """Documents of BOS (if the tokenizer has one), text, EOS, each cut into pieces of at most `max_length` tokens.
+def document_examples(tokenizer: PreTrainedTokenizerFast, row: Row, max_length: int) -> list[Example]:
+    """A document of BOS (if the tokenizer has one), text, EOS, cut into pieces of at most `max_length` tokens.
 
     A piece starts with the last token of the one before it, as context only: so every token is trained exactly once,
     and no EOS is taught where a document continues.
     """
-    examples = []
-    for row in rows:
-        ids = encode_text(tokenizer, row["text"])
-        for start in range(0, len(ids) - 1, max(max_length - 1, 1)):
-            piece = ids[start : start + max_length]
-            examples.append(Example(row["id"], (piece,), (_after_first([True] * len(piece)),)))
-    return examples
+    ids = encode_text(tokenizer, row["text"])
+    pieces = [ids[start : start + max_length] for start in range(0, len(ids) - 1, max(max_length - 1, 1))]
+    return [Example(row["id"], (piece,), (_after_first([True] * len(piece)),)) for piece in pieces]
 
 
 def _after_first(mask: Sequence[bool]) -> list[bool]:

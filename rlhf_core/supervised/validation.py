@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.config.validation import counts_prefix, named, path_of_set
 from rlhf_core.contract import Input, StageContext
-from rlhf_core.data.lengths import Fitted
+from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import merged
 from rlhf_core.supervised.examples import Example, Packer, divide
@@ -33,7 +33,7 @@ def read_held_out(config: SupervisedConfig, inputs: Mapping[str, Input], read: R
 
 
 def row_counts(held_out: HeldOut) -> dict[str, int]:
-    """For the stage's manifest: what became of the rows that were too long."""
+    """For the stage's manifest: what became of the rows that could not be used as they are."""
     return merged(*(fitted.metrics(counts_prefix(name)) for name, fitted in held_out.items()))
 
 

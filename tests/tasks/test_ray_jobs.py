@@ -12,6 +12,7 @@ import pytest
 
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
+from tasks.job_log import LINE_OF_RAY
 from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs, _Client, connect
 from tests.cluster import start_ray
 
@@ -28,7 +29,7 @@ class Watcher:
         self.seen.append(progress)
 
     def line(self, line: str) -> None:
-        if "Running entrypoint for job" not in line and "job_manager.py" not in line:  # Ray's own first lines
+        if not line.startswith(LINE_OF_RAY) and "job_manager.py" not in line:  # Ray's own first lines
             self.lines.append(line)
 
     def cancelled(self) -> bool:
@@ -78,7 +79,7 @@ def test_a_failed_job_gives_its_last_error_line_and_where_its_log_is(jobs: RayJo
 
 
 def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
-    late = "Running entrypoint for job sft-b100000000000000-a1: exec python"  # as Ray's line may come, see job_log.py
+    late = f"{LINE_OF_RAY}sft-b100000000000000-a1: exec python"  # as it may come, see job_log.py
     code = f"import os; print('loading weights', '{late}', sep='\\n', flush=True); os.kill(os.getpid(), 9)"
     job_id, _ = jobs.submit_or_attach(python(code, "b1"))
     with pytest.raises(JobEndedError, match="exit code -9; last line: loading weights; full log"):

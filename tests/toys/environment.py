@@ -15,6 +15,10 @@ class GuessConfig(EnvironmentConfig):
     type: Literal["guess"]
     price: float = Field(default=0.25, description="subtracted for a wrong guess")
 
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("answer",)
+
 
 class Guess(Environment):
     def __init__(self, config: GuessConfig) -> None:

@@ -74,7 +74,7 @@ class Format(ABC):
 
     @abstractmethod
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        """Tokens of the longest sequence that is made of it. Raises StageError where the template cannot write it."""
+        """Tokens of the longest sequence that is made of it. Raises ConversationError if it cannot be written."""
 
     def asked_texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All texts under which what another row asks may stand in this one."""

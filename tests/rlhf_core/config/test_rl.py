@@ -121,8 +121,8 @@ def test_every_validation_set_has_its_own_input_scorers_and_room() -> None:
     places = ["validation", "validation.also.far", "validation.also.near"]
     held_out = {found.path: found.names for found in references(config) if found.reads.held_out}
     assert held_out == dict(zip([f"{place}.dataset" for place in places], [("held",), ("far",), ("far",)], strict=True))
-    judged = [(one.setting, one.dataset) for one in config.rewards()]
-    assert judged[1:] == [(f"{place}.scorers.exact", f"{place}.dataset") for place in places]
+    judged = [(one.setting, one.dataset) for one in config.judges()]
+    assert judged[2:] == [(f"{place}.scorers.exact", f"{place}.dataset") for place in places]
     limits = [config.row_limit(f"{place}.dataset") for place in places]
     assert [(limit.room, limit.completion_setting) for limit in limits if limit is not None] == [
         (12, "sampling.max_tokens"), (8, "validation.also.far.sampling.max_tokens"), (12, "sampling.max_tokens"),

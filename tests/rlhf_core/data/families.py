@@ -10,6 +10,8 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_core.data.chat import encode_conversation
+
 SPECIAL = ("<bos>", "<eos>", "<|im_start|>", "<|im_end|>", "<|eom|>")
 
 
@@ -144,3 +146,18 @@ def assistant(content: str, **others: Any) -> dict[str, Any]:
 
 def system(content: str) -> dict[str, Any]:
     return {"role": "system", "content": content}
+
+
+TALK = [user("q1"), assistant("r1"), user("q2"), assistant("r2")]
+
+
+def texts(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) -> list[str]:
+    """Each sequence as text, what is trained in brackets."""
+    shown = []
+    for ids, mask in encode_conversation(tokenizer, messages, tools):
+        text = ""
+        for index, (token, trained) in enumerate(zip(ids, mask, strict=True)):
+            before = index > 0 and mask[index - 1]
+            text += ("⟦" if trained and not before else "⟧" if before and not trained else "") + tokenizer.decode(token)
+        shown.append(text + ("⟧" if mask[-1] else ""))
+    return shown

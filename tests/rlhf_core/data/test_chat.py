@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedTokenizerFast
 
 from rlhf_core.data.chat import (
     encode_completion,
@@ -27,6 +26,7 @@ from tests.rlhf_core.data.families import (
     MERGES_SYSTEM,
     REFUSES_SYSTEM,
     STRIPS_REASONING,
+    TALK,
     TEMPLATES,
     TURNS,
     WITH_TOOLS,
@@ -34,26 +34,9 @@ from tests.rlhf_core.data.families import (
     byte_level,
     space_before_text,
     system,
-    tagged,
+    texts,
     user,
 )
-
-TALK = [user("q1"), assistant("r1"), user("q2"), assistant("r2")]
-TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
-CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}
-CALLING = [user("q"), assistant("", tool_calls=[CALL]), {"role": "tool", "content": "3"}, assistant("three")]
-
-
-def texts(tokenizer: PreTrainedTokenizerFast, messages: Any, tools: Any = None) -> list[str]:
-    """Each sequence as text, what is trained in brackets."""
-    shown = []
-    for ids, mask in encode_conversation(tokenizer, messages, tools):
-        text = ""
-        for index, (token, trained) in enumerate(zip(ids, mask, strict=True)):
-            before = index > 0 and mask[index - 1]
-            text += ("⟦" if trained and not before else "⟧" if before and not trained else "") + tokenizer.decode(token)
-        shown.append(text + ("⟧" if mask[-1] else ""))
-    return shown
 
 
 @pytest.mark.parametrize(
@@ -202,78 +185,6 @@ def test_today_is_always_the_same_day() -> None:
 def test_what_a_template_cannot_write_is_refused(template: str, messages: Any, message: str) -> None:
     with pytest.raises(StageError, match=message):
         encode_conversation(byte_level(template), messages)
-
-
-def test_tools_and_calls_are_given_to_the_template_and_trained_as_written() -> None:
-    tokenizer = byte_level(WITH_TOOLS)
-    [text] = texts(tokenizer, CALLING, [TOOL])
-    assert text == (
-        '<|im_start|>system\n[{"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}]'
-        "<|im_end|>\n<|im_start|>user\nq<|im_end|>\n<|im_start|>assistant\n"
-        '⟦call {"name": "add", "arguments": {"a": 1}}<|eom|>⟧\n'
-        "<|im_start|>tool\n3<|im_end|>\n<|im_start|>assistant\n⟦three<|im_end|>⟧\n"
-    )
-    stops = {tokenizer.convert_tokens_to_ids(token) for token in ("<eos>", "<|im_end|>", "<|eom|>")}
-    assert set(stop_token_ids(tokenizer)) == stops
-    prompt = encode_prompt(tokenizer, CALLING[:3], [TOOL])
-    assert prompt == encode_conversation(tokenizer, CALLING, [TOOL])[0][0][: len(prompt)]
-    assert encode_completion(tokenizer, CALLING[:3], "three", [TOOL]) == (
-        encode_conversation(tokenizer, CALLING, [TOOL])[0][0],
-        [False] * len(prompt) + [True] * 6 + [False],
-    )
-
-
-@pytest.mark.parametrize(
-    ("template", "messages", "tools", "message"),
-    [
-        (TURNS, TALK, [TOOL], "does not write `tools`, so the model would never see them; give base.chat_template one"),
-        (TURNS, CALLING, None, "does not write `tool_calls` of turn 1, so the model would never learn them"),
-        (
-            WITH_TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),
-            CALLING,
-            None,
-            "does not write turn 2, of role tool",
-        ),
-    ],
-)
-def test_tools_that_a_template_drops_are_refused(template: str, messages: Any, tools: Any, message: str) -> None:
-    tokenizer = byte_level(template)
-    with pytest.raises(StageError, match=message):
-        encode_conversation(tokenizer, messages, tools)
-    with pytest.raises(StageError, match=message):
-        encode_prompt(tokenizer, [*messages, user("more")], tools)
-    with pytest.raises(StageError, match=message):
-        encode_completion(tokenizer, [*messages, user("more")], "r", tools)
-
-
-HEADER = r"{{ '<|im_start|>assistant\n' }}"
-
-
-@pytest.mark.parametrize(
-    "template",
-    [
-        tagged("{{ m.content + '<|im_end|>' }}", before=HEADER, after=r"{{ '\n' }}"),
-        tagged(r"{{ m.content }}", before=HEADER, after=r"{{ '<|im_end|>\n' }}"),  # the end is trained all the same
-        tagged(HEADER + r"{{ m.content + '<|im_end|>\n' }}"),  # the header is the prompt's all the same
-    ],
-    ids=["exact", "without the end", "with the header"],
-)
-def test_tags_that_agree_with_the_generation_prompt(template: str) -> None:
-    tokenizer = byte_level(template)
-    [(ids, mask)] = encode_conversation(tokenizer, TALK)
-    assert [(ids, mask)] == encode_conversation(byte_level(TURNS), TALK)
-
-
-def test_exact_tags_give_the_mask_that_transformers_gives() -> None:
-    tokenizer = byte_level(tagged("{{ m.content + '<|im_end|>' }}", before=HEADER, after=r"{{ '\n' }}"))
-    theirs = tokenizer.apply_chat_template(TALK, return_dict=True, return_assistant_tokens_mask=True)
-    assert encode_conversation(tokenizer, TALK) == [(theirs["input_ids"], [bool(m) for m in theirs["assistant_masks"]])]
-
-
-def test_tags_that_leave_out_what_the_model_must_write_are_refused() -> None:
-    template = tagged(r"{{ m.content + '<|im_end|>\n' }}", before=HEADER + "{{ 'Well: ' }}")
-    with pytest.raises(StageError, match=r"does not tag 'Well:' of turn 1 with \{% generation %\}"):
-        encode_conversation(byte_level(template), TALK)
 
 
 # Texts with what tokenizers merge, templates look for, and people write.

@@ -91,6 +91,14 @@ def validation(**settings: Any) -> dict[str, Any]:
     return {"dataset": "prompts", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}, **settings}
 
 
+def both(one: Change, other: Change) -> Change:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        one(recipe, root)
+        other(recipe, root)
+
+    return change
+
+
 def put(*keys: str, value: Any) -> Change:
     """Sets recipe[key][key]... to `value`."""
 

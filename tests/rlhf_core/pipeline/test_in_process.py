@@ -48,7 +48,7 @@ def test_only_what_the_store_lacks_is_computed_and_the_node_itself_in_any_case(p
     assert tried(prepared, "data.words") == ["data.shared: computed", "data.words: computed"]
     assert tried(prepared, "data.words") == ["data.shared: reused,", "data.words: computed"]
     assert tried(prepared, "data.words", again=True) == ["data.shared: computed", "data.words: computed"]
-    assert not (Path(prepared.store_url).parent / "configured").exists()
+    assert not (Path(prepared.store.url).parent / "configured").exists()
 
 
 def test_the_first_result_stays_and_the_new_one_is_shown(prepared: Prepared) -> None:

@@ -90,7 +90,7 @@ EXACT = {"type": "verifier"}
                 "talks.jsonl",
                 json.dumps({"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]}),
             ),
-            "sft.dataset: `talks`: the chat template refuses a conversation: this model knows user",
+            "sft.dataset: talks.jsonl line 1: the chat template refuses a conversation: this model knows user",
         ),
     ],
 )

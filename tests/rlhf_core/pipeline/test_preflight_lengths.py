@@ -13,6 +13,7 @@ from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
+    both,
     file,
     gym,
     model_folder,
@@ -20,14 +21,6 @@ from tests.rlhf_core.pipeline.recipes import (
     validation,
     write,
 )
-
-
-def both(one: Change, other: Change) -> Change:
-    def change(recipe: dict[str, Any], root: Path) -> None:
-        one(recipe, root)
-        other(recipe, root)
-
-    return change
 
 
 @pytest.mark.parametrize(
@@ -140,3 +133,24 @@ def test_long_rows_that_will_be_dropped_or_truncated_are_notes_and_no_problems(
         "dropped where nothing to train would be left",
         "rl.dataset: 2 of 3 rows of `data.prompts` that can be read here are longer than 22 tokens: dropped",
     ]
+
+
+def test_rows_that_the_template_cannot_write_are_named_or_a_note(problems: Problems, tmp_path: Path) -> None:
+    def change(policy: str) -> Change:
+        def changed(recipe: dict[str, Any], root: Path) -> None:
+            recipe["data"]["talks"]["on_bad_row"] = policy
+            system, *talk = ({"role": role, "content": "a"} for role in ("system", "user", "assistant"))
+            rows = [{"messages": messages} for messages in (talk, [system, *talk], talk, [system, *talk[:2], *talk])]
+            (root / "talks.jsonl").write_text("\n".join(map(json.dumps, rows)))
+
+        return changed
+
+    refused = "talks.jsonl line 2: the chat template refuses a conversation: "
+    (said,) = problems(change("error"))
+    assert said.startswith(f"sft.dataset: {refused}")
+    assert said.endswith("or set data.talks.on_bad_row to drop, which drops at least 2 of 4 rows of `data.talks`")
+    (note,) = preflight(load_recipe(write(tmp_path, change("drop"))))
+    assert note.startswith(
+        f"sft.dataset: at least 2 of 4 rows of `data.talks` are dropped, which the chat template cannot write; "
+        f"first: {refused}"
+    )

@@ -9,6 +9,7 @@ import pytest
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
+    both,
     file,
     put,
     validation,
@@ -46,6 +47,13 @@ from tests.rlhf_core.pipeline.recipes import (
             file("prompts.jsonl", json.dumps({"prompt": "a"})),
             "evaluation.scorers.exact: the verifier `exact` needs the column `answer`, "
             "which `data.prompts` lacks at prompts.jsonl line 1",
+        ),
+        (
+            both(
+                file("prompts.jsonl", json.dumps({"prompt": "a"})),
+                put("rl", "environment", value={"type": "retry", "max_turns": 2}),
+            ),
+            "rl.environment: `retry` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),
         (
             put("evaluation", "scorers", "exact", "kind", value="reasoning_gym"),

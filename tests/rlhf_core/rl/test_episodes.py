@@ -7,11 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_core.config.base import result_settings
-from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import require_turns_follow
 from rlhf_core.data.prompts import to_prompts
@@ -278,47 +275,3 @@ def test_seeds_of_all_turns_rounds_and_steps_differ() -> None:
         prompts, 0, 0
     )
     assert single == seeds[:6]
-
-
-def test_a_single_turn_stays_out_of_the_key() -> None:
-    def settings(environment: dict[str, Any] | None) -> dict[str, Any]:
-        plain = config().model_dump(exclude_unset=True)
-        del plain["environment"]
-        return result_settings(
-            RLConfig.model_validate({**plain, **({"environment": environment} if environment else {})})
-        )
-
-    assert "environment" not in settings(None)
-    assert settings(None) == settings({"type": "single_turn"})
-    assert settings({"type": "retry"})["environment"]["max_turns"] == 4
-
-
-@pytest.mark.parametrize(
-    ("changes", "problem"),
-    [
-        (
-            {"validation": {"dataset": "h", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}},
-            "validation asks for single replies, without the environment `retry`",
-        ),
-        (
-            {"environment": {"type": "single_turn"}, "grpo": {"rewards": {"e": {"type": "environment"}}}},
-            "grpo.rewards.e is what an environment gives, but rl.environment is single_turn",
-        ),
-        ({"environment": {"type": "retry", "pattern": "("}}, "not a regular expression"),
-        ({"environment": {"type": "retry", "pattern": "a"}}, "the regular expression has no group"),
-        ({"environment": {"type": "retry", "max_turns": 0}}, "greater than 0"),
-        ({"environment": {"type": "single_turn", "max_turns": 2}}, "Input should be 1"),
-        ({"environment": {"type": "rety"}}, "there is no environment `rety`, did you mean `retry`?"),
-        ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
-        ({"monitors": {"e": {"type": "environment"}}}, "there is no reward of text `environment`"),
-    ],
-)
-def test_what_cannot_be_is_refused_when_the_recipe_is_read(changes: dict[str, Any], problem: str) -> None:
-    with pytest.raises(ValidationError) as caught:
-        config(**changes)
-    assert problem in str(caught.value)
-
-
-def test_the_longest_episode_counts_for_what_depends_on_it() -> None:
-    assert config().max_sampled_tokens == 12
-    assert isinstance(config().environment, EnvironmentConfig)

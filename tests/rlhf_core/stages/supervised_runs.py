@@ -42,9 +42,11 @@ def base_model(folder: Path, *, tied: bool = True, heads: int = 2) -> Input:
     return local_input(output.folder, Kind.BASE_MODEL)
 
 
-def dataset(folder: Path, rows: Sequence[Mapping[str, Any]], on_long_row: str = "error") -> Input:
+def dataset(
+    folder: Path, rows: Sequence[Mapping[str, Any]], on_long_row: str = "error", on_bad_row: str = "error"
+) -> Input:
     rows = [{"id": f"row{index}", **row} for index, row in enumerate(rows)]
-    write_dataset(folder, rows, {"on_long_row": on_long_row})
+    write_dataset(folder, rows, {"on_long_row": on_long_row, "on_bad_row": on_bad_row})
     return local_input(folder, Kind.DATASET)
 
 

@@ -11,7 +11,8 @@ import pytest
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.reading import long_row_policy, read_rows
+from rlhf_core.data.fitting import RowPolicy
+from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.stages.dataset import run
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -265,11 +266,12 @@ def test_a_near_duplicate_is_dropped_across_the_sources_of_a_mix(tmp_path: Path)
     assert [entry["used"] for entry in info["sources"]] == [2, 1]
 
 
-def test_the_artifact_carries_the_policy_for_long_rows(tmp_path: Path) -> None:
+def test_the_artifact_carries_the_policies_for_the_stages_that_read_it(tmp_path: Path) -> None:
     write(tmp_path / "d.jsonl", [{"text": "a"}])
     settings = {"format": "text", "source": files("d.jsonl")}
-    assert long_row_policy(produce(tmp_path, settings, name="a").folder) == "error"
-    assert long_row_policy(produce(tmp_path, settings | {"on_long_row": "truncate"}, name="b").folder) == "truncate"
+    assert row_policy(produce(tmp_path, settings, name="a").folder) == RowPolicy()
+    other = settings | {"on_long_row": "truncate", "on_bad_row": "drop"}
+    assert row_policy(produce(tmp_path, other, name="b").folder) == RowPolicy(long="truncate", bad="drop")
     with pytest.raises(ValueError, match="a prompt that is cut asks another question"):
         produce(tmp_path, {"source": files("d.jsonl"), "on_long_row": "truncate"})
 

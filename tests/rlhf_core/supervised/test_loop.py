@@ -4,13 +4,15 @@ import json
 import math
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
+from rlhf_core.data.fitting import Fitted, RowPolicy
 from rlhf_core.errors import StageError
-from rlhf_core.supervised.examples import Example, divide, require_fit, truncated
+from rlhf_core.supervised.examples import Example, divide, fit_examples, truncated
 from rlhf_core.supervised.loop import SinceLastLine, count_steps, shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
 from rlhf_core.training.metrics import StepMetrics
@@ -74,30 +76,35 @@ def test_what_is_cut_keeps_a_trained_token_and_gets_no_new_one() -> None:
     assert truncated(pair, 2) is None
 
 
+def _fit(examples: list[Example], folder: Path, max_length: int, **policy: Any) -> Fitted[Example]:
+    rows = [{"id": example.row_id, "example": example} for example in examples]
+    return fit_examples(rows, lambda row: [row["example"]], RowPolicy(**policy), folder, max_length)
+
+
 def test_what_does_not_fit_is_dropped_or_cut_and_counted(tmp_path: Path) -> None:
     folder = base_model(tmp_path).folder
     late = Example("late", (list(range(9)),), ([False] * 8 + [True],))
     given = [_example(3, "a"), _example(9, "b"), late, _example(8, "c")]
-    dropped = require_fit(given, folder, 8, "drop")
+    dropped = _fit(given, folder, 8, long="drop")
     assert [example.row_id for example in dropped.rows] == ["a", "c"]
     assert dropped.metrics() == {"rows_dropped_too_long": 2}
-    cut = require_fit(given, folder, 8, "truncate")
+    cut = _fit(given, folder, 8, long="truncate")
     assert [(example.row_id, example.num_tokens) for example in cut.rows] == [("a", 3), ("b", 8), ("c", 8)]
     assert cut.metrics("validation_") == {"validation_rows_truncated": 1, "validation_rows_dropped_too_long": 1}
-    assert require_fit(given[:1], folder, 8).metrics() == {}
+    assert _fit(given[:1], folder, 8).metrics() == {}
 
 
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
     folder = base_model(tmp_path).folder
-    require_fit([_example(8)], folder, 8)
+    _fit([_example(8)], folder, 8)
     with pytest.raises(StageError, match="row abc is 9 tokens long and max_length is 8"):
-        require_fit([_example(8), _example(9, "abc")], folder, 8)
-    with pytest.raises(StageError, match="row abc has no token to train on"):
-        require_fit([_example(1, "abc")], folder, 8)
+        _fit([_example(8), _example(9, "abc")], folder, 8)
+    with pytest.raises(StageError, match="row abc: there is no token to train on"):
+        _fit([_example(1, "abc")], folder, 8)
     with pytest.raises(StageError, match="no row"):
-        require_fit([], folder, 8)
+        _fit([], folder, 8)
     with pytest.raises(StageError, match="max_length is 65, but the model's context is 64"):
-        require_fit([_example(8)], folder, 65)
+        _fit([_example(8)], folder, 65)
 
 
 def test_steps_since_the_last_line_survive_a_checkpoint() -> None:

@@ -1,4 +1,8 @@
-"""Rows that no check before the run could measure: their stage names them before any worker or engine starts."""
+"""Rows that a stage cannot use as they are: too long, or nothing that its chat template can write.
+
+No check before the run may have seen them: their stage names them before any worker or engine starts, or drops or
+truncates and counts them.
+"""
 
 from __future__ import annotations
 
@@ -12,6 +16,9 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.fitting import RowPolicy
+from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.errors import StageError
 from rlhf_core.stages import evaluation, pretrain, reward_model, rl, sft
 from tests.rlhf_core.stages.supervised_runs import (
@@ -130,3 +137,51 @@ def test_rows_that_are_all_too_long_are_an_error_under_any_policy(model: Input, 
     settings = SFTConfig(dataset="d", batch_size=2, max_length=34, optimizer=OPTIMIZER, engine=ENGINE)
     with pytest.raises(StageError, match=r"^all 2 rows of the dataset are longer than max_length=34$"):
         sft.run(settings, inputs, context_of(tmp_path / "run", inputs), no_cluster)
+
+
+SYSTEM = {"role": "system", "content": "be brief"}  # which the template of these models refuses
+ASKED = [SYSTEM, {"role": "user", "content": "a"}]
+NO_TURN = {"messages": [{"role": "assistant", "content": "b"}]}
+UNWRITABLE = [
+    (sft.run, SFTConfig, talk("a", "b"), {"messages": [*ASKED, {"role": "assistant", "content": "b"}]}),
+    (sft.run, SFTConfig, talk("a", "b"), NO_TURN),
+    (reward_model.run, RewardModelConfig, PAIR, {**PAIR, "prompt": ASKED}),
+]
+
+
+@pytest.mark.parametrize(("run", "config", "good", "bad"), UNWRITABLE)
+def test_rows_that_the_template_cannot_write_are_named_or_dropped_and_counted(
+    model: Input, tmp_path: Path, run: Any, config: type[SupervisedConfig], good: dict[str, Any], bad: dict[str, Any]
+) -> None:
+    settings = config(dataset="d", batch_size=8, epochs=1, max_length=40, optimizer=OPTIMIZER, engine=ENGINE)
+    rows = [good, bad, OTHER_PAIR if config is RewardModelConfig else good]
+
+    def outcome(name: str, rows: list[dict[str, Any]], policy: str, cluster: Any) -> Any:
+        inputs = {"model": model, "dataset": dataset(tmp_path / name, rows, on_bad_row=policy)}
+        return run(settings, inputs, context_of(tmp_path / f"{name}-run", inputs), cluster)
+
+    said = r"row row1: the c.*; or drop such rows \(the dataset's on_bad_row\)$"
+    with pytest.raises(StageError, match=f"^{said}"):
+        outcome("error", rows, "error", no_cluster)
+    assert outcome("drop", rows, "drop", inline).metrics["rows_dropped_bad"] == 1
+    with pytest.raises(
+        StageError, match=r"^the chat template can write none of the 2 rows; the first, row row0: the c"
+    ):
+        outcome("all", [bad, bad], "drop", no_cluster)
+
+
+def test_prompts_that_the_template_cannot_write_are_named_or_dropped_and_counted(model: Input) -> None:
+    rows = [{"id": "a", "prompt": ASKED}, {"id": "b", "prompt": ASKED[1:]}]
+    tokenizer = load_tokenizer(model.folder)
+    with pytest.raises(StageError, match=r"^row a: the chat template refuses a conversation: "):
+        fit_prompts(rows, tokenizer, max_tokens=8, policy=RowPolicy())
+    fitted = fit_prompts(rows, tokenizer, max_tokens=8, policy=RowPolicy(bad="drop"))
+    assert [prompt.id for prompt in fitted.rows] == ["b"]
+    assert fitted.metrics() == {"rows_dropped_bad": 1}
+
+
+def test_a_template_that_is_broken_is_an_error_under_any_policy(model: Input) -> None:
+    tokenizer = load_tokenizer(model.folder)
+    tokenizer.chat_template = "{% if %}"
+    with pytest.raises(StageError, match=r"^syntax error in line 1 of the chat template"):
+        fit_prompts([{"id": "a", "prompt": ASKED}], tokenizer, max_tokens=8, policy=RowPolicy(bad="drop"))
