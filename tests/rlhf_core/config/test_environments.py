@@ -10,15 +10,13 @@ from pydantic import ValidationError
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rl import RLConfig
+from tests.rlhf_core.config.test_rl import COMMON, GRPO
 
 
 def config(**settings: Any) -> RLConfig:
-    block = {"rewards": {"exact": {"type": "verifier"}}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}}
-    return RLConfig.model_validate({
-        "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
-        "rollout": {"max_length": 64}, "environment": {"type": "retry", "feedback": "no", "max_turns": 3},
-        "grpo": {**block, **settings.pop("grpo", {})}, **settings,
-    })  # fmt: skip
+    grpo = {**GRPO, **settings.pop("grpo", {})}
+    retry = {"type": "retry", "feedback": "no", "max_turns": 3}
+    return RLConfig.model_validate({**COMMON, "environment": retry, "grpo": grpo, **settings})
 
 
 def test_a_single_turn_stays_out_of_the_key() -> None:
