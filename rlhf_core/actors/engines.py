@@ -8,7 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import ray
 import torch
@@ -19,15 +19,11 @@ from rlhf_core.actors.calls import wait
 from rlhf_core.actors.placement import reserve
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Files, Publication, received
 from rlhf_core.types import Completion
-
-if TYPE_CHECKING:
-    from rlhf_core.rollout.vllm_settings import Dtype
 
 START_SECONDS = 900.0  # a large model from a cold disk
 
@@ -46,16 +42,12 @@ class EngineActor:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def start(
-        self, model: ArtifactRef, context: StageContext, config: RolloutEngineConfig, dtype: Dtype, seed: int,
-        lora: LoraConfig | None, sleeps: bool,
-    ) -> None:  # fmt: skip
-        torch.set_num_threads(config.num_threads)
+    def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
+        torch.set_num_threads(settings.config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
 
-        folder = context.fetch(model).folder
-        self._engine = VllmEngine(folder, config, dtype=dtype, seed=seed, lora=lora, sleeps=sleeps)
+        self._engine = VllmEngine(context.fetch(model).folder, settings)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         return self._engine.generate(prompts, parameters)
@@ -97,12 +89,8 @@ class EngineGroup:
         self,
         model: ArtifactRef,
         context: StageContext,
-        config: RolloutEngineConfig,
+        settings: EngineSettings,
         *,
-        dtype: Dtype,
-        seed: int,
-        lora: LoraConfig | None = None,
-        sleeps: bool = False,
         placement_group: PlacementGroup | None = None,
         first_bundle: int = 0,
     ) -> None:
@@ -112,12 +100,12 @@ class EngineGroup:
         self._starts: dict[Any, str] = {}  # reference -> name
         with ExitStack() as started:
             started.callback(self.shutdown)
-            group = placement_group or self._stack.enter_context(reserve(engine_bundles(config)))
-            for index in range(config.engines):
+            group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
+            for index in range(settings.config.engines):
                 name = f"engine {index}"
-                actor = self._actors[name] = _create(name, config, group, first_bundle + index)
+                actor = self._actors[name] = _create(name, settings.config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[actor.start.remote(model, context, config, dtype, seed, lora, sleeps)] = name
+                self._starts[actor.start.remote(model, context, settings)] = name
             started.pop_all()
 
     def __enter__(self) -> Self:

@@ -16,6 +16,7 @@ PositiveFloat = Annotated[float, Field(gt=0)]
 NonNegativeFloat = Annotated[float, Field(ge=0)]
 Share = Annotated[float, Field(ge=0, le=1)]
 PositiveShare = Annotated[float, Field(gt=0, le=1)]
+Dtype = Literal["float32", "bfloat16"]
 # model: full weights that a policy can start from
 Role = Literal["dataset", "model", "reward_model", "adapter"]
 

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt, Role
+from rlhf_core.config.base import Config, Dtype, PositiveFloat, PositiveInt, Role
 from rlhf_core.config.stage import StageConfig
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
@@ -64,7 +64,7 @@ class BaseModelConfig(StageConfig):
         default=None,
         description="for a model without chat: text around `{prompt}`, which the completion and EOS follow",
     )
-    dtype: Literal["float32", "bfloat16"] = Field(default="bfloat16", description="of the stored weights")
+    dtype: Dtype = Field(default="bfloat16", description="of the stored weights")
     kind: Literal["policy", "reward_model"] = Field(
         default="policy", description="a language model, or a model with a score head that gives rewards"
     )

@@ -6,15 +6,13 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, PositiveInt, operational
+from rlhf_core.config.base import Config, Dtype, PositiveInt, operational
 
 
 class EngineConfig(Config):
     """How DeepSpeed and transformers run a model. Precision and attention change results; sharding only rounding."""
 
-    dtype: Literal["float32", "bfloat16"] = Field(
-        default="bfloat16", description="of weights and activations; master weights are float32"
-    )
+    dtype: Dtype = Field(default="bfloat16", description="of weights and activations; master weights are float32")
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
         default="sdpa", description="implementation; the last one needs a GPU"
     )

@@ -10,8 +10,10 @@ import json
 import os
 import sys
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from queue import SimpleQueue
+from threading import Thread
 from typing import IO, Any
 
 from rlhf_core.data.user_code import load_function
@@ -35,8 +37,22 @@ def _serve(requests: IO[str], replies: IO[str]) -> None:
         _reply(replies, {"error": str(error), "error_type": type(error).__name__})
         return
     _reply(replies, {"ready": True})
-    for line in requests:
+    for line in _lines(requests):
         _reply(replies, _answer(function, json.loads(line)["batch"], options))
+
+
+def _lines(requests: IO[str]) -> Iterator[str]:
+    """Ends this process when its parent has died, even while the user's function runs, which may never return."""
+    lines: SimpleQueue[str] = SimpleQueue()
+
+    def read() -> None:
+        for line in requests:
+            lines.put(line)
+        os._exit(1)
+
+    Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
 
 
 def _check_signature(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:

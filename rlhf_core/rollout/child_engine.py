@@ -5,18 +5,13 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.training import LoraConfig
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters, ServedTensor
 from rlhf_core.types import Completion
-
-if TYPE_CHECKING:
-    from rlhf_core.rollout.vllm_settings import Dtype
 
 _engines: dict[int, Any] = {}  # in the child
 _numbers = itertools.count()
@@ -25,21 +20,10 @@ _numbers = itertools.count()
 class ChildEngine(RolloutEngine):
     """A VllmEngine in `process`, which may have several; what it raises is raised here."""
 
-    def __init__(
-        self,
-        process: ChildProcess,
-        folder: Path,
-        config: RolloutEngineConfig,
-        *,
-        dtype: Dtype,
-        seed: int,
-        lora: LoraConfig | None = None,
-        sleeps: bool = False,
-    ) -> None:
+    def __init__(self, process: ChildProcess, folder: Path, settings: EngineSettings) -> None:
         self._process = process
         self._number = next(_numbers)
-        options = {"dtype": dtype, "seed": seed, "lora": lora, "sleeps": sleeps}
-        process.call(_start, self._number, folder, config, options)
+        process.call(_start, self._number, folder, settings)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
         completions: list[Completion] = self._call("generate", prompts, parameters)
@@ -73,11 +57,11 @@ class ChildEngine(RolloutEngine):
         return self._process.call(_call, self._number, method, arguments, options)
 
 
-def _start(number: int, folder: Path, config: RolloutEngineConfig, options: dict[str, Any]) -> None:
-    torch.set_num_threads(config.num_threads)
+def _start(number: int, folder: Path, settings: EngineSettings) -> None:
+    torch.set_num_threads(settings.config.num_threads)
     from rlhf_core.rollout.vllm_engine import VllmEngine
 
-    _engines[number] = VllmEngine(folder, config, **options)
+    _engines[number] = VllmEngine(folder, settings)
 
 
 def _call(number: int, method: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:

@@ -7,8 +7,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.base import Dtype
+from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.training import LoraConfig
 from rlhf_core.types import Completion
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSettings:
+    """What an engine is started with, beside the folder of the model that it serves as version 0."""
+
+    config: RolloutEngineConfig
+    dtype: Dtype
+    seed: int
+    lora: LoraConfig | None = None  # of the adapters that are published; none: publishes bring the whole model
+    sleeps: bool = False  # it takes turns on its device with a rank
 
 
 @dataclass(frozen=True, slots=True)

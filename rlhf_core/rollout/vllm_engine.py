@@ -12,12 +12,10 @@ from typing import Any, Literal
 
 import torch
 
-from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.rollout.engine import SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
-from rlhf_core.rollout.vllm_settings import Dtype, engine_arguments
+from rlhf_core.rollout.vllm_settings import engine_arguments
 from rlhf_core.types import Completion, FinishReason
 
 EngineState = Literal["awake", "asleep", "awake without weights"]
@@ -30,24 +28,15 @@ class VllmEngine:
     It wants a process without training in it: vLLM keeps process-wide state, and ends the process group at its own end.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        config: RolloutEngineConfig,
-        *,
-        dtype: Dtype,
-        seed: int,
-        lora: LoraConfig | None = None,
-        sleeps: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, settings: EngineSettings) -> None:
         """Starts the engine with the weights in `folder` as version 0.
 
-        sleeps: `sleep` shall free the device; on CPU it frees nothing, and the engine sleeps all the same.
+        With `settings.sleeps`, `sleep` frees the device; on CPU it frees nothing, and the engine sleeps all the same.
         Raises ValueError where the model cannot be served with these settings.
         """
         self._folder = folder
-        self._config = config
-        self._lora = lora
+        self._config = settings.config
+        self._lora = settings.lora
         self._version = 0
         self._state: EngineState = "awake"
         self._keeps_weights = True
@@ -55,7 +44,7 @@ class VllmEngine:
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         with _collector_paused():
-            arguments = engine_arguments(folder, model, config, dtype=dtype, seed=seed, lora=lora, sleeps=sleeps)
+            arguments = engine_arguments(folder, model, settings)
             from vllm import LLM
 
             gc.freeze()

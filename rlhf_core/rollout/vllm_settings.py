@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
-
-Dtype = Literal["float32", "bfloat16"]
+from rlhf_core.rollout.engine import EngineSettings
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
@@ -27,20 +25,12 @@ _GIB = 2**30
 _BATCHED_TOKENS = 4096  # of one forward, on CPU: enough for matrix products to be efficient
 
 
-def engine_arguments(
-    folder: Path,
-    model: dict[str, Any],
-    config: RolloutEngineConfig,
-    *,
-    dtype: Dtype,
-    seed: int,
-    lora: LoraConfig | None,
-    sleeps: bool = False,
-) -> dict[str, Any]:
+def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettings) -> dict[str, Any]:
     """Arguments of vllm.LLM for the model in `folder`; sets the environment that vLLM reads.
 
     model: the folder's config.json. Raises ValueError where vLLM cannot serve it with these settings.
     """
+    config = settings.config
     _check_length(config.max_length, model)
     # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
     os.environ.update(_ENVIRONMENT)
@@ -49,8 +39,8 @@ def engine_arguments(
 
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size
     arguments: dict[str, Any] = {
-        "dtype": dtype,
-        "seed": seed,
+        "dtype": settings.dtype,
+        "seed": settings.seed,
         "skip_tokenizer_init": True,
         "generation_config": "vllm",  # the folder's generation_config.json must not change the sampling
         # One more than the trajectories' bound: scoring a sequence of full length samples a token after it.
@@ -76,13 +66,13 @@ def engine_arguments(
         arguments["max_num_batched_tokens"] = max(_BATCHED_TOKENS, config.max_length + 1)
     else:
         arguments["gpu_memory_utilization"] = config.memory_share
-        arguments["enable_sleep_mode"] = sleeps
-    if lora is not None:
+        arguments["enable_sleep_mode"] = settings.sleeps
+    if settings.lora is not None:
         arguments |= {
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": _lora_rank(lora.rank),
-            "lora_target_modules": _lora_modules(lora, folder),
+            "max_lora_rank": _lora_rank(settings.lora.rank),
+            "lora_target_modules": _lora_modules(settings.lora, folder),
         }
     return arguments
 

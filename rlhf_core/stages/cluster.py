@@ -5,18 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_core.config.placement import Placement
-from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import LendsDevice
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.engines import Engines, SleepingEngines
 from rlhf_core.training.group import WorkerGroup
-
-if TYPE_CHECKING:
-    from rlhf_core.rollout.vllm_settings import Dtype
 
 W = TypeVar("W")
 L = TypeVar("L", bound=LendsDevice)
@@ -24,13 +20,10 @@ L = TypeVar("L", bound=LendsDevice)
 
 @dataclass(frozen=True, slots=True)
 class EngineSpec:
-    """What every engine of a stage is started with."""
+    """The engines of a stage: all alike."""
 
     model: Input  # served as version 0
-    config: RolloutEngineConfig
-    dtype: Dtype
-    lora: LoraConfig | None = None  # of the adapters that are published; none: publishes bring the whole model
-    sleeps: bool = False  # it takes turns on its device with a rank
+    settings: EngineSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,5 +48,5 @@ class Cluster(Protocol):
     def workers_and_engines(
         self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
     ) -> AbstractContextManager[tuple[WorkerGroup[L], SleepingEngines, Mapping[str, WorkerGroup[W]]]]:
-        """Ranks, engines, and further groups of ranks by name, all reserved together. With `spec.sleeps` rank i and
+        """Ranks, engines, and further groups of ranks by name, all reserved together. Where engines sleep, rank i and
         engine i share a device, which the rank has lent; the groups in `apart` have their own."""

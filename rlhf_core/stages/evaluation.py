@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base import Dtype
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
@@ -19,6 +20,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.rewards import open_scorers
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.tracking.protocol import SAMPLES_FILE
 from rlhf_core.types import Prompt
@@ -36,7 +38,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
         scorers = stack.enter_context(open_scorers(config.scorers, context))
-        spec = EngineSpec(model, config.rollout, stored_dtype(model.folder))
+        spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
         answered = answer(
@@ -78,7 +80,7 @@ def write_results(
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
 
 
-def stored_dtype(folder: Path) -> Literal["float32", "bfloat16"]:
+def stored_dtype(folder: Path) -> Dtype:
     """The precision the model was saved in: a model is judged as it is, not as another precision would round it."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     dtype = config.get("dtype") or config.get("torch_dtype")

@@ -29,9 +29,7 @@ OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[Rollout
 @contextmanager
 def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
     """A vLLM engine in `process`, for as long as the context lasts."""
-    engine = ChildEngine(
-        process, spec.model.folder, spec.config, dtype=spec.dtype, seed=context.seed, lora=spec.lora, sleeps=spec.sleeps
-    )  # fmt: skip
+    engine = ChildEngine(process, spec.model.folder, spec.settings)
     yield engine
     engine.shutdown()
 
@@ -39,7 +37,7 @@ def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> I
 @contextmanager
 def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
     """A vLLM engine in a process of its own, which ends with this context."""
-    environment = {"OMP_NUM_THREADS": str(spec.config.num_threads), "HF_HUB_OFFLINE": "1", **_devices(spec)}
+    environment = {"OMP_NUM_THREADS": str(spec.settings.config.num_threads), "HF_HUB_OFFLINE": "1", **_devices(spec)}
     with ChildProcess("the engine's process", environment) as process, vllm_in(process, spec, context) as engine:
         yield engine
 
@@ -65,8 +63,8 @@ class InProcessCluster:
 
     @contextmanager
     def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[InlineEngines]:
-        if spec.config.engines > 1:
-            print(f"rollout.engines is {spec.config.engines}: here one engine does it all", flush=True)
+        if spec.settings.config.engines > 1:
+            print(f"rollout.engines is {spec.settings.config.engines}: here one engine does it all", flush=True)
         with self._open_engine(spec, context) as engine:
             yield InlineEngines(engine)
 
@@ -80,7 +78,7 @@ class InProcessCluster:
                 name: stack.enter_context(self.workers(other.placement, other.factory)) for name, other in apart.items()
             }
             workers = stack.enter_context(self.workers(ranks.placement, ranks.factory))
-            if spec.sleeps:  # an engine takes its memory when it starts
+            if spec.settings.sleeps:  # an engine takes its memory when it starts
                 workers.call(LendsDevice.offload)
             yield workers, stack.enter_context(self.engines(spec, context)), others
 
@@ -98,7 +96,7 @@ def _threads(number: int) -> Iterator[None]:
 def _devices(spec: EngineSpec) -> dict[str, str]:
     """The rank has the first GPU. The engine shares it if they take turns, else it has the others, if there are any."""
     count = torch.cuda.device_count()
-    if count < 2 or spec.sleeps:
+    if count < 2 or spec.settings.sleeps:
         return {}
     visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(str(index) for index in range(count))
     return {"CUDA_VISIBLE_DEVICES": visible.partition(",")[2]}

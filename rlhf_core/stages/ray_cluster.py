@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import Bundle, connect, halves, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
-from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
@@ -35,7 +35,7 @@ class RayCluster:
     @contextmanager
     def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[EngineGroup]:
         connect()
-        with _engines(spec, spec.config, context) as engines:
+        with EngineGroup(spec.model.manifest.ref, context, spec.settings) as engines:
             engines.wait_ready()
             yield engines
 
@@ -44,7 +44,7 @@ class RayCluster:
         self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
     ) -> Iterator[tuple[RayWorkerGroup[L], EngineGroup, Mapping[str, RayWorkerGroup[W]]]]:
         connect()
-        start = _on_shared_devices if spec.sleeps else _on_own_devices
+        start = _on_shared_devices if spec.settings.sleeps else _on_own_devices
         bundles = [bundle for other in apart.values() for bundle in worker_bundles(other.placement)]
         with ExitStack() as stack:
             workers, engines, group, taken = start(stack, ranks, spec, context, bundles)
@@ -62,11 +62,12 @@ Started = tuple[RayWorkerGroup[L], EngineGroup, Any, int]  # with the placement 
 def _on_own_devices(
     stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
 ) -> Started[L]:
-    training, engine = worker_bundles(ranks.placement), engine_bundles(spec.config)
+    training, engine = worker_bundles(ranks.placement), engine_bundles(spec.settings.config)
     group = stack.enter_context(reserve([*training, *engine, *others]))
-    engines = stack.enter_context(
-        _engines(spec, spec.config, context, placement_group=group, first_bundle=len(training))
+    engines = EngineGroup(
+        spec.model.manifest.ref, context, spec.settings, placement_group=group, first_bundle=len(training)
     )
+    stack.enter_context(engines)
     return _workers(stack, ranks.placement, ranks.factory, group), engines, group, len(training) + len(engine)
 
 
@@ -74,12 +75,14 @@ def _on_shared_devices(
     stack: ExitStack, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, others: list[Bundle]
 ) -> Started[L]:
     """Worker i and engine i on one device. An engine takes its memory when it starts: the workers lend theirs first."""
-    half, half_engine = halves(ranks.placement, spec.config)
-    shared = shared_bundles(ranks.placement, spec.config)
+    half, half_engine = halves(ranks.placement, spec.settings.config)
+    shared = shared_bundles(ranks.placement, spec.settings.config)
     group = stack.enter_context(reserve([*shared, *others]))
     workers = _workers(stack, half, ranks.factory, group)
     workers.call(LendsDevice.offload)
-    return workers, stack.enter_context(_engines(spec, half_engine, context, placement_group=group)), group, len(shared)
+    settings = replace(spec.settings, config=half_engine)
+    engines = stack.enter_context(EngineGroup(spec.model.manifest.ref, context, settings, placement_group=group))
+    return workers, engines, group, len(shared)
 
 
 def _workers(
@@ -88,10 +91,3 @@ def _workers(
     workers = RayWorkerGroup(placement, factory, placement_group=group, first_bundle=first_bundle)
     stack.callback(workers.shutdown)
     return workers
-
-
-def _engines(spec: EngineSpec, config: RolloutEngineConfig, context: StageContext, **where: Any) -> EngineGroup:
-    return EngineGroup(
-        spec.model.manifest.ref, context, config, dtype=spec.dtype, seed=context.seed, lora=spec.lora,
-        sleeps=spec.sleeps, **where,
-    )  # fmt: skip

@@ -31,6 +31,7 @@ from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
 from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.engines import SleepingEngines
 from rlhf_core.stages.cluster import Cluster, EngineSpec, RankSpec
 from rlhf_core.stages.workers import save
@@ -105,8 +106,8 @@ def ranks_and_engines(
         role.name: RankSpec(placement, partial(FrozenWorker, config, context, role))
         for role, placement in placed_apart(models).items()
     }
-    spec = EngineSpec(inputs["model"], config.rollout, config.engine.dtype, config.lora, sleeps=config.hybrid)
-    return cluster.workers_and_engines(ranks, spec, context, apart)
+    engines = EngineSettings(config.rollout, config.engine.dtype, context.seed, config.lora, sleeps=config.hybrid)
+    return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
 
 
 def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:

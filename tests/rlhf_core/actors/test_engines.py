@@ -12,7 +12,7 @@ from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from rlhf_core.rollout.publication import Publication, publication
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
@@ -40,7 +40,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
     artifact = local_input(tmp_path / "model", Kind.POLICY)
     ref = artifact.manifest.ref
     context = LocalContext(tmp_path / "work", artifacts={ref.path: artifact})
-    with EngineGroup(ref, context, CONFIG, dtype="float32", seed=0) as engines:
+    with EngineGroup(ref, context, EngineSettings(CONFIG, "float32", seed=0)) as engines:
         engines.wait_ready()
 
         completions = engines.generate(PROMPTS, SAMPLED)

@@ -1,7 +1,10 @@
 from __future__ import annotations
 
+import json
 import os
 import pickle
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -134,6 +137,24 @@ def test_after_a_hang_a_new_process_serves_and_the_old_one_is_gone(context: Loca
     assert second != first
     reward.close()
     assert not os.path.exists(f"/proc/{second}")
+
+
+def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: LocalContext) -> None:
+    opening = {"file": str(context.user_file("rewards.py")), "function": "hangs", "shown": "rewards.py", "options": {}}
+    command = [sys.executable, "-m", "rlhf_core.rewards.function_process"]
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdin.write(json.dumps(opening) + "\n" + json.dumps({"batch": [["x"], ["p"], [{}]]}) + "\n")
+        child.stdin.flush()
+        assert json.loads(child.stdout.readline()) == {"ready": True}
+        child.stdin.close()  # as when the process at the other end is no more
+        assert child.wait(30) == 1
+    finally:
+        child.kill()
+        child.stdout.close()
+        child.wait()
 
 
 def test_it_can_be_sent_to_another_process(context: LocalContext) -> None:

@@ -15,6 +15,7 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from rlhf_core.rollout.publication import publication
@@ -33,7 +34,7 @@ def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactor
     """A tied model, and an engine that serves it; a publish that is not spoiled mends what a test has done to it."""
     folder = tmp_path_factory.mktemp("faults")
     model = make_model(folder, tied=True)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     yield model, engine
     engine.shutdown()
 
@@ -179,7 +180,7 @@ def pack_heads(worker: Any) -> None:
 def test_without_its_cure_the_tied_head_is_stale(engine_process: ChildProcess, tmp_path: Path) -> None:
     """The trap of vLLM on CPU: the engine goes on with the old packed head, and no error tells."""
     model = make_model(tmp_path, tied=True)
-    engine = RemoteEngine(engine_process, tmp_path, CONFIG, dtype="float32", seed=0)
+    engine = RemoteEngine(engine_process, tmp_path, EngineSettings(CONFIG, "float32", seed=0))
     engine.in_worker(leave_heads)
     with publication(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)

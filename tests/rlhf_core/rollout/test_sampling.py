@@ -14,7 +14,7 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.types import Completion
 from tests.rlhf_core.rollout.models import EOS, make_model
 
@@ -28,7 +28,7 @@ Served = tuple[LlamaForCausalLM, ChildEngine]
 def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     folder = tmp_path_factory.mktemp("sampling")
     model = make_model(folder, tied=True)
-    engine = ChildEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     yield model, engine
     engine.shutdown()
 

@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import publication
@@ -34,7 +34,7 @@ def served(
     """A model and an engine that serves it; each test leaves the engine with the model's weights."""
     folder = tmp_path_factory.mktemp(request.param)
     model = make_model(folder, tied=request.param == "tied")
-    engine = ChildEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     yield model, engine
     engine.shutdown()
 
@@ -137,7 +137,7 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
     """On CPU vLLM cannot cut a seeded request's prompt in two: it must wait for the next forward whole."""
     model = make_model(tmp_path, tied=True)
     engine = ChildEngine(
-        engine_process, tmp_path, CONFIG.model_copy(update={"max_sequences": 128}), dtype="float32", seed=0
+        engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_sequences": 128}), "float32", seed=0)
     )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
     completions = engine.generate(prompts, SAMPLED)
@@ -149,7 +149,7 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
 
 def test_bfloat16_is_proven_too(engine_process: ChildProcess, tmp_path: Path) -> None:
     model = make_model(tmp_path, tied=True, dtype=torch.bfloat16)
-    engine = ChildEngine(engine_process, tmp_path, CONFIG, dtype="bfloat16", seed=0)
+    engine = ChildEngine(engine_process, tmp_path, EngineSettings(CONFIG, "bfloat16", seed=0))
     engines = InlineEngines(engine)
     disturb(model, seed=1)
     # As a trainer with float32 master weights publishes it.
@@ -165,4 +165,6 @@ def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(
 ) -> None:
     make_model(tmp_path, tied=True)
     with pytest.raises(ValueError, match="max_length is 65, but the model was made for 64 tokens"):
-        ChildEngine(engine_process, tmp_path, CONFIG.model_copy(update={"max_length": 65}), dtype="float32", seed=0)
+        ChildEngine(
+            engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_length": 65}), "float32", seed=0)
+        )

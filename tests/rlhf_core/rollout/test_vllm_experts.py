@@ -16,6 +16,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.adapters import add_lora
 from rlhf_core.models.loading import load_causal_model, stored_state
 from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
@@ -36,7 +37,7 @@ def served(
     make_experts(folder, request.param)
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval()
     assert isinstance(model, PreTrainedModel)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     yield model, engine
     engine.shutdown()
 
@@ -124,7 +125,7 @@ def test_without_its_cure_vllm_reads_plain_experts_as_packed_ones(
     make_experts(folder, "qwen2_moe")
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval()
     assert isinstance(model, PreTrainedModel)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0)
+    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     engine.in_worker(keep_kernels)
     expected = published(model, engine, 1)
     engine.in_worker(rebuild_kernels)
@@ -140,7 +141,7 @@ def test_an_adapter_of_the_layers_beside_the_experts_is_served(
 ) -> None:
     folder, lora = tmp_path_factory.mktemp(family), LoraConfig(rank=4, alpha=8.0)
     model = add_lora(make_experts(folder, family), lora, "CAUSAL_LM")
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0, lora=lora)
+    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=lora))
     for version in (1, 2):
         train_a_little(model, seed=version)
         digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), version, lora=lora)

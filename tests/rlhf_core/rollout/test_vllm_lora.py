@@ -14,7 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
@@ -34,7 +34,7 @@ def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactor
     base = make_model(folder, tied=True)
     settings = PeftConfig(r=LORA.rank, lora_alpha=LORA.alpha, target_modules="all-linear", task_type="CAUSAL_LM")
     model = get_peft_model(base, settings)
-    engine = RemoteEngine(engine_process, folder, CONFIG, dtype="float32", seed=0, lora=LORA)
+    engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=LORA))
     yield model, engine
     engine.shutdown()
 
