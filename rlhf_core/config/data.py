@@ -14,6 +14,7 @@ from rlhf_core.config.stage import StageConfig
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
 BadRowPolicy = Literal["error", "drop"]
 LongRowPolicy = Literal["error", "drop", "truncate"]
+OnOverlap = Literal["error", "allow"]
 
 
 class FilesSource(Config):
@@ -82,7 +83,7 @@ class DatasetConfig(StageConfig):
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
         default=(), description="datasets whose prompts must not occur here: drop such rows"
     )
-    on_overlap: Literal["error", "allow"] = operational(
+    on_overlap: OnOverlap = operational(
         "error",
         description="of a row that is trained on and has a prompt that the recipe validates or evaluates on",
     )

@@ -6,7 +6,8 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role
+from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.data import OnOverlap
 from rlhf_core.config.stage import RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
@@ -98,6 +99,9 @@ class ArtifactConfig(StageConfig):
     ref: str = Field(
         description="stage/key as `alignment artifacts` prints it (some digits of the key suffice), or an alias: "
         "`model/alias`, or `alias` where only one model has it"
+    )
+    on_overlap: OnOverlap = operational(
+        "error", description="where it is a dataset: of a row that is trained on and has a prompt that is evaluated on"
     )
 
 

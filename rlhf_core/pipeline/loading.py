@@ -119,7 +119,7 @@ def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterato
 
 
 def _sentence(data: dict[str, Any], problem: Any) -> str:
-    location = list(problem["loc"])
+    location = [part for part in problem["loc"] if part != "[key]"]  # of a mapping: the key itself is wrong
     place = _dotted(data, location)
     if problem["type"] == "extra_forbidden":
         *parents, wrong = location

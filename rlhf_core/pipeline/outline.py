@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
-from rlhf_core.config.data import OverlapConfig
+from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.inputs import Reference, readable_roles, references
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
@@ -45,49 +45,49 @@ def outline(recipe: Recipe, find: Find | None = None) -> Outline:
     find: looks artifacts up; None: there is no store, and a stage `artifact` is an error.
     Raises RecipeError where a setting names what is not there, or cannot be read in that place.
     """
-    unread = _unread(recipe)
-    stages = {name: config for name, config in recipe.stages.items() if name not in unread}
+    left_out: dict[str, str] = {}
+    while True:
+        nodes = _draft(recipe, find, left_out)
+        unread = _unread(recipe, nodes, left_out)
+        if not unread:
+            return Outline(nodes, left_out)
+        left_out |= unread
+
+
+def _draft(recipe: Recipe, find: Find | None, left_out: Collection[str]) -> dict[str, Draft]:
+    stages = {name: config for name, config in recipe.stages.items() if name not in left_out}
     held_out = (reference for config in stages.values() for reference in references(config) if reference.reads.held_out)
     drafter = _Drafter(recipe, find, [name for reference in held_out for name in reference.names])
     for name, config in stages.items():
+        if isinstance(config, ArtifactConfig):
+            drafter.find_artifact(name, config)
+    for name, config in stages.items():
         drafter.add_stage(name, config)
     drafter.add_report()
-    return Outline(drafter.nodes, unread)
+    return drafter.nodes
 
 
-def _unread(recipe: Recipe) -> dict[str, str]:
+def _unread(recipe: Recipe, nodes: Mapping[str, Draft], left_out: Collection[str]) -> dict[str, str]:
     """Stages that only serve others, in a recipe whose later stages could read them and do not."""
-    serving = [name for name, config in recipe.stages.items() if stage_of(name, config).serves]
-    names = list(recipe.stages)
+    read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
+    names = [name for name in recipe.stages if name not in left_out]
     unread = {}
-    for name in serving:
-        role = recipe.stages[name].makes
-        later = names[names.index(name) + 1 :]
-        if any(name in _read_by(recipe, other, serving) for other in later):
+    for name in names:
+        config = recipe.stages[name]
+        if name in read or not stage_of(name, config).serves:
             continue
-        able = [other for other in later if role in readable_roles(type(recipe.stages[other]))]
+        later = names[names.index(name) + 1 :]
+        able = [other for other in later if config.makes in readable_roles(type(recipe.stages[other]))]
         if able:
             unread[name] = f"{', '.join(able)} could use it, but {'do' if len(able) > 1 else 'does'} not"
     return unread
-
-
-def _read_by(recipe: Recipe, name: str, serving: list[str]) -> Iterator[str]:
-    """Which of the stages `serving` the stage `name` reads, by name or by default."""
-    names = list(recipe.stages)
-    above = [other for other in names[: names.index(name)] if other in serving]
-    for reference in references(recipe.stages[name]):
-        yield from reference.names
-        if not reference.names and not reference.reads.optional:
-            yield from [other for other in above if recipe.stages[other].makes in reference.reads.roles][-1:]
 
 
 class _Drafter:
     def __init__(self, recipe: Recipe, find: Find | None, held_out: Sequence[str]):
         self.recipe = recipe
         self.find = find
-        self.held_out = tuple(
-            name for name in dict.fromkeys(held_out) if name in recipe.data
-        )  # datasets that the recipe validates or evaluates on
+        self.held_out = tuple(dict.fromkeys(held_out))  # datasets that the recipe validates or evaluates on
         self.nodes: dict[str, Draft] = {}
         self.models: dict[str, str] = {}  # name in the recipe -> the node with its full weights
         self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
@@ -96,7 +96,10 @@ class _Drafter:
     def add_stage(self, name: str, config: StageConfig) -> None:
         stage = stage_of(name, config)
         if isinstance(config, ArtifactConfig):
-            self._add_artifact(name, stage, config)
+            existing = self.nodes[name].existing
+            assert existing is not None
+            is_adapter = existing.kind == Kind.ADAPTER
+            self._made(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
             return
         settings = tuple(references(config))
         each = next((reference for reference in settings if reference.reads.each), None)
@@ -160,24 +163,13 @@ class _Drafter:
                 f"{section}.{reference.path}: no stage above `{section}` makes a {what}: add one, such as "
                 f"`{_maker(reads.roles)}`, or name one that exists by a stage `artifact`"
             )
-        self._require_order(section, reference, made)
         return self._node(f"{section}.{reference.path}", made[-1], reference)
-
-    def _require_order(self, section: str, reference: Reference, made: list[str]) -> None:
-        """What is left out means the last result above: refused where tools may have sorted the recipe's keys."""
-        order = list(STAGES)
-        place = order.index(stage_of(section, self.recipe.stages[section]).name)
-        for name in made:
-            if order.index(stage_of(name, self.recipe.stages[name]).name) > place:
-                raise RecipeError(
-                    f"{section}.{reference.path} is left out, and `{name}`, which usually comes after such a stage, "
-                    f"stands above it: name the stage that `{section}` reads, or move `{name}` below"
-                )
 
     def _node(self, place: str, name: str, reference: Reference) -> str:
         """The node that the setting `place` means by `name`. Raises RecipeError if there is none in its role."""
         roles = reference.reads.roles
-        if "dataset" in roles and name in self.recipe.data:
+        if "dataset" in roles and self._is_dataset(name):
+            self._require_format(place, name, reference)
             return self._dataset(name, ())
         made = [other for role in roles for other in self.by_role.get(role, [])]
         if name not in made:
@@ -186,18 +178,35 @@ class _Drafter:
         return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
 
     def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
-        known = [*self.recipe.data, *made] if "dataset" in roles else made
         if "dataset" in roles:
-            near = did_you_mean(name, known)
+            near = did_you_mean(name, self.recipe.data)
             return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
         what = " or ".join(role.replace("_", " ") for role in roles)
         if name in self.recipe.stages and name not in made:
             below = name not in {draft.section for draft in self.nodes.values()}
             reason = "comes later in the recipe" if below else f"makes no {what}"
             return f"`{name}` {reason}; above are {', '.join(made) or 'none'}"
-        return f"no stage `{name}` makes a {what}{did_you_mean(name, known)}; there are {', '.join(made) or 'none'}"
+        return f"no stage `{name}` makes a {what}{did_you_mean(name, made)}; there are {', '.join(made) or 'none'}"
+
+    def _is_dataset(self, name: str) -> bool:
+        """Whether `name` is one of `data`, or of a dataset that exists already."""
+        found = self.nodes.get(name)
+        existing = found.existing if found is not None else None
+        return name in self.recipe.data or (existing is not None and existing.kind == Kind.DATASET)
+
+    def _require_format(self, place: str, name: str, reference: Reference) -> None:
+        """Of a dataset that exists already; the formats of those in `data` are among what preflight checks."""
+        existing = self.nodes[name].existing if name not in self.recipe.data else None
+        wanted = reference.reads.format
+        if existing is not None and wanted is not None and existing.config.get("format") != wanted:
+            raise RecipeError(
+                f"{place}: `{name}` is {existing.ref}, of the format {existing.config.get('format')}; "
+                f"`{place.partition('.')[0]}` needs {wanted}"
+            )
 
     def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
+        if name not in self.recipe.data:
+            return name  # it exists already
         if name in asked_by:
             raise RecipeError(f"data.{name}: `exclude` goes in a circle: {' -> '.join((*asked_by, name))}")
         node = f"data.{name}"
@@ -205,7 +214,7 @@ class _Drafter:
             config = self.recipe.data[name]
             settings = tuple(references(config))
             for other in config.exclude:
-                if other not in self.recipe.data:
+                if not self._is_dataset(other):
                     raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
             inputs = {f"exclude.{other}": self._dataset(other, (*asked_by, name)) for other in config.exclude}
             self._add(Draft(node, node, STAGES["dataset"], config, inputs, None, settings))
@@ -217,8 +226,10 @@ class _Drafter:
         return tuple(node for name in dict.fromkeys(trained) if (node := self._overlap(name)) is not None)
 
     def _overlap(self, name: str) -> str | None:
-        config = self.recipe.data[name]
-        held_out = tuple(other for other in self.held_out if other not in config.exclude)
+        config = self.recipe.data.get(name) or self.recipe.stages[name]
+        assert isinstance(config, DatasetConfig | ArtifactConfig)
+        excluded = config.exclude if isinstance(config, DatasetConfig) else ()
+        held_out = tuple(other for other in self.held_out if other not in excluded and self._is_dataset(other))
         if config.on_overlap == "allow" or not held_out:
             return None
         node = f"overlap.{name}"
@@ -235,21 +246,27 @@ class _Drafter:
             self._add(Draft(node, node, STAGES["merge"], MergeConfig(adapter=name), inputs))
         return node
 
-    def _add_artifact(self, name: str, stage: Stage, config: ArtifactConfig) -> None:
+    def find_artifact(self, name: str, config: ArtifactConfig) -> None:
+        """Adds an artifact that exists already. All come first: what is held out may stand below what is trained."""
         if self.find is None:
             raise RecipeError(f"{name}.ref: {config.ref} cannot be looked up, since no store is set")
         manifest = self.find(config.ref)
-        roles: list[Role] = [role for role, kinds in KINDS_OF_ROLE.items() if manifest.kind in kinds]
-        if not roles:
+        if manifest.kind == Kind.DATASET and name in self.recipe.data:
+            raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
+        if not _roles(manifest):
             raise RecipeError(f"{name}.ref: {manifest.ref} is a {manifest.kind}, which no stage reads")
         inputs = {}
         if manifest.kind == Kind.ADAPTER:  # it can serve as a model, once it is merged into the one it was trained on
             base = f"{name}.base"
             parent = ArtifactConfig(ref=manifest.parents["model"].path.removeprefix("stages/"))
-            self._add(Draft(base, name, stage, parent, {}, self.find(parent.ref)))
-            inputs, roles = {"model": base}, ["model"]
-        self._add(Draft(name, name, stage, config, inputs, manifest))
-        self._made(name, roles[0], manifest.kind == Kind.ADAPTER)
+            self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
+            inputs = {"model": base}
+        self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))
+
+
+def _roles(manifest: Manifest) -> list[Role]:
+    """The roles in which a stage could read the artifact."""
+    return [role for role, kinds in KINDS_OF_ROLE.items() if manifest.kind in kinds]
 
 
 def _maker(roles: tuple[Role, ...]) -> str:

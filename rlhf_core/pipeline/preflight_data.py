@@ -124,11 +124,13 @@ def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[
         if not isinstance(node.config, OverlapConfig):
             continue
         name = node.config.dataset
+        if name not in samples:
+            continue  # a dataset that exists already, which its job reads
         problem = overlap_problem(
             samples[name].rows,
             format_of(recipe.data[name].format),
             {other: _rows(recipe, samples, other) for other in node.config.held_out if _is_used_whole(recipe, other)},
-            {other: _rows(recipe, samples, other) for other in recipe.data[name].exclude},
+            {other: _rows(recipe, samples, other) for other in recipe.data[name].exclude if other in samples},
         )
         if problem is not None:
             yield f"data.{name}: {problem}"
@@ -136,8 +138,8 @@ def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[
 
 def _is_used_whole(recipe: Recipe, name: str) -> bool:
     """Whether all rows of a dataset's source are in it: else only its job knows what a model is tested on."""
-    config = recipe.data[name]
-    return not (config.mix or config.exclude) and config.limit is None
+    config = recipe.data.get(name)
+    return config is not None and not (config.mix or config.exclude) and config.limit is None
 
 
 def _rows(recipe: Recipe, samples: Mapping[str, Sample], name: str) -> Rows:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
 from rlhf_core.config.base import Config, KeyedConfig, NonNegativeInt, operational
 from rlhf_core.config.critic import POLICY_START
@@ -19,6 +19,13 @@ from rlhf_core.errors import did_you_mean
 from rlhf_core.stages.table import STAGES
 
 _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+_DATASET_NAME = re.compile(r"\w[\w-]*", re.ASCII)
+
+
+def _dataset_name(name: str) -> str:
+    if not _DATASET_NAME.fullmatch(name):
+        raise ValueError("the name of a dataset has letters, digits, `_` and `-`")
+    return name
 
 
 class Recipe(KeyedConfig):
@@ -27,7 +34,9 @@ class Recipe(KeyedConfig):
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="lower-case letters, digits, `_`, `.`, `-`")
     description: str = Field(default="", description="one line for people")
     seed: NonNegativeInt = Field(default=0, description="of everything random")
-    data: dict[str, DatasetConfig] = Field(min_length=1, description="datasets by name")
+    data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
+        min_length=1, description="datasets by name"
+    )
     merge: bool | None = Field(
         default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
     )
@@ -47,6 +56,8 @@ class Recipe(KeyedConfig):
             )
         if not _NAME.fullmatch(key):
             raise ValueError("the name of a stage has lower-case letters, digits, `_` and `-`")
+        if key in STAGES and key not in cls.block_names():
+            raise ValueError(f"`{key}` is what a part of the graph is called that no key makes: choose another name")
         if key == POLICY_START:
             raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
         return STAGES[given].config

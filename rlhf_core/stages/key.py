@@ -11,6 +11,7 @@ from typing import Any
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, result_settings
+from rlhf_core.config.inputs import references
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 
@@ -34,7 +35,7 @@ def stage_key(
         "stage": stage.name,
         "version": stage.version,
         "config": result_settings(config),
-        "inputs": {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()},
+        "inputs": _without_chosen_names(config, {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()}),
         "user_files": dict(user_files),
         "seed": seed,
         "libraries": dict(libraries),
@@ -43,6 +44,17 @@ def stage_key(
         identity["pins"] = dict(pins)
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
     return hashlib.sha256(canonical.encode()).hexdigest()
+
+
+def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str, str | list[str]]:
+    """Several inputs of one setting are called by the names that the recipe gives them: here they are a sorted list."""
+    named = dict(inputs)
+    lists = {
+        reference.path: sorted(named.pop(name) for name in reference.input_names)
+        for reference in references(config)
+        if reference.many and not reference.reads.each and reference.names
+    }
+    return {**named, **lists}
 
 
 def computing_libraries() -> dict[str, str]:

@@ -92,6 +92,50 @@ def test_any_model_is_evaluated_on_several_datasets(tmp_path: Path) -> None:
     assert "hard.base" not in graph
 
 
+def test_a_model_that_is_left_out_is_the_last_one_made_above(tmp_path: Path) -> None:
+    after = "after={stage: merge, adapter: sft}"
+    graph = edges(tmp_path, "rl=" + RL, "sft=" + TRAIN, "sft.lora={rank: 4}", after, _stage("more", "sft"))
+    assert {name: inputs["model"] for name, inputs in graph.items() if "model" in inputs} == {
+        "rl": "base", "sft": "rl", "merge.sft": "rl", "after": "rl", "more": "after",
+    }  # fmt: skip
+
+
+def test_a_reward_model_that_nothing_reads_is_left_out_also_where_another_exists(tmp_path: Path) -> None:
+    judge = "judge={source: {type: scratch}, stage: base, kind: reward_model}"
+    graph = edges(tmp_path, "sft=" + TRAIN, "reward_model=" + TRAIN, judge, "rl=" + RL, "rl.algorithm=ppo")
+    assert graph["rl"]["ppo.rewards.preference.model"] == "judge"
+    assert "reward_model" not in graph
+
+
+def test_a_dataset_that_exists_is_trained_on_and_compared_with_what_is_held_out(tmp_path: Path) -> None:
+    """Also where it stands below the stage that must not train on it."""
+    recipe = (
+        "old={stage: artifact, ref: old}",
+        "sft=" + TRAIN,
+        "sft.dataset=old",
+        "test={stage: artifact, ref: test}",
+        f"judged={{stage: evaluation, {EVALUATION[1:]}",
+        "judged.dataset=test",
+        "judged.models=[base]",
+    )
+    loaded = load(tmp_path, *recipe, "data.d.exclude=[test]", "rl=" + RL)
+    found = {"old": stored_dataset("conversations", "c" * 64), "test": stored_dataset("prompts", "e" * 64)}
+    nodes = outline(loaded.recipe, found.__getitem__).nodes
+    assert dict(nodes["sft"].inputs) == {"model": "base", "dataset": "old"}
+    assert dict(nodes["overlap.old"].inputs) == {"dataset": "old", "held_out.test": "test"}
+    assert nodes["sft"].after == ("overlap.old",)
+    assert dict(nodes["data.d"].inputs) == {"exclude.test": "test"}
+    allowed = load(tmp_path, *recipe, "old.on_overlap=allow")
+    assert "overlap.old" not in outline(allowed.recipe, found.__getitem__).nodes
+    other = {**found, "old": found["test"]}
+    with pytest.raises(RecipeError, match=r"^sft\.dataset: `old` is dataset/e{12}, of the format prompts; `sft` needs"):
+        outline(loaded.recipe, other.__getitem__)
+
+
+def stored_dataset(data_format: str, key: str) -> Manifest:
+    return stored_manifest(Kind.DATASET, key).model_copy(update={"stage": "dataset", "config": {"format": data_format}})
+
+
 def test_a_stage_names_its_model_instead_of_taking_the_last(tmp_path: Path) -> None:
     graph = edges(tmp_path, "sft=" + TRAIN, _stage("other", "sft"), "other.model=base")
     assert graph["other"]["model"] == "base"
@@ -102,6 +146,16 @@ def test_the_names_of_stages_are_in_no_key(tmp_path: Path) -> None:
     one = build_graph(load(tmp_path, "sft=" + TRAIN, _stage("second", "sft")), {})
     other = build_graph(load(tmp_path, _stage("first", "sft"), _stage("next", "sft")), {})
     assert (one["sft"].ref, one["second"].ref) == (other["first"].ref, other["next"].ref)
+
+
+def test_the_names_of_datasets_are_in_no_key(tmp_path: Path) -> None:
+    def key(*names: str) -> str:
+        data = [f"data.{name}={DATA[:-1]}, limit: {index + 1}}}" for index, name in enumerate(names)]
+        loaded = load(tmp_path, "sft=" + TRAIN, *data, f"data.d.exclude=[{', '.join(sorted(names))}]")
+        return build_graph(loaded, {})["sft"].ref.key
+
+    assert key("a", "b") == key("z", "b") == key("z", "c")
+    assert key("a", "b") != key("a")
 
 
 def test_an_artifact_is_pinned_to_its_key_and_serves_as_a_model(tmp_path: Path) -> None:
@@ -230,10 +284,6 @@ def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(
         (
             ("reward_model=" + TRAIN, "rl=" + RL, "rl.algorithm=ppo", "rl.model=reward_model"),
             "rl.model: `reward_model` makes no model; above are base",
-        ),
-        (
-            ("rl=" + RL, "sft=" + TRAIN),
-            "sft.model is left out, and `rl`, which usually comes after such a stage, stands above it: name the stage",
         ),
         (
             ("evaluation=" + EVALUATION, "sft=" + TRAIN),

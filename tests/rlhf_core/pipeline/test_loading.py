@@ -66,6 +66,8 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `rl.ppo`; add one"),
         ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
         ("Sft={stage: sft}", "`Sft`: the name of a stage has lower-case letters"),
+        ("overlap={stage: sft}", "`overlap` is what a part of the graph is called that no key makes: choose another"),
+        ("data={a.b: {format: text}}", "`data.a.b`: the name of a dataset has letters, digits, `_` and `-`"),
         ("policy={stage: sft}", "`policy` is what `critic.start` calls the model that RL starts from: choose"),
         ("second={stage: rll}", "`second`: there is no stage `rll` to write here, did you mean `rl`?; there are base,"),
         ("evaluation.scorers.exact={type: verifier, pattern: abc}", "the regular expression has no group: put"),
