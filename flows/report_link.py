@@ -42,10 +42,10 @@ def _stages(record: RunRecord) -> list[str]:
 
 
 def _comparison(record: RunRecord) -> list[str]:
-    models = {n.name.partition(".")[2]: n.metrics for n in record.nodes if n.ref.stage == Kind.EVALUATION}
-    if not models:
-        return []
-    rows = [f"| held-out | {' | '.join(models)} |", "|---|" + "---|" * len(models)]
-    for name in compared_metrics(models):
-        rows.append(f"| {name} | {' | '.join(with_interval(metrics, name) for metrics in models.values())} |")
+    rows = []
+    for stage, models in record.evaluations.items():
+        rows += [f"| {stage} | {' | '.join(models)} |", "|---|" + "---|" * len(models)]
+        for name in compared_metrics(models):
+            rows.append(f"| {name} | {' | '.join(with_interval(metrics, name) for metrics in models.values())} |")
+        rows.append("")
     return rows

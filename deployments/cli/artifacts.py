@@ -1,9 +1,10 @@
-"""`alignment artifacts`, `show`, `pull` and `lineage`: the content of the store and its lineage."""
+"""`alignment artifacts`, `show`, `pull`, `alias` and `lineage`: the content of the store and its lineage."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
+from getpass import getuser
 from pathlib import Path
 from typing import Annotated
 
@@ -14,6 +15,7 @@ from rich.table import Table
 from rich.tree import Tree
 
 from deployments.cli.tables import duration
+from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -29,14 +31,6 @@ ARTIFACT = typer.Argument(help="stage/key as printed by `alignment artifacts`; t
 
 def _repository() -> ArtifactRepository:
     return ArtifactRepository(open_store(store_url()))
-
-
-def _find(repository: ArtifactRepository, text: str) -> Manifest:
-    ref = repository.resolve(text)
-    manifest = repository.manifest(ref)
-    if manifest is None:
-        raise StoreError(f"{ref} is in the store, but some of its files are missing; run its recipe again")
-    return manifest
 
 
 @app.command()
@@ -57,7 +51,7 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of 
 @app.command()
 def show(artifact: Annotated[str, ARTIFACT]) -> None:
     """Prints an artifact's manifest: files, parents, settings, libraries, metrics."""
-    console.print_json(_find(_repository(), artifact).model_dump_json())
+    console.print_json(_repository().find(artifact).model_dump_json())
 
 
 @app.command()
@@ -69,7 +63,7 @@ def pull(
 ) -> None:
     """Copies an artifact's files into a folder and verifies their hashes."""
     repository = _repository()
-    ref = _find(repository, artifact).ref
+    ref = repository.find(artifact).ref
     target = folder or Path(f"{ref.stage}-{ref.key[:12]}")
     if target.exists():
         raise StoreError(f"{target} exists already: give another folder")
@@ -80,10 +74,26 @@ def pull(
 
 
 @app.command()
+def alias(
+    name: Annotated[str, typer.Argument(help="model/alias, such as support-bot/champion")],
+    artifact: Annotated[str, ARTIFACT],
+    reason: Annotated[str, typer.Option(help="kept with the alias")] = "",
+) -> None:
+    """Points an alias at an artifact, for recipes to start from: `{stage: artifact, ref: support-bot/champion}`."""
+    repository = _repository()
+    model, slash, short = name.partition("/")
+    if not slash:
+        raise StoreError(f"`{name}`: give the model's name too, such as support-bot/{name}")
+    moved = move_alias(repository.store, model, short, repository.find(artifact).ref, by=getuser(), reason=reason)
+    before = f", before {moved.previous}" if moved.previous is not None else ""
+    console.print(f"{name} → {moved.manifest}{before}", soft_wrap=True, highlight=False)
+
+
+@app.command()
 def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
     """Draws the ancestors of an artifact, back to the first datasets, models and files."""
     repository = _repository()
-    root = _find(repository, artifact)
+    root = repository.find(artifact)
     nodes = find_lineage(repository, root.ref).nodes
     seen: set[ArtifactRef] = set()
 

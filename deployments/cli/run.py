@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from deployments.cli.tables import comparison_table, outcome_table, plan_table
+from deployments.cli.tables import comparison_tables, outcome_table, plan_table
 from rlhf_core.artifacts.opening import STORE_VARIABLE
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
@@ -73,8 +73,7 @@ def _absolute(recipe: str) -> str:
 
 
 def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
-    comparison = comparison_table(record)
-    if comparison is not None:
+    for comparison in comparison_tables(record):
         console.print(comparison)
     if all(node.outcome == "reused" for node in record.nodes):
         console.print("Nothing had to be computed: every stage was in the store.")

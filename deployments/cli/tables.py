@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 
 from rich.markup import escape
 from rich.table import Table
 
-from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
 from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
@@ -50,18 +49,16 @@ def outcome_table(record: RunRecord) -> Table:
     return table
 
 
-def comparison_table(record: RunRecord) -> Table | None:
-    """The evaluated models side by side; None if nothing was evaluated."""
-    models = {node.name.partition(".")[2]: node.metrics for node in record.nodes if node.ref.stage == Kind.EVALUATION}
-    if not models:
-        return None
-    table = Table(title="on the held-out prompts (95 % intervals)", title_justify="left")
-    table.add_column("")
-    for model in models:
-        table.add_column(model, justify="right")
-    for name in compared_metrics(models):
-        table.add_row(name, *(with_interval(metrics, name) for metrics in models.values()))
-    return table
+def comparison_tables(record: RunRecord) -> Iterator[Table]:
+    """For each evaluation stage, the models that it evaluated side by side."""
+    for stage, models in record.evaluations.items():
+        table = Table(title=f"{stage}: on the held-out prompts (95 % intervals)", title_justify="left")
+        table.add_column("")
+        for model in models:
+            table.add_column(model, justify="right")
+        for name in compared_metrics(models):
+            table.add_row(name, *(with_interval(metrics, name) for metrics in models.values()))
+        yield table
 
 
 def duration(seconds: float) -> str:

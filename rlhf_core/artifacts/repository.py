@@ -174,6 +174,14 @@ class ArtifactRepository:
             raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
         return next(iter(found))
 
+    def find(self, text: str) -> Manifest:
+        """The manifest of what `resolve` finds. Raises StoreError if files of it are gone, too."""
+        ref = self.resolve(text)
+        manifest = self.manifest(ref)
+        if manifest is None:
+            raise StoreError(f"{ref} is in the store, but files of it are gone: run its recipe again")
+        return manifest
+
     def _alias_paths(self, model: str, alias: str) -> Iterable[str]:
         if model:
             return [alias_path(model, alias)] if is_name(model) and is_name(alias) else []

@@ -59,7 +59,10 @@ def check(
 
     def find(ref: str) -> Manifest:
         name = f"artifact:{ref}"
-        manifest = find_artifact(ArtifactRepository(_opened(store)), pinned.get(name, ref))
+        try:
+            manifest = ArtifactRepository(_opened(store)).find(pinned.get(name, ref))
+        except StoreError as error:
+            raise RecipeError(str(error)) from error
         pinned[name] = f"{manifest.stage}/{manifest.key}"
         return manifest
 
@@ -94,14 +97,3 @@ def _opened(url: str | None) -> Store:
 
 def _pins_path(run_id: str) -> str:
     return f"runs/{run_id}/pins.json"
-
-
-def find_artifact(repository: ArtifactRepository, ref: str) -> Manifest:
-    """The artifact that `ref` or an alias names. Raises RecipeError if there is none, or not all of it."""
-    try:
-        manifest = repository.manifest(repository.resolve(ref))
-    except StoreError as error:
-        raise RecipeError(str(error)) from error
-    if manifest is None:
-        raise RecipeError(f"`{ref}` is in the store, but files of it are gone: run its recipe again")
-    return manifest

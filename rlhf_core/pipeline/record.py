@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 
 Outcome = Literal["reused", "computed", "failed", "not run"]
+Metrics = dict[str, float | int | str | None]
 
 
 class NodeRecord(Config):
@@ -19,7 +21,7 @@ class NodeRecord(Config):
     ref: ArtifactRef
     outcome: Outcome
     seconds: float = 0.0  # this run's; of a reused stage, the look-up
-    metrics: dict[str, float | int | str | None] = Field(default_factory=dict)
+    metrics: Metrics = Field(default_factory=dict)
     error: str = ""
 
 
@@ -34,6 +36,16 @@ class RunRecord(Config):
     @property
     def succeeded(self) -> bool:
         return all(node.outcome in ("reused", "computed") for node in self.nodes)
+
+    @property
+    def evaluations(self) -> Mapping[str, Mapping[str, Metrics]]:
+        """The metrics of each evaluation stage, by its name, and of each model that it evaluated."""
+        found: dict[str, dict[str, Metrics]] = {}
+        for node in self.nodes:
+            if node.ref.stage == Kind.EVALUATION:
+                stage, _, model = node.name.partition(".")
+                found.setdefault(stage, {})[model] = node.metrics
+        return found
 
 
 def record_path(run_id: str) -> str:
