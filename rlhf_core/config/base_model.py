@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from rlhf_core.config.base import Config, Dtype, PositiveFloat, PositiveInt, Role
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stage import NamedStageConfig
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
 
@@ -54,7 +54,7 @@ class ScratchModel(Config):
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
 
 
-class BaseModelConfig(StageConfig):
+class BaseModelConfig(NamedStageConfig):
     source: BaseModelSource = Field(description="where the model comes from")
     chat_template: str | None = Field(
         default=None,

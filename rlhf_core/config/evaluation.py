@@ -11,10 +11,10 @@ from rlhf_core.config.base import NonNegativeInt, PositiveInt, Reads
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.stage import JudgedBy, RowLimit, StageConfig
+from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
 
 
-class EvaluationConfig(StageConfig):
+class EvaluationConfig(NamedStageConfig):
     """Each of `models` is evaluated by a node of its own, NAME.MODEL; another stage evaluates on another dataset."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(

@@ -16,14 +16,14 @@ from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.stage import JudgedBy, RowLimit, StageConfig
+from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
 from rlhf_core.config.training import LoraConfig, require_compatible
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
 
 
-class RLConfig(StageConfig, KeyedConfig):
+class RLConfig(NamedStageConfig, KeyedConfig):
     """`algorithm` chooses one of the algorithm blocks; the others are ignored."""
 
     algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(

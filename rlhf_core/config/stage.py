@@ -39,8 +39,6 @@ class JudgedBy:
 class StageConfig(Config):
     """Settings of one stage."""
 
-    stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
-
     @property
     def makes(self) -> Role | None:
         """The role in which other stages can read its result; None: in none."""
@@ -80,3 +78,9 @@ class StageConfig(Config):
     def moe_coefficients(self) -> Mapping[str, float]:
         """Weights of load-balancing losses, by setting: only a mixture of experts can have one."""
         return {}
+
+
+class NamedStageConfig(StageConfig):
+    """Settings of a stage to which the recipe gives a name."""
+
+    stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role, operational
 from rlhf_core.config.data import OnOverlap
-from rlhf_core.config.stage import RowLimit, StageConfig
+from rlhf_core.config.stage import NamedStageConfig, RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
 
@@ -76,7 +76,7 @@ class RewardModelConfig(SupervisedConfig):
         return MERGE_COPIES if self.lora is not None else 0.0
 
 
-class MergeConfig(StageConfig):
+class MergeConfig(NamedStageConfig):
     """Folds an adapter into the model that it was trained on."""
 
     adapter: Annotated[str, Reads("adapter")] = Field(description="the stage that trained the adapter")
@@ -93,7 +93,7 @@ class MergeConfig(StageConfig):
         return MERGE_COPIES
 
 
-class ArtifactConfig(StageConfig):
+class ArtifactConfig(NamedStageConfig):
     """An artifact that exists already. It is looked up when the run is planned; nothing is computed."""
 
     ref: str = Field(

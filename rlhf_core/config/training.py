@@ -19,7 +19,7 @@ from rlhf_core.config.base import (
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.stage import RowLimit, StageConfig
+from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.config.validation import SupervisedValidationConfig
 
 
@@ -90,7 +90,7 @@ def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> No
         )
 
 
-class SupervisedConfig(StageConfig):
+class SupervisedConfig(NamedStageConfig):
     """An epoch-wise run over one dataset, which each subclass declares with its format, as it does `validation`."""
 
     dataset: str

@@ -6,12 +6,12 @@ import re
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from rlhf_core.config.base import Config, KeyedConfig, NonNegativeInt, operational
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.data import DatasetConfig
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stage import NamedStageConfig
 from rlhf_core.config.stages import ReportConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import Stage
@@ -28,6 +28,12 @@ def _dataset_name(name: str) -> str:
     return name
 
 
+def _no_stage(merge: Any) -> Any:
+    if isinstance(merge, Mapping):
+        raise ValueError("true, false or null; a merge of your own is a stage with a name: `merged: {stage: merge, …}`")
+    return merge
+
+
 class Recipe(KeyedConfig):
     """Every further key is a stage: its name, which says which stage it is unless it has a key `stage`."""
 
@@ -37,7 +43,7 @@ class Recipe(KeyedConfig):
     data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
         min_length=1, description="datasets by name"
     )
-    merge: bool | None = Field(
+    merge: Annotated[bool | None, BeforeValidator(_no_stage)] = Field(
         default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
     )
     report: ReportConfig | None = Field(default=ReportConfig(), description="one HTML page about the run")
@@ -69,10 +75,10 @@ class Recipe(KeyedConfig):
         return [name for name in STAGES if name not in ("dataset", "overlap", "report")]
 
     @property
-    def stages(self) -> Mapping[str, StageConfig]:
+    def stages(self) -> Mapping[str, NamedStageConfig]:
         """The stages by name, in the order in which they are made."""
         return self.blocks
 
 
-def stage_of(name: str, config: StageConfig) -> Stage:
+def stage_of(name: str, config: NamedStageConfig) -> Stage:
     return STAGES[config.stage or name]

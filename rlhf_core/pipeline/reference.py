@@ -104,6 +104,8 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
     for name, block in _blocks(config).items():
+        if name in config.model_fields:
+            continue  # `merge`: a stage, but never under that name
         assert block is not None
         link = f"[{block.__name__}](#{block.__name__.lower()})"
         lines.append(f"| `{name}` | {link} | none | {'yes' if counts else 'no'} | {_first_paragraph(block)} |")

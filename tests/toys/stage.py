@@ -10,13 +10,13 @@ from pydantic import Field
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import PositiveInt, Reads
-from rlhf_core.config.stage import RowLimit, StageConfig
+from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_dataset
 
 
-class MeasureConfig(StageConfig):
+class MeasureConfig(NamedStageConfig):
     dataset: Annotated[str, Reads("dataset", format="riddles")] = Field(description="riddles")
     model: Annotated[str | None, Reads("model")] = Field(default=None, description="whose tokens are counted")
     max_length: PositiveInt = Field(description="longest riddle, in tokens")
