@@ -77,7 +77,7 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     @model_validator(mode="after")
     def _chosen_block_is_there(self) -> RLConfig:
         if self.block not in self.blocks:
-            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `rl.{self.block}`; add one")
+            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `{self.block}` beside it; add one")
         return self
 
     @model_validator(mode="after")
@@ -182,7 +182,7 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         for name, reward in self.settings.rewards.items():
             if isinstance(reward, EnvironmentReward) and not self.has_environment:
                 raise ValueError(
-                    f"{self.block}.rewards.{name} is what an environment gives, but rl.environment is single_turn, "
+                    f"{self.block}.rewards.{name} is what an environment gives, but `environment` is single_turn, "
                     "which gives nothing: set an environment, or another reward"
                 )
         return self

@@ -120,7 +120,7 @@ def require_turns_follow(tokenizer: Tokenizer) -> None:
 def _unlike_parts(how: str) -> str:
     return (
         f"the chat template {how}, so a later turn would not follow the tokens that were sampled: give "
-        "base.chat_template one that only appends, such as `chatml`, or take a single-turn environment"
+        "the base stage a chat_template that only appends, such as `chatml`, or take a single-turn environment"
     )
 
 
@@ -194,7 +194,7 @@ def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
         raise ConversationError(
             f"the chat template asks for turn {index} with {before[max(0, common - 20) :][-60:]!r} but writes the turn "
             f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
-            "it is asked with; change base.chat_template"
+            "it is asked with; change the base stage's chat_template"
         )
     prompt, tokens = _ids(tokenizer, before), _ids(tokenizer, whole)
     # Tokenised as one text where that begins with the prompt's tokens: some tokenizers put a space before every text.

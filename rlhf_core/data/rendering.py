@@ -23,14 +23,15 @@ Message = Mapping[str, Any]  # role, content, and where the row has them tool_ca
 Tools = Sequence[Mapping[str, Any]]
 
 NO_TEMPLATE = (
-    "the tokenizer has no chat template, which all stages but pre-training need: set base.chat_template to `chatml`, "
-    "`llama3`, `plain` or a .jinja file in the recipe's folder, or for a model without chat set base.input_template, "
+    "the tokenizer has no chat template, which all stages but pre-training need: set the base stage's chat_template to "
+    "`chatml`, `llama3`, `plain` or a .jinja file in the recipe's folder, or for a model without chat its "
+    "input_template, "
     r'such as "{prompt}\n"'
 )
 # Templates that write today's date would give other tokens tomorrow: here it is always the same day.
 DATE = datetime(2025, 1, 1)
 _OPTIONAL_KEYS = ("tool_calls", "reasoning_content")  # of an assistant message, beside its content
-_REMEDY = "give base.chat_template one that does, or take them out of the rows"
+_REMEDY = "give the base stage a chat_template that does, or take them out of the rows"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 

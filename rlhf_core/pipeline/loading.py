@@ -150,9 +150,8 @@ def _known_keys(data: Any, parents: Sequence[Any]) -> list[str]:
 
 def keys_of(config: type[Config]) -> list[str]:
     """The keys that a mapping of this class may have, as far as they are known beforehand."""
-    return list(
-        dict.fromkeys([*config.model_fields, *(config.block_names() if issubclass(config, KeyedConfig) else ())])
-    )
+    blocks = config.block_names() if issubclass(config, KeyedConfig) else ()
+    return list(dict.fromkeys([*config.model_fields, *blocks]))
 
 
 def _walk(data: Any, location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[Any]]]:

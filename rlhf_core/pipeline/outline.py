@@ -9,7 +9,7 @@ from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.inputs import Reference, readable_roles, references
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stage import NamedStageConfig, StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Stage
 from rlhf_core.errors import RecipeError, did_you_mean
@@ -93,7 +93,7 @@ class _Drafter:
         self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
         self.of_all: dict[Role, str] = {}  # settings that were left out and so mean all results above
 
-    def add_stage(self, name: str, config: StageConfig) -> None:
+    def add_stage(self, name: str, config: NamedStageConfig) -> None:
         stage = stage_of(name, config)
         if isinstance(config, ArtifactConfig):
             existing = self.nodes[name].existing

@@ -53,6 +53,14 @@ class RewardModel:
         return reward
 
 
+def context_problem(folder: Path, tokens: int) -> str | None:
+    """Why the model in `folder` cannot read sequences of `tokens` tokens; None where it can, or does not say."""
+    context = _json(folder).get("max_position_embeddings")
+    if context is None or context >= tokens:
+        return None
+    return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
+
+
 def same_tokens(folder: Path, other: Path) -> bool:
     """Whether two model folders have the same tokenizer."""
     return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
@@ -142,7 +150,7 @@ class OtherTokenizer:
         if self.context is not None and length > self.context:
             raise RewardError(
                 f"prompt {trajectory.prompt.id} with its completion has {length} tokens of the reward model, which "
-                f"reads {self.context}; lower rl.sampling.max_tokens"
+                f"reads {self.context}; lower sampling.max_tokens"
             )
         return ids[:length]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.rewards.model import RewardModel
+from rlhf_core.rewards.model import RewardModel, context_problem
 from rlhf_core.rl.hybrid import OwnDevices, Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import reward_input, reward_roles
@@ -41,8 +41,11 @@ def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[st
     """
     models = {}
     for name, settings in config.settings.model_rewards.items():
+        folder = inputs[reward_input(config, name)].folder
         try:
-            models[name] = RewardModel.of(settings, inputs[reward_input(config, name)].folder, inputs["model"].folder)
+            models[name] = RewardModel.of(settings, folder, inputs["model"].folder)
+            if models[name].other is None and (problem := context_problem(folder, config.rollout.max_length)):
+                raise StageError(problem)
         except StageError as error:
             raise StageError(f"{config.block}.rewards.{name}: {error}") from error
     return models

@@ -14,7 +14,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.rewards.model import same_tokens
+from rlhf_core.rewards.model import context_problem, same_tokens
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
 
@@ -121,7 +121,8 @@ def critic_input(config: RLConfig) -> str:
 
 
 def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
-    """Reference and critic read the policy's token ids. Raises StageError if one has another tokenizer."""
+    """Reference and critic read the policy's tokens. Raises StageError if one has another tokenizer, or no room for
+    them."""
     policy = inputs["model"].folder
     named = {}
     if config.settings.uses_reference:
@@ -129,7 +130,11 @@ def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
     if config.settings.critic_settings is not None:
         named["critic.start"] = critic_input(config), "set critic.start: policy"
     for setting, (name, advice) in named.items():
-        if name != "model" and not same_tokens(inputs[name].folder, policy):
+        if name == "model":
+            continue
+        if not same_tokens(inputs[name].folder, policy):
             raise StageError(
                 f"{config.block}.{setting}: the tokenizer of the input {name} differs from the policy's: {advice}"
             )
+        if problem := context_problem(inputs[name].folder, config.rollout.max_length):
+            raise StageError(f"{config.block}.{setting}: the input {name}: {problem}: {advice}")

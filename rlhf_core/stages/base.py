@@ -203,5 +203,5 @@ def _require_score_head(folder: Path) -> None:
     if head is None or head[0] != 1:
         found = "has no tensor score.weight" if head is None else f"has {head[0]} labels"
         raise StageError(
-            f"base.kind is reward_model, but this model {found}: a reward model is a sequence classifier with one label"
+            f"kind is reward_model, but this model {found}: a reward model is a sequence classifier with one label"
         )

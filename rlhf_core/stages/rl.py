@@ -45,7 +45,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
     prompts = fitted.rows
     if not prompts:
-        raise StageError("rl.dataset has no prompt that leaves room for its completion")
+        raise StageError("`dataset` has no prompt that leaves room for its completion")
     row_counts = fitted.metrics()
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer)
     for name, of_set in held_out_prompts.items():
@@ -122,7 +122,7 @@ def _held_out_prompts(config: RLConfig, inputs: Mapping[str, Input], tokenizer: 
         setting = f"{path_of_set(name)}.dataset"
         found[name] = _prompts(config, inputs[setting], tokenizer, settings.sampling or config.sampling)
         if not found[name].rows:
-            raise StageError(f"rl.{setting} has no prompts to validate with")
+            raise StageError(f"`{setting}` has no prompts to validate with")
     return found
 
 

@@ -108,7 +108,7 @@ def test_only_the_chosen_block_is_part_of_the_result(name: str) -> None:
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_chosen_block_must_be_there(name: str) -> None:
-    expected = f"algorithm is {name}, but there is no block `rl.{ALGORITHMS[name].block}`; add one"
+    expected = f"algorithm is {name}, but there is no block `{ALGORITHMS[name].block}` beside it; add one"
     assert expected in problem(name, rl={ALGORITHMS[name].block: None})
 
 

@@ -41,7 +41,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ),
         (
             {"environment": {"type": "single_turn"}, "grpo": {"rewards": {"e": {"type": "environment"}}}},
-            "grpo.rewards.e is what an environment gives, but rl.environment is single_turn",
+            "grpo.rewards.e is what an environment gives, but `environment` is single_turn",
         ),
         ({"environment": {"type": "retry", "pattern": "("}}, "not a regular expression"),
         ({"environment": {"type": "retry", "pattern": "a"}}, "the regular expression has no group"),

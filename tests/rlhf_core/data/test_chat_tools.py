@@ -37,7 +37,7 @@ def test_tools_and_calls_are_given_to_the_template_and_trained_as_written() -> N
 @pytest.mark.parametrize(
     ("template", "messages", "tools", "message"),
     [
-        (TURNS, TALK, [TOOL], "does not write `tools`, so the model would never see them; give base.chat_template one"),
+        (TURNS, TALK, [TOOL], "does not write `tools`, so the model would never see them; give the base stage a chat"),
         (TURNS, CALLING, None, "does not write `tool_calls` of turn 1, so the model would never learn them"),
         (
             WITH_TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),

@@ -106,7 +106,7 @@ def test_templates_that_cannot_be_used_say_so(tmp_path: Path) -> None:
     with pytest.raises(StageError, match="user and assistant turns only, not system"):
         encode_prompt(tokenizer, [{"role": "system", "content": "x"}, *QUESTION])
     tokenizer.chat_template = None
-    with pytest.raises(StageError, match=r"no chat template.*set base\.chat_template.*or.*base\.input_template"):
+    with pytest.raises(StageError, match=r"no chat template.*set the base stage's chat_template.*or.*input_template"):
         encode_prompt(tokenizer, QUESTION)
     with pytest.raises(StageError, match=r"there is no tokenizer\.json"):
         load_tokenizer(tmp_path)

@@ -63,7 +63,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.rollout.prefix_caching=yes", "`rl.rollout.prefix_caching` is 'yes': input should be a valid boolean"),
         ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo`, did you mean `grpo`?; there are ppo,"),
         ("rl.grppo={}", "unknown key `rl.grppo`, did you mean `grpo`?"),
-        ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `rl.ppo`; add one"),
+        ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `ppo` beside it; add one"),
         ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
         ("Sft={stage: sft}", "`Sft`: the name of a stage has lower-case letters"),
         ("overlap={stage: sft}", "`overlap` is what a part of the graph is called that no key makes: choose another"),

@@ -62,7 +62,7 @@ def test_one_thing_wrong_with_a_model_from_scratch_is_one_sentence(
         (lambda folder: (folder / "tokenizer.json").unlink(), "model: there is no tokenizer.json"),
         (
             lambda folder: (folder / "chat_template.jinja").unlink(),
-            "model: the tokenizer has no chat template, which all stages but pre-training need: set base.chat_template",
+            "model: the tokenizer has no chat template, which all stages but pre-training need: set the base stage's",
         ),
         (lambda folder: folder.rename(folder.with_name("moved")), "model: there is no such folder (looked for /"),
     ],

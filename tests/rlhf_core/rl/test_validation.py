@@ -141,7 +141,7 @@ def test_another_set_has_its_own_sampling_and_may_choose_the_weights(inputs: dic
     step = [1.0, 0.0, 0.5, 0.0, 0.25]  # temperatures: of the rollouts, then greedy and sampled of each set
     assert [value for what, value, _ in engine.log if what == "sample"] == step * 2
     other["validation.also.far.dataset"] = dataset(tmp_path / "empty", [])
-    with pytest.raises(StageError, match=r"rl\.validation\.also\.far\.dataset has no prompts to validate with"):
+    with pytest.raises(StageError, match=r"validation\.also\.far\.dataset` has no prompts to validate with"):
         run(other, tmp_path / "empty_run", [], validation=validation)
 
 

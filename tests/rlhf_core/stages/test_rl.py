@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from copy import deepcopy
 from pathlib import Path
 from typing import Any
@@ -200,3 +201,30 @@ def test_a_critic_cannot_start_from_a_reward_model_with_another_tokenizer(
         StageError, match=r"ppo\.critic\.start: .* differs from the policy's: set critic\.start: policy"
     ):
         run(tmp_path, {"algorithm": "ppo", "ppo": block}, model, no_cluster, inputs)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (
+            {"critic": {"optimizer": OPTIMIZER}},
+            r"^ppo\.critic\.start: the input ppo\.rewards\.taste\.model: its context",
+        ),
+        (
+            {"critic": {"optimizer": OPTIMIZER, "start": "policy"}},
+            r"^ppo\.rewards\.taste: its context is 16 tokens, and seq",
+        ),
+    ],
+)
+def test_a_model_whose_context_is_shorter_than_a_sequence_is_refused(
+    model: Input, classifier: PreTrainedModel, tmp_path: Path, block: dict[str, Any], said: str
+) -> None:
+    """With rotary embeddings it would compute all the same, with positions that it has never seen."""
+    classifier.save_pretrained(tmp_path / "short")
+    copy_tokenizer(model.folder, tmp_path / "short")
+    stored = json.loads((tmp_path / "short/config.json").read_text())
+    (tmp_path / "short/config.json").write_text(json.dumps(stored | {"max_position_embeddings": 16}))
+    inputs = {"ppo.rewards.taste.model": local_input(tmp_path / "short", Kind.REWARD_MODEL)}
+    settings = {"rewards": {"taste": {"type": "reward_model"}}, "optimizer": OPTIMIZER, **block}
+    with pytest.raises(StageError, match=said):
+        run(tmp_path, {"algorithm": "ppo", "ppo": settings}, model, no_cluster, inputs)
