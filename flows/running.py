@@ -62,7 +62,7 @@ def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> Non
 
 
 def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
-    """The nodes `names`. Raises RecipeError for one that is not there, or that reads what nobody has made."""
+    """The nodes `names`. Raises RecipeError for one that is not there, or that reads what the store does not have."""
     graph = prepared.graph
     chosen = {prepared.node(name).name for name in names}
     nodes = {name: node for name, node in graph.items() if name in chosen}

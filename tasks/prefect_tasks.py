@@ -1,7 +1,7 @@
 """One thin Prefect task per stage: it shows what tasks/stage.py does, and adds nothing to it.
 
 Prefect's own result cache stays off. The store is the truth: asking it takes milliseconds, works with a wiped Prefect
-database, and an artifact that somebody deleted is computed again. So a Retry in the UI runs the flow's body again, and
+database, and an artifact that was deleted is computed again. So a Retry in the UI runs the flow's body again, and
 every finished stage returns at once.
 """
 

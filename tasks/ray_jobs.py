@@ -1,7 +1,7 @@
 """The only code that speaks the Ray Jobs API: submit or attach, follow, stop.
 
-A job is a stage's process on the cluster. It outlives whoever submitted it, so its id is derived from the stage's key:
-an orchestrator that comes back finds the job that its predecessor started.
+A job is a stage's process on the cluster. It outlives the process that submitted it, so its id is derived from the
+stage's key: an orchestrator that comes back finds the job that its predecessor started.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class _Client(JobSubmissionClient):
 
     def __init__(self, address: str):
         super().__init__(address)
-        self._ssl_context = True  # type: ignore[assignment]  # the default, of which aiohttp wants to be told
+        self._ssl_context = True  # type: ignore[assignment]  # the default, which aiohttp must be given
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
         return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})

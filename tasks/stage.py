@@ -38,7 +38,7 @@ def run_stage(
 ) -> StageResult:
     """The artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
 
-    Anything that interrupts this stops the job, waits until it has stopped, and goes on its way.
+    An interrupt stops the job, waits until it has stopped, and is raised again.
     Raises StageError with the job's last error and where its log is.
     """
     began = time.monotonic()

@@ -57,5 +57,6 @@ def _show(tried: Tried, store: str) -> None:
     if tried.kept is not None and tried.kept != tried.manifest:
         made = f"{tried.kept.finished_at:%Y-%m-%d %H:%M}"
         typer.echo(
-            f"{store} keeps the result of {made}, which other nodes read; give another --store to go on from this one"
+            f"{store} keeps the result of {made}, which other nodes read; to continue from this one "
+            "give another --store"
         )

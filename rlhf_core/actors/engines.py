@@ -120,7 +120,7 @@ class EngineGroup:
         wait("start", starts, timeout_seconds)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion of each prompt, in their order; request i is sampled with seed + i, whoever serves it."""
+        """One completion of each prompt, in their order; request i is sampled with seed + i on any engine."""
         self.wait_ready()
         shares = self._shares(len(prompts))
         calls = {

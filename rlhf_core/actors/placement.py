@@ -70,7 +70,7 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
 
     A busy cluster is waited for as long as it takes; each `every` seconds a progress line says for what.
     Raises StageError at once for what the cluster's nodes, as they are now, could not give if they were idle. Ray does
-    not tell whether more nodes would come on demand, so whoever runs a cluster that grows says it: with
+    not tell whether more nodes would come on demand, so the operator of a cluster that grows must say so: with
     ALIGNMENT_AUTOSCALING=1 on its nodes everything is waited for, and it is the waiting that makes nodes come.
     """
     asked = _total(bundles)
@@ -82,8 +82,8 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         ready, progress, waited = group.ready(), ProgressReporter(), False
         while not ray.wait([ready], timeout=every)[0]:
             waited = True
-            free, there = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)
-            progress.report(0, 0, f"waiting for Ray: asked for {_words(asked, asked)}, free are {free} of {there}")
+            free, total = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)
+            progress.report(0, 0, f"waiting for Ray: asked for {_words(asked, asked)}, free are {free} of {total}")
         ray.get(ready)
         if waited:
             progress.report(0, 0, f"Ray has reserved {_words(asked, asked)}")
@@ -99,11 +99,11 @@ def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle], held: f
     """
     largest = max(nodes, key=lambda node: node.get("CPU", 0.0), default={})
     free = [{**node, "CPU": node.get("CPU", 0.0) - held} if node is largest else node for node in nodes]
-    asked, there = _total(bundles), _total(free)
+    asked, available = _total(bundles), _total(free)
     beside = f", besides the {held:g} CPUs of the job's own process" if held else ""
-    if any(there.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
+    if any(available.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
         raise StageError(
-            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(there, asked)}{beside}; "
+            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(available, asked)}{beside}; "
             "ask for less of it"
         )
     for bundle in bundles:

@@ -1,4 +1,4 @@
-"""How often a stage that trains keeps its state, from which a job that was killed goes on."""
+"""How often a training stage saves its state, from which a killed job resumes."""
 
 from __future__ import annotations
 

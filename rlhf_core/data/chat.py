@@ -183,7 +183,7 @@ class _Turn:
 
 
 def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> _Turn:
-    """The last of `messages`, an assistant's. Raises ConversationError if it cannot be told apart from its prompt."""
+    """The last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its prompt."""
     index = len(messages) - 1
     if index == 0:
         raise ConversationError("the conversation begins with an assistant turn, which answers nothing: leave it out")

@@ -16,7 +16,7 @@ Message = Mapping[str, Any]  # role: user, system or tool; content: text; and wh
 class Feedback:
     """What an environment says to a reply."""
 
-    messages: Sequence[Message] = ()  # for the policy, before it replies again; read only where the episode goes on
+    messages: Sequence[Message] = ()  # for the policy, before it replies again; read only if the episode continues
     reward: float = 0.0  # of this reply; those of an episode are summed by the reward `environment`
     done: bool = False  # the episode is over
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,20 +15,12 @@ from torch import Tensor, nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import add_lora, is_adapted
+from rlhf_core.models.folder import copy_tokenizer
 
 if TYPE_CHECKING:
     from peft import PeftModel
 
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-TOKENIZER_FILES = (
-    "tokenizer*",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "chat_template*",
-    "vocab.*",
-    "merges.txt",
-    "*.model",
-)
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -140,12 +131,3 @@ def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str
     assert isinstance(model, transformers.PreTrainedModel)
     stored: dict[str, Tensor] = revert_weight_conversion(model, dict(state_dict))
     return stored
-
-
-def copy_tokenizer(source: Path, folder: Path) -> None:
-    """Copy the tokenizer's files of a model folder."""
-    for pattern in TOKENIZER_FILES:
-        for path in source.glob(pattern):
-            if path.is_file():
-                # Contents only: a source fetched from the store is read-only, the copy must not be.
-                shutil.copyfile(path, folder / path.name)

@@ -9,7 +9,8 @@ import torch
 import transformers
 
 from rlhf_core.errors import StageError
-from rlhf_core.models.loading import copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer, stored_dtype
+from rlhf_core.models.loading import torch_dtype
 
 
 def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) -> None:
@@ -21,8 +22,7 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     from peft import PeftModel
 
     settings = json.loads((adapter_folder / "adapter_config.json").read_text(encoding="utf-8"))
-    stored = json.loads((model_folder / "config.json").read_text(encoding="utf-8"))
-    dtype = getattr(torch, stored.get("dtype") or stored.get("torch_dtype") or "float32")
+    dtype = torch_dtype(stored_dtype(model_folder))
     options = {"dtype": torch.float32, "local_files_only": True, "use_safetensors": True}
     if settings.get("task_type") == "SEQ_CLS":
         base = transformers.AutoModelForSequenceClassification.from_pretrained(model_folder, num_labels=1, **options)

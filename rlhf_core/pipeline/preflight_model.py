@@ -14,10 +14,9 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.rendering import NO_TEMPLATE
 from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
+from rlhf_core.models.folder import WEIGHTS_INDEX
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.pipeline.outline import Draft
-
-_INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,15 +145,15 @@ def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]
 
 
 def _weights(folder: Path) -> Iterator[str]:
-    if (folder / _INDEX).is_file():
-        shards = set(_json(folder / _INDEX).get("weight_map", {}).values())
+    if (folder / WEIGHTS_INDEX).is_file():
+        shards = set(_json(folder / WEIGHTS_INDEX).get("weight_map", {}).values())
         lacking = sorted(name for name in shards if not (folder / name).is_file())
         if lacking or not shards:
-            yield f"of the weights, {', '.join(lacking) or 'everything'} that {_INDEX} names is missing"
+            yield f"of the weights, {', '.join(lacking) or 'everything'} that {WEIGHTS_INDEX} names is missing"
     elif not (folder / "model.safetensors").is_file():
         others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
         found = f" ({', '.join(others)} cannot be used: convert to safetensors)" if others else ""
-        yield f"there are no weights in this folder: model.safetensors, or {_INDEX} with its shards{found}"
+        yield f"there are no weights in this folder: model.safetensors, or {WEIGHTS_INDEX} with its shards{found}"
     elif (folder / "model.safetensors").stat().st_size == 0:
         yield "model.safetensors is empty"
 

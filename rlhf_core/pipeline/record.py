@@ -58,7 +58,7 @@ def report_path(run_id: str) -> str:
 
 
 def write_record(store: Store, record: RunRecord) -> None:
-    """A retried run writes its record anew."""
+    """A retried run replaces its record."""
     store.put(record_path(record.run_id), record.model_dump_json(indent=1).encode())
 
 

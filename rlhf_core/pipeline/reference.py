@@ -1,6 +1,6 @@
 """The recipe language as markdown tables, from the models themselves: `python -m rlhf_core.pipeline.reference [FILE]`.
 
-With a FILE, such as docs/recipes.md, the part of it between the two marks is written anew.
+With a FILE, such as docs/recipes.md, the part of it between the two marks is replaced.
 """
 
 from __future__ import annotations

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,6 +13,7 @@ from torch import Tensor
 from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
 from rlhf_core.errors import RewardError, StageError
+from rlhf_core.models.folder import context_length, read_config
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
@@ -40,7 +40,7 @@ class RewardModel:
         tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
         other = None
         if not same_tokens(folder, policy) or tokenizer.chat_template != own.chat_template:
-            other = OtherTokenizer(own, _json(folder).get("max_position_embeddings"))
+            other = OtherTokenizer(own, context_length(folder))
         if other is not None and settings.gives_steps:
             raise StageError(
                 "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
@@ -55,7 +55,7 @@ class RewardModel:
 
 def context_problem(folder: Path, tokens: int) -> str | None:
     """Why the model in `folder` cannot read sequences of `tokens` tokens; None where it can, or does not say."""
-    context = _json(folder).get("max_position_embeddings")
+    context = context_length(folder)
     if context is None or context >= tokens:
         return None
     return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
@@ -168,7 +168,7 @@ def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
 
 
 def _scale(folder: Path) -> Scale:
-    stored = _json(folder)
+    stored = read_config(folder)
     mean: Any = stored.get("reward_mean")
     std: Any = stored.get("reward_std")
     if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
@@ -181,8 +181,3 @@ def _scale(folder: Path) -> Scale:
 
 def _is_finite(value: Any) -> bool:
     return isinstance(value, int | float) and math.isfinite(value)
-
-
-def _json(folder: Path) -> dict[str, Any]:
-    stored: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return stored

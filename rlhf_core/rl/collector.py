@@ -26,8 +26,8 @@ class Collector:
 
     A round draws as many new prompts as groups are missing. With the default `oversampling` none is ever too many; with
     more, the last round's surplus is dropped: by the next step its completions would be of older weights, and the loop
-    is on-policy. So nothing is left over between steps, and no group is returned twice. Where the prompts end, drawing
-    goes on into the next epoch within the same step, and what was kept so far stays.
+    is on-policy. So nothing is left over between steps, and no group is returned twice. Where the prompts end, the
+    step continues with the next epoch and keeps what it has so far.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Collector:
         self._monitors = monitors
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """Rewarded trajectories, those of one prompt side by side, and figures about all that was sampled for them.
+        """Rewarded trajectories, those of one prompt side by side, and metrics of all that was sampled for them.
 
         They are of `prompts_per_step` prompts, or fewer where `max_rounds` were not enough and `when_short` is train.
         Raises StageError where nothing could be kept, or `when_short` is stop; RewardError where a reward fails.
@@ -67,10 +67,10 @@ class Collector:
         if filtering and (not kept or (len(kept) < wanted and filtering.when_short == "stop")):
             raise StageError(f"step {step}: {tally.complaint(len(kept), wanted)}")
         with phase("reward"):
-            figures = monitor(tally.sampled, self._monitors)
+            metrics = monitor(tally.sampled, self._monitors)
         if filtering:
-            figures |= tally.figures(surplus=max(0, len(kept) - wanted))
-        return [trajectory for group in kept[:wanted] for trajectory in group], figures
+            metrics |= tally.metrics(surplus=max(0, len(kept) - wanted))
+        return [trajectory for group in kept[:wanted] for trajectory in group], metrics
 
     def _groups(self, trajectories: Sequence[Trajectory]) -> list[Group]:
         size = self._config.settings.group_size
@@ -108,7 +108,7 @@ class _Tally:
                 kept.append(group)
         return kept
 
-    def figures(self, surplus: int) -> dict[str, float]:
+    def metrics(self, surplus: int) -> dict[str, float]:
         sampled = len(self.scores)
         return {
             "filtering/rounds": self.rounds,

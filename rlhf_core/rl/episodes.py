@@ -61,7 +61,7 @@ class Episode:
         self.over = False
 
     def take(self, reply: Completion) -> None:
-        """One more reply: the environment judges it, and what it says follows, where the episode goes on.
+        """One more reply: the environment judges it, and its feedback follows, unless the episode ends.
 
         Raises StageError, with the row and the turn, if the environment fails or the chat template cannot write it.
         """

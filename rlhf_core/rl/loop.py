@@ -98,8 +98,8 @@ def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict
         "distinct": _distinct_share(trajectories),
     }
     for name in trajectories[0].extra:
-        figures = [t.extra[name] for t in trajectories if name in t.extra]
-        metrics[f"reward/{name}"] = sum(figures) / len(figures)
+        values = [t.extra[name] for t in trajectories if name in t.extra]
+        metrics[f"reward/{name}"] = sum(values) / len(values)
     scores = [t.score for t in trajectories if t.score is not None]
     if scores:
         metrics["score"] = sum(scores) / len(scores)

@@ -10,7 +10,7 @@ from rlhf_core.types import Prompt
 
 
 class PromptSampler:
-    """Draws without replacement; every epoch has an order of its own, and drawing goes on from one into the next."""
+    """Draws without replacement; every epoch has an order of its own, and a draw may cross into the next one."""
 
     def __init__(self, prompts: Sequence[Prompt], seed: int) -> None:
         if not prompts:

@@ -69,7 +69,7 @@ class Publisher:
         blind = {"tensors_not_read_back": float(len(proof.not_read_back))} if proof.not_read_back else {}
         differences = {
             "weight_difference": proof.difference,
-            "largest_weight_difference": proof.largest_difference,
+            "largest_weight_difference": proof.max_difference,
         }
         return {**differences, **blind}
 

@@ -68,7 +68,7 @@ class RewardPipeline:
         shaped = self._shaping(sums, lengths, [t.finish_reason == "length" for t in trajectories])
         steps = self._step_rewards(trajectories, results)
         scored_by = self._scored_by(results)
-        figures = _figures(results, len(trajectories), scored_by)
+        metrics = _metrics(results, len(trajectories), scored_by)
         return [
             replace(
                 trajectory,
@@ -76,7 +76,7 @@ class RewardPipeline:
                 score=results[scored_by].scores[index] if scored_by else None,
                 step_rewards=steps[index][0] if steps else None,
                 step_ends=steps[index][1] if steps else None,
-                extra={name: values[index] for name, values in figures.items()},
+                extra={name: values[index] for name, values in metrics.items()},
             )
             for index, trajectory in enumerate(trajectories)
         ]
@@ -129,19 +129,19 @@ class RewardPipeline:
         self._shaping.load_state_dict(state["shaping"])
 
 
-def _figures(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, list[float]]:
-    """Of each completion, `name`: all that the reward gives it, steps included, unweighted; `name/figure`: the rest."""
-    figures: dict[str, list[float]] = {}
+def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | None) -> dict[str, list[float]]:
+    """Of each completion, `name`: all that the reward gives it, steps included, unweighted; `name/metric`: the rest."""
+    metrics: dict[str, list[float]] = {}
     for name, result in results.items():
         steps = result.steps or [[]] * count
-        figures[name] = [math.fsum([result.rewards[index], *steps[index]]) for index in range(count)]
+        metrics[name] = [math.fsum([result.rewards[index], *steps[index]]) for index in range(count)]
         if result.steps is not None:
-            figures[f"{name}/steps"] = [float(len(own)) for own in steps]
+            metrics[f"{name}/steps"] = [float(len(own)) for own in steps]
         scores = [score for score in result.scores if score is not None]
         if len(scores) == count and name != scored_by:
-            figures[f"{name}/score"] = scores
-        figures |= {f"{name}/{figure}": values for figure, values in result.extra.items()}
-    return figures
+            metrics[f"{name}/score"] = scores
+        metrics |= {f"{name}/{extra}": values for extra, values in result.extra.items()}
+    return metrics
 
 
 def _finite(reward: float, index: int) -> float:
@@ -152,8 +152,8 @@ def _finite(reward: float, index: int) -> float:
 
 def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) -> dict[str, float]:
     """Mean of each monitor: logged, never trained on."""
-    figures = {}
+    metrics = {}
     for name, scorer in monitors.items():
         rewards = RewardOfText(scorer)(trajectories).rewards
-        figures[f"monitor/{name}"] = math.fsum(rewards) / len(rewards)
-    return figures
+        metrics[f"monitor/{name}"] = math.fsum(rewards) / len(rewards)
+    return metrics

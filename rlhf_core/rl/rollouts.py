@@ -31,7 +31,7 @@ class RolloutSampler:
     def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Trajectory]:
         """`group_size` trajectories of each prompt, those of one prompt side by side.
 
-        Episodes advance turn by turn; all that go on are one call of the engines. A step that samples several times
+        Episodes advance turn by turn; all that continue are one call of the engines. A step that samples several times
         numbers its rounds: no two requests of a run have the same seed.
         Raises StageError if an environment fails.
         """
@@ -56,8 +56,8 @@ class RolloutSampler:
 
 
 def first_seed(seed: int, step: int, sampling_round: int) -> int:
-    """The seed of the first request of a round; request i is sampled with this + i, and request i of those that go on
-    into turn t, counted from 0, with this + t times the requests of the round + i.
+    """The seed of the first request of a round; request i is sampled with this + i, and request i of those that
+    continue into turn t, counted from 0, with this + t times the requests of the round + i.
 
     A pure function, so that a resumed run samples what the run would have sampled. Within a run no two requests of up
     to 2^20 a round over all turns, 2^8 rounds a step, share a seed; where the seeds of a run begin is a hash of the

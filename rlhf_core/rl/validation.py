@@ -68,7 +68,7 @@ class Validation:
                 self._publisher.publish("average")
             measured = self._measured()
             if self.best.update(step, measured) and self._settings.keep == "best":
-                self._turns.train(keep_weights=not averaged)  # the average is not what rollouts go on with
+                self._turns.train(keep_weights=not averaged)  # rollouts do not use the average
                 self._trainer.keep_weights("average" if averaged else "live")
             if averaged:
                 self._publisher.publish()
@@ -88,11 +88,11 @@ class Validation:
         results = summarise(answered, pass_at=settings.pass_at, seed=self._seed)
         main = next(iter(held_out.scorers))
         flat = flat_metrics(results, main_scorer=main)
-        for name, figures in results["all"]["scorers"].items():
+        for name, metrics in results["all"]["scorers"].items():
             prefix = "" if name == main else f"{name}/"
             if settings.samples:
-                flat[f"{prefix}sampled_mean_score"] = figures["sampled_mean_score"]
-                flat[f"{prefix}sampled_pass@1"] = figures["sampled_pass@1"]["value"]
+                flat[f"{prefix}sampled_mean_score"] = metrics["sampled_mean_score"]
+                flat[f"{prefix}sampled_pass@1"] = metrics["sampled_pass@1"]["value"]
         return {name: value for name, value in flat.items() if not name.endswith(("_low", "_high", "prompts"))}
 
 

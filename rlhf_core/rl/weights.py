@@ -15,7 +15,8 @@ WeightSource = Literal["live", "average"]
 
 
 class WeightAverage:
-    """Exponential moving average of the trained weights, in float32 in rank 0's main memory; it begins with the first.
+    """Exponential moving average of the trained weights, in float32 in rank 0's host memory, initialised from the
+    starting weights.
 
     Implements training.state.Stateful. Every rank must call every method.
     """

@@ -61,7 +61,7 @@ def answer_probe(name: str, engine: RolloutEngine, sequences: Sequence[Sequence[
 @dataclass(frozen=True, slots=True)
 class Proof:
     difference: float  # mean |log-prob difference| of the worst engine and the trainer over the probe's tokens
-    largest_difference: float  # of any engine, at any token
+    max_difference: float  # of any engine, at any token
     not_read_back: tuple[str, ...]  # tensors whose layout an engine cannot read: of these, only log-probs tell
 
 
@@ -85,10 +85,10 @@ def verify_weights(
     """answers: of every engine, to the probe. before: what was published last, to recognise old values.
 
     Raises WeightSyncError naming version and engine if the mean difference is above `tolerance`, or for every tensor
-    that is not as published, with where its values come from if that can be told.
+    that is not as published, with where its values come from if that is known.
     """
-    worst = largest = 0.0
-    blind: set[str] = set()
+    max_mean_difference = max_difference = 0.0
+    unverifiable: set[str] = set()
     for answer in answers:
         if answer.version != expected.version:
             raise WeightSyncError(
@@ -102,9 +102,10 @@ def verify_weights(
                 f"{answer.engine} does not serve version {expected.version} as published: {_listed(wrong)}; its "
                 f"log-probs of the probe are off by {mean:.3g} on average (tolerance {tolerance:.3g})"
             )
-        worst, largest = max(worst, mean), max(largest, float(differences.max()))
-        blind.update(tensor.name for tensor in answer.served if not tensor.read_back)
-    return Proof(worst, largest, tuple(sorted(blind)))
+        max_mean_difference = max(max_mean_difference, mean)
+        max_difference = max(max_difference, float(differences.max()))
+        unverifiable.update(tensor.name for tensor in answer.served if not tensor.read_back)
+    return Proof(max_mean_difference, max_difference, tuple(sorted(unverifiable)))
 
 
 def _wrong_tensors(answer: ProbeAnswer, expected: Expected, before: Expected | None) -> Iterator[str]:

@@ -32,7 +32,7 @@ Files = dict[str, NDArray[numpy.uint8]]  # name -> content
 
 @dataclass(frozen=True, slots=True)
 class Publication:
-    folder: Path  # HF safetensors or, with LoRA, a PEFT adapter folder; on the node of whoever wrote it
+    folder: Path  # HF safetensors or, with LoRA, a PEFT adapter folder; on the node of the process that wrote it
     digests: Mapping[str, str]  # proof.tensor_digest of each tensor
     files: Callable[[], Files]  # what the folder holds, for engines that cannot see it
 

@@ -177,7 +177,7 @@ class VllmEngine:
         self._adapter = adapter
 
     def _check_tensors(self, folder: Path, version: int) -> None:
-        # vLLM only logs tensors that a publish lacks, and goes on with the old ones.
+        # vLLM only logs tensors that a publish lacks, and keeps the old ones.
         wanted, given = tensor_shapes(self._folder), tensor_shapes(folder)
         if self._tied:
             wanted.pop("lm_head.weight", None)
@@ -218,7 +218,7 @@ class VllmEngine:
             raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
 
     def shutdown(self) -> None:
-        """Frees memory and ends vLLM's process group; the engine is of no use afterwards."""
+        """Releases memory and ends vLLM's process group. The engine cannot be used afterwards."""
         self._llm.llm_engine.engine_core.shutdown()
         del self._llm
         torch.set_num_threads = self._set_num_threads

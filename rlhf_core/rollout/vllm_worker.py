@@ -97,7 +97,7 @@ def repack_heads(model: nn.Module) -> None:
     """Packs the output head again from the weight it shares with the embedding.
 
     On CPU a head computes with a packed copy of its weight, made once after loading. A reload packs the layers that
-    it loads a tensor for; a tied head has none, so it would go on serving the old weights without an error.
+    it loads a tensor for; a tied head has none, so it would keep serving the old weights without an error.
     """
     from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
 

@@ -29,15 +29,12 @@ from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import WEIGHTS_INDEX, copy_tokenizer
+from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.rollout.publication import tensor_shapes
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
-_INDEX = "model.safetensors.index.json"
-_TOKENIZER_FILES = (
-    "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.jinja",
-    "tokenizer.model", "vocab.json", "merges.txt", "generation_config.json",
-)  # fmt: skip
+_GENERATION = "generation_config.json"
 
 
 def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -47,7 +44,7 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
     """
     folder = context.workdir / "model"
     folder.mkdir()
-    dtype = _DTYPES[config.dtype]
+    dtype = torch_dtype(config.dtype)
     match config.source:
         case ScratchModel():
             _from_scratch(config.source, dtype, context.seed, folder)
@@ -104,14 +101,14 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
         tensors = load_file(source / name)
         converted = {key: _converted(value, dtype) for key, value in tensors.items()}
         save_file(converted, folder / name, metadata={"format": "pt"})
-    if (source / _INDEX).is_file():
-        shutil.copy(source / _INDEX, folder / _INDEX)
+    if (source / WEIGHTS_INDEX).is_file():
+        shutil.copyfile(source / WEIGHTS_INDEX, folder / WEIGHTS_INDEX)
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
-    for name in _TOKENIZER_FILES:
-        if (source / name).is_file():
-            shutil.copy(source / name, folder / name)
+    copy_tokenizer(source, folder)
+    if (source / _GENERATION).is_file():
+        shutil.copyfile(source / _GENERATION, folder / _GENERATION)
 
 
 def _read_config(source: Path) -> dict[str, object]:
@@ -128,8 +125,8 @@ def _read_config(source: Path) -> dict[str, object]:
 
 def _shards(source: Path) -> list[str]:
     """File names of the weights."""
-    if (source / _INDEX).is_file():
-        names = sorted(set(json.loads((source / _INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
+    if (source / WEIGHTS_INDEX).is_file():
+        names = sorted(set(json.loads((source / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
     else:
         names = ["model.safetensors"]
     for name in names:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base import Dtype
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
@@ -19,6 +18,7 @@ from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
+from rlhf_core.models.folder import stored_dtype
 from rlhf_core.rewards import open_scorers
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
@@ -38,6 +38,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
         scorers = stack.enter_context(open_scorers(config.scorers, context))
+        # In the precision that it was saved in: a model is judged as it is, not as another would round it.
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
@@ -78,12 +79,3 @@ def write_results(
                 ],
             }
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def stored_dtype(folder: Path) -> Dtype:
-    """The precision the model was saved in: a model is judged as it is, not as another precision would round it."""
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    dtype = config.get("dtype") or config.get("torch_dtype")
-    if dtype not in ("float32", "bfloat16"):
-        raise StageError(f"{folder}/config.json: the model's dtype is {dtype!r}; expected float32 or bfloat16")
-    return "float32" if dtype == "float32" else "bfloat16"

@@ -52,7 +52,7 @@ class JobContext:
         manifest = repository.manifest(ref)
         if manifest is None:
             raise StoreError(
-                f"{self._store.url} has no artifact {ref}, or not all its files: run again to make it anew"
+                f"{self._store.url} has no artifact {ref}, or not all its files: run again to compute it again"
             )
         return Input(manifest, repository.fetch(ref, node_cache(), only))
 

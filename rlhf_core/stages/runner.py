@@ -64,7 +64,7 @@ def run_job(
 
     cluster: where a stage's actors run. again: compute it in any case, and return what was computed; its files are in
     the store, and its manifest too unless there was one.
-    Waits while somebody else computes it. Raises StageError, StoreError, or whatever the stage's function raises.
+    Waits while another job computes it. Raises StageError, StoreError, or whatever the stage's function raises.
     """
     repository = ArtifactRepository(open_store(store_url))
     spec = repository.read_spec(ref)
@@ -212,7 +212,7 @@ def _manifest(
 
 
 def _plain(metrics: Mapping[str, Any]) -> Metrics:
-    """As JSON can hold them: numpy's numbers become Python's, and what is not finite becomes None, said aloud."""
+    """As JSON can hold them: numpy's numbers become Python's; non-finite values become None and are logged."""
     plain: Metrics = {}
     for name, value in metrics.items():
         if isinstance(value, numbers.Integral):

@@ -196,7 +196,7 @@ class RewardModelWorker(SupervisedWorker):
         return loss, metrics, torch.stack([chosen[real], rejected[real]], dim=1).detach()
 
     def measured(self, model: nn.Module, batch: PreferenceBatch, shard: Shard) -> Mapping[str, Metric]:
-        """With sums that `validate` makes exact figures of."""
+        """With the sums that `validate` computes exact metrics from."""
         _, metrics, rewards = self._judged(model, batch, shard)
         exact = rewards.double()
         sums = {_CORRECT: (exact[:, 0] > exact[:, 1]).sum(), _SUM: exact.sum(), _SQUARES: exact.square().sum()}

@@ -20,7 +20,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.models.loading import copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores

@@ -27,7 +27,7 @@ def test_the_differences_of_the_worst_engine_are_given_back() -> None:
     )
     # Engine 0 is off by 0.25 at one of three tokens, engine 1 by 0.5: one unlikely token alone is no wrong weight.
     proof = verify(*answers, tolerance=0.2)
-    assert (proof.difference, proof.largest_difference) == (pytest.approx(0.5 / 3), 0.5)
+    assert (proof.difference, proof.max_difference) == (pytest.approx(0.5 / 3), 0.5)
 
 
 def test_what_is_off_is_named() -> None:

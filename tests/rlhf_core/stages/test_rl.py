@@ -18,7 +18,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
-from rlhf_core.models.loading import copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer
 from rlhf_core.stages import base, rl
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster
