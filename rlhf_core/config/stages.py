@@ -50,6 +50,10 @@ class SFTConfig(SupervisedConfig):
         return "model"
 
     @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
+
+    @property
     def trains_adapter(self) -> bool:
         return self.lora is not None
 
@@ -70,6 +74,10 @@ class RewardModelConfig(SupervisedConfig):
     @property
     def makes(self) -> Role:
         return "reward_model"
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
 
     @property
     def input_copies(self) -> float:

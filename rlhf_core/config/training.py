@@ -122,6 +122,11 @@ class SupervisedConfig(NamedStageConfig):
         return frozenset({"validation"}) if self.validation is None else frozenset()
 
     @property
+    def adapter(self) -> LoraConfig | None:
+        """Settings of the adapter that is trained; None: all weights are."""
+        return None
+
+    @property
     def keeps_best(self) -> bool:
         return self.validation is not None and self.validation.keep == "best"
 

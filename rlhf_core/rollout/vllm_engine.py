@@ -59,7 +59,7 @@ class VllmEngine:
         """One completion of each prompt, in their order; prompt and completion fit in `max_length` together.
 
         The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
-        without the last three are they those of the policy (docs/decisions/0010-sampling-and-log-probs.md). A greedy
+        without the last three are they those of the policy (docs/decisions/0008-sampling-and-log-probs.md). A greedy
         token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
         from vllm import SamplingParams

@@ -83,7 +83,7 @@ def train(
     config: SupervisedConfig,
     examples: Sequence[Example],
     pack: Packer,
-    workers: WorkerGroup[SupervisedWorker],
+    workers: WorkerGroup[SupervisedWorker[Any]],
     context: StageContext,
     validation: Validation | None = None,
 ) -> dict[str, float]:

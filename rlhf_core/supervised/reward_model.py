@@ -151,11 +151,11 @@ class RewardModel(nn.Module):
         return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs), routing
 
 
-class RewardModelWorker(SupervisedWorker):
+class RewardModelWorker(SupervisedWorker[RewardModelConfig]):
     """Trains the pairwise loss and, if configured, language modelling of chosen completions."""
 
     def build_model(self) -> nn.Module:
-        config: RewardModelConfig = self.config
+        config = self.config
         model = load_scalar_model(
             self.folder,
             dtype=torch_dtype(config.engine.dtype),
@@ -179,7 +179,7 @@ class RewardModelWorker(SupervisedWorker):
         self, model: nn.Module, batch: PreferenceBatch, shard: Shard, step_routing: Tensor | None = None
     ) -> tuple[Tensor, Mapping[str, Metric], Tensor]:
         """Loss, metrics, and (P, 2) the rewards of both completions of each pair, of one forward."""
-        config: RewardModelConfig = self.config
+        config = self.config
         scores, logprobs, routing = model(batch, with_routing=step_routing is not None)
         chosen, rejected, real = _rewards(scores, batch)
         assert batch.margins is not None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
 from rlhf_core.data.fitting import Row
 from rlhf_core.losses.load_balancing import load_balancing_loss
@@ -51,7 +51,7 @@ def pack_sequences(examples: Sequence[Example]) -> PackedBatch:
     return pack([e.sequences[0] for e in examples], [e.masks[0] for e in examples])
 
 
-class LanguageModelWorker(SupervisedWorker):
+class LanguageModelWorker(SupervisedWorker[SupervisedConfig]):
     """SFT (full weights or LoRA) and pre-training."""
 
     def build_model(self) -> nn.Module:
@@ -60,7 +60,7 @@ class LanguageModelWorker(SupervisedWorker):
             self.folder,
             dtype=torch_dtype(engine.dtype),
             attention=engine.attention,
-            lora=self.config.lora if isinstance(self.config, SFTConfig) else None,
+            lora=self.config.adapter,
             gradient_checkpointing=engine.gradient_checkpointing,
         )
         if self.config.moe_coefficient > 0:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from typing import Any
 
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.config.validation import counts_prefix, named, path_of_set
@@ -45,7 +46,7 @@ class Validation:
         config: SupervisedConfig,
         held_out: HeldOut,
         pack: Packer,
-        workers: WorkerGroup[SupervisedWorker],
+        workers: WorkerGroup[SupervisedWorker[Any]],
         context: StageContext,
     ) -> None:
         """held_out: the sets of the settings."""

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from torch import Tensor, nn
 
@@ -24,14 +24,16 @@ from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
 
+C = TypeVar("C", bound=SupervisedConfig)
 
-class SupervisedWorker(SnapshotWorker):
+
+class SupervisedWorker(SnapshotWorker, Generic[C]):
     """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
 
-    def __init__(self, config: SupervisedConfig, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
+    def __init__(self, config: C, context: StageContext, model: ArtifactRef, total_steps: int) -> None:
         super().__init__(context)
         seed_everything(context.seed)
-        self.config: Any = config  # a subclass reads the settings of its own stage too
+        self.config = config
         self.seed = context.seed
         self.folder = context.fetch(model).folder
         self.engine = DeepSpeedEngine(
