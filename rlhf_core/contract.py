@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.base import Role
 from rlhf_core.config.stage import StageConfig
 
@@ -62,7 +62,7 @@ class Output:
 
     kind: Kind
     folder: Path
-    metrics: Mapping[str, float | int | str | None] = field(default_factory=dict)
+    metrics: Mapping[str, MetricValue] = field(default_factory=dict)
 
 
 class StageContext(Protocol):

@@ -12,6 +12,8 @@ from pydantic import Field
 
 from rlhf_core.config.base import Config
 
+MetricValue = float | int | str | None  # of a stage's result
+
 
 class Kind(StrEnum):
     BASE_MODEL = "base_model"
@@ -63,7 +65,7 @@ class Manifest(Config):
     pins: dict[str, str] = Field({})  # URL of a remote source -> its content's identity
     config: dict[str, Any]
     seed: int
-    metrics: dict[str, float | int | str | None] = Field({})
+    metrics: dict[str, MetricValue] = Field({})
     code_revision: str
     libraries: dict[str, str]
     device_seconds: float  # reserved CPUs or GPUs x seconds

@@ -66,7 +66,7 @@ class EpisodeReward(RewardConfig):
 
 
 class ModelReward(RewardConfig):
-    """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardModel.reward."""
+    """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardReader.reward."""
 
     family: ClassVar[str] = "reward of a model"
 

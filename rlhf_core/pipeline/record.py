@@ -8,12 +8,11 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 
 Outcome = Literal["reused", "computed", "failed", "not run"]
-Metrics = dict[str, float | int | str | None]
 
 
 class NodeRecord(Config):
@@ -21,7 +20,7 @@ class NodeRecord(Config):
     ref: ArtifactRef
     outcome: Outcome
     seconds: float = 0.0  # this run's; of a reused stage, the look-up
-    metrics: Metrics = Field(default_factory=dict)
+    metrics: dict[str, MetricValue] = Field(default_factory=dict)
     error: str = ""
 
 
@@ -38,9 +37,9 @@ class RunRecord(Config):
         return all(node.outcome in ("reused", "computed") for node in self.nodes)
 
     @property
-    def evaluations(self) -> Mapping[str, Mapping[str, Metrics]]:
+    def evaluations(self) -> Mapping[str, Mapping[str, Mapping[str, MetricValue]]]:
         """The metrics of each evaluation stage, by its name, and of each model that it evaluated."""
-        found: dict[str, dict[str, Metrics]] = {}
+        found: dict[str, dict[str, Mapping[str, MetricValue]]] = {}
         for node in self.nodes:
             if node.ref.stage == Kind.EVALUATION:
                 stage, _, model = node.name.partition(".")

@@ -15,7 +15,7 @@ from rlhf_core.contract import Input
 from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
 
-Metrics = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
+Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 Answers = Mapping[str, list[dict[str, Any]]]  # model -> the rows of its evaluation
 
 
@@ -43,7 +43,7 @@ class Content:
     evaluations: dict[str, dict[str, Any]]  # model -> the evaluation manifest's metrics
     differences: list[Difference]
     samples: list[SampleRow]
-    curves: dict[str, Metrics]  # node -> its metrics
+    curves: dict[str, Curves]  # node -> its metrics
     edges: list[tuple[str, str]]  # node -> node that reads it
 
 
@@ -97,8 +97,8 @@ def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
     ]
 
 
-def _curves(path: Path) -> Metrics:
-    curves: Metrics = {}
+def _curves(path: Path) -> Curves:
+    curves: Curves = {}
     if path.exists():  # only stages that train log metrics
         for line in _read_jsonl(path):
             for name, value in line.items():

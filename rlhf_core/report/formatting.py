@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from rlhf_core.artifacts.manifest import MetricValue
+
 MAIN_METRICS = 3
 
 
-def main_metrics(metrics: Mapping[str, float | int | str | None]) -> str:
+def main_metrics(metrics: Mapping[str, MetricValue]) -> str:
     """The metrics that fit into one cell of a table; a stage's manifest names the most important first."""
     values = [(name, value) for name, value in metrics.items() if value is not None and not _is_bound(name)]
     return ", ".join(f"{name} {number(value)}" for name, value in values[:MAIN_METRICS])
 
 
-def with_interval(metrics: Mapping[str, float | int | str | None], name: str) -> str:
+def with_interval(metrics: Mapping[str, MetricValue], name: str) -> str:
     """`0.431 (0.380–0.483)` if the metrics have the bounds of the interval, else only the number."""
     value, low, high = (metrics.get(key) for key in (name, f"{name}_low", f"{name}_high"))
     if value is None:
@@ -23,7 +25,7 @@ def with_interval(metrics: Mapping[str, float | int | str | None], name: str) ->
     return f"{number(value)} ({number(low)}–{number(high)})"
 
 
-def compared_metrics(nodes: Mapping[str, Mapping[str, float | int | str | None]]) -> list[str]:
+def compared_metrics(nodes: Mapping[str, Mapping[str, MetricValue]]) -> list[str]:
     """Names of the metrics to show in a comparison of models, in their order and without bounds of intervals."""
     names: dict[str, None] = {}
     for metrics in nodes.values():

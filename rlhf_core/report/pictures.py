@@ -9,7 +9,7 @@ import matplotlib
 import networkx
 from matplotlib.figure import Figure
 
-from rlhf_core.report.content import Metrics
+from rlhf_core.report.content import Curves
 
 # These come first, in this order; all other metrics follow, sorted by name.
 _FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "policy_loss", "value_loss", "loss")
@@ -17,7 +17,7 @@ _FIRST = ("reward", "score", "kl", "completion_length", "entropy", "distinct", "
 _NOT_DRAWN = ("validation/best", "validation/best_step")
 
 
-def curve_grid(curves: Metrics) -> str:
+def curve_grid(curves: Curves) -> str:
     """Small multiples, one per metric of one stage; empty if no metric has at least two points."""
     lines = [name for name in curves if len(curves[name]) > 1]
     names = [name for name in _FIRST if name in lines]
@@ -38,7 +38,7 @@ def curve_grid(curves: Metrics) -> str:
     return _svg(figure)
 
 
-def phase_bars(curves: Metrics) -> str:
+def phase_bars(curves: Curves) -> str:
     """The mean seconds of each phase of an RL step."""
     phases = {n.removeprefix("seconds/"): [v for _, v in p] for n, p in curves.items() if n.startswith("seconds/")}
     if not phases:

@@ -25,7 +25,7 @@ TokenScores = Callable[[PackedBatch], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class RewardModel:
+class RewardReader:
     """How the tokens of a reward model are read. The model itself is on the training ranks."""
 
     settings: config.ModelReward
@@ -34,7 +34,7 @@ class RewardModel:
     other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
 
     @classmethod
-    def of(cls, settings: config.ModelReward, folder: Path, policy: Path) -> RewardModel:
+    def of(cls, settings: config.ModelReward, folder: Path, policy: Path) -> RewardReader:
         """folder: the reward model's; policy: the policy's. With the same tokenizer and chat template, the reward model
         reads the policy's tokens. Raises StageError where it cannot give what the settings want."""
         tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
@@ -83,7 +83,7 @@ class ModelReward:
     other: OtherTokenizer | None
 
     @classmethod
-    def of(cls, model: RewardModel, settings: config.RewardModelReward, scores: TokenScores) -> ModelReward:
+    def of(cls, model: RewardReader, settings: config.RewardModelReward, scores: TokenScores) -> ModelReward:
         return cls(scores, model.scale, model.other)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
@@ -107,7 +107,7 @@ class ProcessModelReward:
 
     @classmethod
     def of(
-        cls, model: RewardModel, settings: config.ProcessRewardModelReward, scores: TokenScores
+        cls, model: RewardReader, settings: config.ProcessRewardModelReward, scores: TokenScores
     ) -> ProcessModelReward:
         return cls(scores, model.scale, model.tokenizer, settings.separator)
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.rewards.model import RewardModel, context_problem
+from rlhf_core.rewards.model import RewardReader, context_problem
 from rlhf_core.rl.hybrid import OwnDevices, Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import reward_input, reward_roles
@@ -34,7 +34,7 @@ class RankScores:
         return scores
 
 
-def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, RewardModel]:
+def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, RewardReader]:
     """How each reward of a model is read, by its name, from the folders of the models alone.
 
     Raises StageError, naming the reward, if its model cannot give it.
@@ -43,7 +43,7 @@ def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[st
     for name, settings in config.settings.model_rewards.items():
         folder = inputs[reward_input(config, name)].folder
         try:
-            models[name] = RewardModel.of(settings, folder, inputs["model"].folder)
+            models[name] = RewardReader.of(settings, folder, inputs["model"].folder)
             if models[name].other is None and (problem := context_problem(folder, config.rollout.max_length)):
                 raise StageError(problem)
         except StageError as error:

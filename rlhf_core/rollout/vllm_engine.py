@@ -18,7 +18,7 @@ from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_settings import engine_arguments
 from rlhf_core.types import Completion, FinishReason
 
-EngineState = Literal["awake", "asleep", "awake without weights"]
+SleepState = Literal["awake", "asleep", "awake without weights"]
 
 
 class VllmEngine:
@@ -38,7 +38,7 @@ class VllmEngine:
         self._config = settings.config
         self._lora = settings.lora
         self._version = 0
-        self._state: EngineState = "awake"
+        self._state: SleepState = "awake"
         self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
@@ -213,7 +213,7 @@ class VllmEngine:
         self._llm.wake_up()
         self._state = "awake" if self._keeps_weights else "awake without weights"
 
-    def _require(self, *states: EngineState) -> None:
+    def _require(self, *states: SleepState) -> None:
         if self._state not in states:
             raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
 

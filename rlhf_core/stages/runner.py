@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
@@ -41,8 +41,6 @@ from rlhf_core.tracking.tracker import Tracker
 
 if TYPE_CHECKING:
     from rlhf_core.stages.cluster import Cluster
-
-Metrics = dict[str, float | int | str | None]
 
 
 def _ray_cluster() -> Cluster:
@@ -211,9 +209,9 @@ def _manifest(
     )
 
 
-def _plain(metrics: Mapping[str, Any]) -> Metrics:
+def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
     """As JSON can hold them: numpy's numbers become Python's; non-finite values become None and are logged."""
-    plain: Metrics = {}
+    plain: dict[str, MetricValue] = {}
     for name, value in metrics.items():
         if isinstance(value, numbers.Integral):
             plain[name] = int(value)

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.data.chat import encode_completion, stop_token_ids
+from rlhf_core.data.fitting import Row
 from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
@@ -33,8 +34,6 @@ from rlhf_core.types import PackedBatch, PreferenceBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
-
-Row = Mapping[str, Any]
 
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 2000  # pairs; enough to know the accuracy to a percent
