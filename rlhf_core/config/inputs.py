@@ -16,7 +16,7 @@ from rlhf_core.config.typed import config_classes
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class InputSetting:
     """A setting that names an input: its path below the stage's section, and the names it holds."""
 
     path: str
@@ -35,7 +35,7 @@ class Reference:
         )
 
 
-def references(config: Config, at: str = "") -> Iterator[Reference]:
+def input_settings(config: Config, at: str = "") -> Iterator[InputSetting]:
     """Every used setting of `config`, at any depth, that names inputs."""
     for name, value in config.used_settings():
         path = f"{at}.{name}" if at else name
@@ -43,25 +43,25 @@ def references(config: Config, at: str = "") -> Iterator[Reference]:
         if reads is not None:
             many = isinstance(value, tuple)
             named = value if many else () if value is None or value in reads.reserved else (value,)
-            yield Reference(path, reads, named, many)
+            yield InputSetting(path, reads, named, many)
         else:
-            yield from _references_below(value, path)
+            yield from _settings_below(value, path)
 
 
 def roles_of_inputs(config: Config) -> dict[str, tuple[Role, ...]]:
     """The roles that will do for each input that the settings name."""
-    return {name: reference.reads.roles for reference in references(config) for name in reference.input_names}
+    return {name: setting.reads.roles for setting in input_settings(config) for name in setting.input_names}
 
 
-def _references_below(value: Any, path: str) -> Iterator[Reference]:
+def _settings_below(value: Any, path: str) -> Iterator[InputSetting]:
     if isinstance(value, Config):
-        yield from references(value, path)
+        yield from input_settings(value, path)
     elif isinstance(value, dict):
         for key, item in value.items():
-            yield from _references_below(item, f"{path}.{key}")
+            yield from _settings_below(item, f"{path}.{key}")
     elif isinstance(value, tuple):
         for index, item in enumerate(value):
-            yield from _references_below(item, f"{path}.{index}")
+            yield from _settings_below(item, f"{path}.{index}")
 
 
 def readable_roles(config: type[Config]) -> frozenset[Role]:

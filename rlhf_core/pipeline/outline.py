@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
-from rlhf_core.config.inputs import Reference, readable_roles, references
+from rlhf_core.config.inputs import InputSetting, input_settings, readable_roles
 from rlhf_core.config.stage import NamedStageConfig, StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Stage
@@ -29,7 +29,7 @@ class Draft:
     config: StageConfig
     inputs: Mapping[str, str]  # input name -> the node that makes it
     existing: Manifest | None = None  # of an artifact that is used as it is
-    references: tuple[Reference, ...] = ()  # the settings that `inputs` come from
+    input_settings: tuple[InputSetting, ...] = ()  # the settings that `inputs` come from
     after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
 
@@ -56,8 +56,8 @@ def outline(recipe: Recipe, find: Find | None = None) -> Outline:
 
 def _draft(recipe: Recipe, find: Find | None, left_out: Collection[str]) -> dict[str, Draft]:
     stages = {name: config for name, config in recipe.stages.items() if name not in left_out}
-    held_out = (reference for config in stages.values() for reference in references(config) if reference.reads.held_out)
-    drafter = _Drafter(recipe, find, [name for reference in held_out for name in reference.names])
+    held_out = (setting for config in stages.values() for setting in input_settings(config) if setting.reads.held_out)
+    drafter = _Drafter(recipe, find, [name for setting in held_out for name in setting.names])
     for name, config in stages.items():
         if isinstance(config, ArtifactConfig):
             drafter.find_artifact(name, config)
@@ -101,8 +101,8 @@ class _Drafter:
             is_adapter = existing.kind == Kind.ADAPTER
             self._made(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
             return
-        settings = tuple(references(config))
-        each = next((reference for reference in settings if reference.reads.each), None)
+        settings = tuple(input_settings(config))
+        each = next((setting for setting in settings if setting.reads.each), None)
         if each is None:
             inputs = self._inputs(name, settings)
             self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
@@ -110,7 +110,7 @@ class _Drafter:
             return
         if not each.names:
             self.of_all[each.reads.role] = f"{name}.{each.path}"
-        inputs = self._inputs(name, tuple(reference for reference in settings if reference is not each))
+        inputs = self._inputs(name, tuple(setting for setting in settings if setting is not each))
         for made in each.names or self.by_role.get(each.reads.role, []):
             node = self._node(f"{name}.{each.path}", made, each)
             one = {each.input_name(): node, **inputs}
@@ -141,18 +141,18 @@ class _Drafter:
             if self.recipe.merge:
                 self._merged(name)
 
-    def _inputs(self, section: str, settings: tuple[Reference, ...]) -> dict[str, str]:
+    def _inputs(self, section: str, settings: tuple[InputSetting, ...]) -> dict[str, str]:
         inputs: dict[str, str] = {}
-        for reference in settings:
-            place = f"{section}.{reference.path}"
-            for made in reference.names:
-                inputs[reference.input_name(made)] = self._node(place, made, reference)
-            if not reference.names and not reference.many and not reference.reads.optional:
-                inputs[reference.path] = self._default(section, reference, inputs)
+        for setting in settings:
+            place = f"{section}.{setting.path}"
+            for made in setting.names:
+                inputs[setting.input_name(made)] = self._node(place, made, setting)
+            if not setting.names and not setting.many and not setting.reads.optional:
+                inputs[setting.path] = self._default(section, setting, inputs)
         return inputs
 
-    def _default(self, section: str, reference: Reference, inputs: Mapping[str, str]) -> str:
-        reads = reference.reads
+    def _default(self, section: str, setting: InputSetting, inputs: Mapping[str, str]) -> str:
+        reads = setting.reads
         if reads.of:
             trained = self.nodes[inputs[reads.of]]
             return trained.inputs["model"]
@@ -160,16 +160,16 @@ class _Drafter:
         if not made:
             what = " or ".join(role.replace("_", " ") for role in reads.roles)
             raise RecipeError(
-                f"{section}.{reference.path}: no stage above `{section}` makes a {what}: add one, such as "
+                f"{section}.{setting.path}: no stage above `{section}` makes a {what}: add one, such as "
                 f"`{_maker(reads.roles)}`, or name one that exists by a stage `artifact`"
             )
-        return self._node(f"{section}.{reference.path}", made[-1], reference)
+        return self._node(f"{section}.{setting.path}", made[-1], setting)
 
-    def _node(self, place: str, name: str, reference: Reference) -> str:
+    def _node(self, place: str, name: str, setting: InputSetting) -> str:
         """The node that the setting `place` means by `name`. Raises RecipeError if there is none in its role."""
-        roles = reference.reads.roles
+        roles = setting.reads.roles
         if "dataset" in roles and self._is_dataset(name):
-            self._require_format(place, name, reference)
+            self._require_format(place, name, setting)
             return self._dataset(name, ())
         made = [other for role in roles for other in self.by_role.get(role, [])]
         if name not in made:
@@ -194,10 +194,10 @@ class _Drafter:
         existing = found.existing if found is not None else None
         return name in self.recipe.data or (existing is not None and existing.kind == Kind.DATASET)
 
-    def _require_format(self, place: str, name: str, reference: Reference) -> None:
+    def _require_format(self, place: str, name: str, setting: InputSetting) -> None:
         """Of a dataset that exists already; the formats of those in `data` are among what preflight checks."""
         existing = self.nodes[name].existing if name not in self.recipe.data else None
-        wanted = reference.reads.format
+        wanted = setting.reads.format
         if existing is not None and wanted is not None and existing.config.get("format") != wanted:
             raise RecipeError(
                 f"{place}: `{name}` is {existing.ref}, of the format {existing.config.get('format')}; "
@@ -212,7 +212,7 @@ class _Drafter:
         node = f"data.{name}"
         if node not in self.nodes:
             config = self.recipe.data[name]
-            settings = tuple(references(config))
+            settings = tuple(input_settings(config))
             for other in config.exclude:
                 if not self._is_dataset(other):
                     raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
@@ -220,7 +220,7 @@ class _Drafter:
             self._add(Draft(node, node, STAGES["dataset"], config, inputs, None, settings))
         return node
 
-    def _overlaps(self, settings: tuple[Reference, ...]) -> tuple[str, ...]:
+    def _overlaps(self, settings: tuple[InputSetting, ...]) -> tuple[str, ...]:
         """The nodes that compare what these settings train on with what the recipe validates or evaluates on."""
         trained = [n for s in settings if s.reads.role == "dataset" and not s.reads.held_out for n in s.names]
         return tuple(node for name in dict.fromkeys(trained) if (node := self._overlap(name)) is not None)
@@ -235,7 +235,8 @@ class _Drafter:
         node = f"overlap.{name}"
         if node not in self.nodes:
             compared = OverlapConfig(dataset=name, held_out=held_out)
-            self._add(Draft(node, node, STAGES["overlap"], compared, self._inputs(node, tuple(references(compared)))))
+            inputs = self._inputs(node, tuple(input_settings(compared)))
+            self._add(Draft(node, node, STAGES["overlap"], compared, inputs))
         return node
 
     def _merged(self, name: str) -> str:

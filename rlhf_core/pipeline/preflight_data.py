@@ -17,7 +17,7 @@ from rlhf_core.config.data import (
     ReasoningGymSource,
     Source,
 )
-from rlhf_core.config.inputs import Reference
+from rlhf_core.config.inputs import InputSetting
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import BadRow, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
@@ -42,12 +42,12 @@ class Use:
     """A stage reads a dataset, and needs it in a format."""
 
     node: Draft
-    reference: Reference
+    read_by: InputSetting
 
     @property
     def setting(self) -> str:
         """As the recipe has it: `rl.validation.dataset`."""
-        return f"{self.node.section}.{self.reference.path}"
+        return f"{self.node.section}.{self.read_by.path}"
 
     @property
     def reader(self) -> str:
@@ -56,20 +56,20 @@ class Use:
 
     @property
     def dataset(self) -> str:
-        return self.reference.names[0]
+        return self.read_by.names[0]
 
     @property
     def format(self) -> str | None:
-        return self.reference.reads.format
+        return self.read_by.reads.format
 
 
 def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
     """What the stages that will run read, each setting once."""
     uses: dict[str, Use] = {}
     for node in nodes.values():
-        for reference in node.references:
-            if reference.reads.format is not None and reference.names:
-                use = Use(node, reference)
+        for read_by in node.input_settings:
+            if read_by.reads.format is not None and read_by.names:
+                use = Use(node, read_by)
                 uses.setdefault(use.setting, use)
     return list(uses.values())
 

@@ -33,8 +33,8 @@ def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -
         for setting, tokens in node.config.sequence_lengths().items():
             if context is not None and tokens > context:
                 yield f"{node.section}.{setting}={tokens} is more than the model's context of {context} tokens"
-        for reference in node.references:
-            limit = node.config.row_limit(reference.path) if reference.reads.role == "dataset" else None
+        for read_by in node.input_settings:
+            limit = node.config.row_limit(read_by.path) if read_by.reads.role == "dataset" else None
             if limit is not None and limit.completion_tokens >= limit.tokens:
                 yield (
                     f"{node.section}.{limit.completion_setting}={limit.completion_tokens} leaves no room for a prompt "
@@ -56,7 +56,7 @@ def check_lengths(
     problems: list[str] = []
     notes: list[str] = []
     for use in uses:
-        limit = use.node.config.row_limit(use.reference.path)
+        limit = use.node.config.row_limit(use.read_by.path)
         model = models.get(use.node.name)
         if limit is None or model is None or not samples.get(use.dataset):
             continue

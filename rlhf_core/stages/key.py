@@ -11,7 +11,7 @@ from typing import Any
 
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.base import Config, result_settings
-from rlhf_core.config.inputs import references
+from rlhf_core.config.inputs import input_settings
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 
@@ -50,9 +50,9 @@ def _without_chosen_names(config: Config, inputs: Mapping[str, str]) -> dict[str
     """Several inputs of one setting are called by the names that the recipe gives them: here they are a sorted list."""
     named = dict(inputs)
     lists = {
-        reference.path: sorted(named.pop(name) for name in reference.input_names)
-        for reference in references(config)
-        if reference.many and not reference.reads.each and reference.names
+        setting.path: sorted(named.pop(name) for name in setting.input_names)
+        for setting in input_settings(config)
+        if setting.many and not setting.reads.each and setting.names
     }
     return {**named, **lists}
 

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.inputs import references
+from rlhf_core.config.inputs import input_settings
 from rlhf_core.config.rl import RLConfig
 
 COMMON: dict[str, Any] = {
@@ -119,7 +119,7 @@ def test_every_validation_set_has_its_own_input_scorers_and_room() -> None:
     validation = {"dataset": "held", "every_steps": 1, "scorers": SET["scorers"], "also": {"far": far, "near": SET}}
     config = RLConfig.model_validate({**COMMON, "validation": validation})
     places = ["validation", "validation.also.far", "validation.also.near"]
-    held_out = {found.path: found.names for found in references(config) if found.reads.held_out}
+    held_out = {found.path: found.names for found in input_settings(config) if found.reads.held_out}
     assert held_out == dict(zip([f"{place}.dataset" for place in places], [("held",), ("far",), ("far",)], strict=True))
     judged = [(one.setting, one.dataset) for one in config.judges()]
     assert judged[2:] == [(f"{place}.scorers.exact", f"{place}.dataset") for place in places]
@@ -143,7 +143,7 @@ def test_a_validation_without_further_sets_keeps_its_key() -> None:
 def test_models_and_datasets_are_named_inputs() -> None:
     validation = {"dataset": "held", "every_steps": 1, "scorers": {"right": {"type": "verifier"}}}
     config = ppo({"start": "sft"}, {"coefficient": 0.1, "reference": "base"}, model="sft-math", validation=validation)
-    read = {found.path: (found.names, found.reads.roles, found.reads.optional) for found in references(config)}
+    read = {found.path: (found.names, found.reads.roles, found.reads.optional) for found in input_settings(config)}
     assert read == {
         "model": (("sft-math",), ("model",), False),
         "dataset": (("p",), ("dataset",), False),
@@ -160,13 +160,13 @@ def test_the_name_of_an_input_is_not_in_the_key_but_a_start_from_the_policy_is()
     )
     assert named == other == none
     assert policy == {**none, "start": "policy"}
-    start = next(found for found in references(ppo({"start": "policy"})) if found.path == "ppo.critic.start")
+    start = next(found for found in input_settings(ppo({"start": "policy"})) if found.path == "ppo.critic.start")
     assert start.names == ()
 
 
 def test_a_reference_that_is_not_used_is_no_input() -> None:
     kl = {"coefficient": 0.0, "reference": "base", "engine": OFFLOADED}
-    assert "ppo.kl.reference" not in [found.path for found in references(ppo(kl=kl))]
+    assert "ppo.kl.reference" not in [found.path for found in input_settings(ppo(kl=kl))]
     assert result_settings(ppo(kl=kl)) == result_settings(ppo(kl={"coefficient": 0.0}))
 
 

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.inputs import references
+from rlhf_core.config.inputs import input_settings
 from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 
@@ -111,7 +111,7 @@ def test_a_reward_model_may_be_the_most_accurate(metric: str, maximise: bool) ->
 def test_held_out_rows_have_the_format_of_the_trained_ones(stage: type[SupervisedConfig], data_format: str) -> None:
     validation = {**HELD_OUT, "also": {"far": {"dataset": "f"}}}
     config = stage.model_validate({**TRAINED, "validation": validation})
-    found = {r.path: (r.names, r.reads.format, r.reads.held_out) for r in references(config) if r.path != "model"}
+    found = {r.path: (r.names, r.reads.format, r.reads.held_out) for r in input_settings(config) if r.path != "model"}
     assert found == {
         "dataset": (("d",), data_format, False),
         "validation.dataset": (("v",), data_format, True),
