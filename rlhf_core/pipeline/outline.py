@@ -89,7 +89,6 @@ class _Drafter:
         self.find = find
         self.held_out = tuple(dict.fromkeys(held_out))  # datasets that the recipe validates or evaluates on
         self.nodes: dict[str, Draft] = {}
-        self.models: dict[str, str] = {}  # name in the recipe -> the node with its full weights
         self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
         self.of_all: dict[Role, str] = {}  # settings that were left out and so mean all results above
 
