@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.config.base import Dtype
 from rlhf_core.errors import StageError
 
-WEIGHTS = "model.safetensors"
+ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
 WEIGHTS_INDEX = "model.safetensors.index.json"  # of weights in several files
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt", "*.model",

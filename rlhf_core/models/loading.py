@@ -77,6 +77,16 @@ def load_scalar_model(
     return _prepare(model, "SEQ_CLS", lora, gradient_checkpointing)
 
 
+def load_scalar_adapter(folder: Path, adapter: Path, *, dtype: torch.dtype, attention: str) -> PeftModel:
+    """The scalar model that the folder `adapter` makes of the causal model in `folder`, with the adapter's head."""
+    from peft import PeftModel
+
+    model = load_scalar_model(folder, dtype=dtype, attention=attention)
+    return PeftModel.from_pretrained(
+        model, str(adapter), is_trainable=True, autocast_adapter_dtype=False, use_safetensors=True
+    )
+
+
 def _require_safetensors(folder: Path) -> None:
     if not any(folder.glob("*.safetensors")):
         raise StageError(f"{folder}: no *.safetensors file there; convert the weights to safetensors first")

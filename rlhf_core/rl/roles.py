@@ -7,13 +7,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.critic import POLICY_START, CriticConfig
+from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import ADAPTER
 from rlhf_core.rewards.model import context_problem, same_tokens
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
@@ -31,7 +32,7 @@ class Role:
     total_steps: int = 0  # optimizer steps of its whole schedule
     lora: LoraConfig | None = None
     adapter_off: bool = False  # no copy of its own: the policy's base
-    shares_base: bool = False  # its frozen weights are those of the policy's base
+    shares_base: bool = False  # it is an adapter too, and its frozen weights are those of the policy's base
     offloaded: bool = False  # its weights are in host memory, except while it computes
     placement: Placement | None = None  # of workers of its own; none: on those of the policy
 
@@ -63,14 +64,18 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
                 total_steps=config.steps * updates, lora=critic.lora,
-                shares_base=critic_start == start and _can_share_base(config, critic),
+                shares_base=critic_start == start and critic.lora is not None and _can_share_base(config, CRITIC),
             )
         )  # fmt: skip
     for reward, name in reward_roles(config, inputs).items():
         if name == f"reward:{reward}":
-            judge = inputs[reward_input(config, reward)].manifest.ref
-            placement = config.own_placements.get(name)
-            made.append(Role(name, judge, "scalar", config.engine_of(name), placement=placement))
+            judge, placement = inputs[reward_input(config, reward)], config.own_placements.get(name)
+            made.append(
+                Role(
+                    name, judge.manifest.ref, "scalar", config.engine_of(name), placement=placement,
+                    shares_base=_is_adapter_of(judge, start) and placement is None and _can_share_base(config, name),
+                )
+            )  # fmt: skip
     return tuple(made)
 
 
@@ -79,13 +84,17 @@ def placed_apart(roles: Iterable[Role]) -> dict[Role, Placement]:
     return {role: role.placement for role in roles if role.placement is not None}
 
 
-def _can_share_base(config: RLConfig, critic: CriticConfig) -> bool:
-    """Whether policy and critic, where both start from one model, can have its weights once in memory."""
-    engines = config.engine_of(POLICY), config.engine_of(CRITIC)
-    frozen = config.lora is not None and critic.lora is not None
+def _can_share_base(config: RLConfig, role: str) -> bool:
+    """Whether policy and `role`, where both are adapters of one model, can have its weights once in memory."""
+    engines = config.engine_of(POLICY), config.engine_of(role)
     same_dtype = engines[0].dtype == engines[1].dtype
     # ZeRO 3 cuts each weight for one engine, which then gathers and frees it as its own model runs.
-    return frozen and same_dtype and all(engine.sharding < 3 for engine in engines)
+    return config.lora is not None and same_dtype and all(engine.sharding < 3 for engine in engines)
+
+
+def _is_adapter_of(judge: Input, base: ArtifactRef) -> bool:
+    """Whether a reward model was trained as an adapter of `base`, and is there as such too."""
+    return judge.manifest.parents.get("model") == base and (judge.folder / ADAPTER).is_dir()
 
 
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:

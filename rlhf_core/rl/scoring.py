@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -12,7 +13,8 @@ from torch import Tensor, nn
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.models.adapters import is_adapted, share_base
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
+from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -20,12 +22,23 @@ from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import Reference
 from rlhf_core.types import PackedBatch
 
+if TYPE_CHECKING:
+    from peft import PeftModel
+
 _ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
 
 
 def role_of(score: str) -> str:
     """The role that gives a score: a field of Experience, or the role of a reward model itself."""
     return _ROLE_OF_SCORE.get(score, score)
+
+
+@dataclass(frozen=True, slots=True)
+class SharedBase:
+    """The policy's base: what it was loaded from, and the PeftModel whose frozen weights others share."""
+
+    folder: Path
+    model: PeftModel
 
 
 class Scores(Protocol):
@@ -53,21 +66,26 @@ class FrozenWorker:
         return scores(self._models, batches, names, self._config)
 
 
-def load_model(role: Role, folder: Path, base: nn.Module | None = None) -> DeepSpeedEngine:
-    """The model of `role` from `folder`. base: a PeftModel whose frozen weights are to be the new PeftModel's too."""
-    engine, trained = role.engine, role.optimizer is not None
-    causal = role.head == "causal"
-    load: Callable[..., nn.Module] = load_causal_model if causal else load_scalar_model
-    model = load(
-        folder, dtype=torch_dtype(engine.dtype), attention=engine.attention, lora=role.lora,
-        gradient_checkpointing=engine.gradient_checkpointing and trained,
-    )  # fmt: skip
+def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> DeepSpeedEngine:
+    """The model of `role` from `folder`. base: whose weights it shares."""
+    model = _load(role, folder, base)
     if base is not None:
         assert is_adapted(model)
-        assert is_adapted(base)
-        share_base(model, base)
-    wrapped = PolicyModel(model) if causal else ScalarModel(model)
-    return DeepSpeedEngine(wrapped, engine=engine, optimizer=role.optimizer, total_steps=role.total_steps)
+        share_base(model, base.model)
+    wrapped = PolicyModel(model) if role.head == "causal" else ScalarModel(model)
+    return DeepSpeedEngine(wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps)
+
+
+def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
+    engine, trained = role.engine, role.optimizer is not None
+    dtype = torch_dtype(engine.dtype)
+    if base is not None and not trained:
+        return load_scalar_adapter(base.folder, folder / ADAPTER, dtype=dtype, attention=engine.attention)
+    load: Callable[..., nn.Module] = load_causal_model if role.head == "causal" else load_scalar_model
+    return load(
+        folder, dtype=dtype, attention=engine.attention, lora=role.lora,
+        gradient_checkpointing=engine.gradient_checkpointing and trained,
+    )  # fmt: skip
 
 
 def scores(

@@ -21,7 +21,7 @@ from rlhf_core.models.loading import save_model, stored_state
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
-from rlhf_core.rl.scoring import load_model, scores, state_values
+from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
 from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
 from rlhf_core.training.best import KeptWeights
@@ -51,8 +51,7 @@ class RLWorker(SnapshotWorker):
         for role in roles:
             folder = self._folders[role.name]
             if role.name != REFERENCE:
-                base = self._causal if role.shares_base else None
-                self._engines[role.name] = load_model(role, folder, base)
+                self._engines[role.name] = load_model(role, folder, self._base if role.shares_base else None)
             elif role.adapter_off:
                 self._reference = AdapterOff(self._policy)
             else:
@@ -73,6 +72,12 @@ class RLWorker(SnapshotWorker):
         model = self._policy.module.model
         assert isinstance(model, nn.Module)
         return model
+
+    @property
+    def _base(self) -> SharedBase:
+        model = self._causal
+        assert is_adapted(model)
+        return SharedBase(self._folders[POLICY], model)
 
     def parts(self) -> Mapping[str, Stateful]:
         trained = {name: engine for name, engine in self._engines.items() if engine.optimizer is not None}

@@ -11,6 +11,7 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted, Row
 from rlhf_core.data.reading import iterate_rows, read_rows, row_policy
+from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
@@ -53,7 +54,7 @@ def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageCo
             judged = judge(config, held_out, workers)
         else:
             judged = judged_by_validation(len(validated[MAIN].rows), validation.of_result)
-        trained = folder if config.lora is None else context.workdir / "adapter"
+        trained = folder if config.lora is None else folder / ADAPTER
         save(workers, trained, context)
     if config.lora is not None:
         merge_adapter(model.folder, trained, folder)

@@ -1,4 +1,4 @@
-"""A critic that is an adapter: it trains, and has the base of a policy that is an adapter of the same model."""
+"""Critic and reward models that are adapters: they have the base of a policy that is an adapter of the same model."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapters import share_base
-from rlhf_core.models.loading import load_causal_model, load_scalar_model
+from rlhf_core.models.adapters import adapter_state, base_model, share_base
+from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
+from rlhf_core.models.merging import merge_adapter
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
@@ -39,15 +41,17 @@ def both_adapters(zero_stage: int = 0, *, critic_engine: dict[str, Any] | None =
     return config.model_copy(update={"engine": engine, **extra})
 
 
-def started(config: RLConfig, model: Input, folder: Path) -> tuple[PolicyTrainer, RLWorker]:
-    ours, group = trainer(config, model, folder)
+def started(
+    config: RLConfig, model: Input, folder: Path, others: dict[str, Input] | None = None
+) -> tuple[PolicyTrainer, RLWorker]:
+    ours, group = trainer(config, model, folder, others)
     return ours, group._worker
 
 
 def base_weights(worker: RLWorker, role: str) -> dict[str, nn.Parameter]:
     """By their names in the base model."""
-    named = worker._engines[role].module.model.get_base_model().named_parameters()
-    return {n.replace(".base_layer.", "."): p for n, p in named if n.startswith("model.") and not p.requires_grad}
+    named = base_model(worker._engines[role].module.model).named_parameters()
+    return {n.replace(".base_layer.", "."): p for n, p in named if n.startswith("model.") and "lora_" not in n}
 
 
 def step(ours: PolicyTrainer, config: RLConfig, number: int) -> None:
@@ -183,6 +187,64 @@ def test_the_critic_is_saved_merged(model: Input, tmp_path: Path) -> None:
         rl_config("ppo", critic={"start": "saved"}), model, tmp_path / "again", {"ppo.critic.start": saved}
     )
     torch.testing.assert_close(values(again), expected, atol=1e-6, rtol=0)
+
+
+@pytest.fixture(scope="module")
+def judge(model: Input, tmp_path_factory: pytest.TempPathFactory) -> Input:
+    """A reward model that was trained as an adapter of `model`, as its stage leaves it."""
+    folder = tmp_path_factory.mktemp("judge")
+    torch.manual_seed(1)
+    adapted = load_scalar_model(model.folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2), seed=1)
+    trained = {n: torch.randn_like(p) * 0.1 for n, p in adapted.named_parameters() if p.requires_grad}
+    save_model(adapted, adapter_state(adapted, trained), folder / ADAPTER, None)
+    merge_adapter(model.folder, folder / ADAPTER, folder)
+    made = local_input(folder, Kind.REWARD_MODEL)
+    return Input(made.manifest.model_copy(update={"parents": {"model": model.manifest.ref}}), folder)
+
+
+JUDGED: dict[str, Any] = {"rewards": {"taste": {"type": "reward_model"}}, "lora": LORA, "kl": {"coefficient": 0.1}}
+TASTE = "ppo.rewards.taste.model"
+
+
+def test_a_reward_model_that_is_an_adapter_has_the_policy_s_base_and_its_own_scores(
+    model: Input, judge: Input, tmp_path: Path
+) -> None:
+    """Those of the merged model, whatever the policy and the critic on the same base have learned."""
+    config = rl_config("ppo", **JUDGED, critic={"lora": LORA, "start": "policy"})
+    ours, worker = started(config, model, tmp_path / "shared", {TASTE: judge})
+    policy, scorer = base_weights(worker, "policy"), base_weights(worker, "reward:taste")
+    assert policy.keys() == scorer.keys()
+    assert all(scorer[name] is policy[name] for name in policy)
+    before = ours.reward_scores(trajectories(), "reward:taste")
+    step(ours, config, 0)
+    worker.offload()
+    worker.reload()
+    assert torch.equal(ours.reward_scores(trajectories(), "reward:taste"), before)
+    other = Input(judge.manifest.model_copy(update={"parents": {}}), judge.folder)
+    merged, apart = started(config, model, tmp_path / "merged", {TASTE: other})
+    assert not any(scorer[name] is p for name, p in base_weights(apart, "reward:taste").items())
+    expected = merged.reward_scores(trajectories(), "reward:taste")
+    assert float(expected.abs().max()) > 0.1
+    torch.testing.assert_close(before, expected, atol=1e-5, rtol=1e-5)
+    assert "reward:taste" not in worker.parts()
+
+
+@pytest.mark.parametrize(
+    ("settings", "shared"),
+    [
+        ({}, True),
+        ({"lora": None}, False),
+        ({"rewards": {"taste": {"type": "reward_model", "placement": {}}}}, False),
+        ({"rewards": {"taste": {"type": "reward_model", "engine": {**FLOAT32, "zero_stage": 3}}}}, False),
+        ({"rewards": {"taste": {"type": "reward_model", "engine": {**FLOAT32, "dtype": "bfloat16"}}}}, False),
+    ],
+)
+def test_when_a_reward_model_shares_the_base(
+    settings: dict[str, Any], shared: bool, model: Input, judge: Input
+) -> None:
+    config = rl_config("ppo", **{**JUDGED, **settings}, critic={"start": "policy"})
+    role = next(role for role in roles(config, {"model": model, TASTE: judge}) if role.name == "reward:taste")
+    assert role.shares_base is shared
 
 
 def test_bases_that_do_not_fit_are_refused(model: Input, tmp_path: Path) -> None:

@@ -15,7 +15,8 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_completion, load_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.models.loading import load_scalar_model
+from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.loading import load_scalar_adapter, load_scalar_model
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.stages import reward_model
 from rlhf_core.supervised.reward_model import pack_pairs, pair_example, split_by_prompt
@@ -107,8 +108,13 @@ def test_the_language_model_term_is_trained_beside_it(tmp_path: Path, zero_stage
 
 def test_lora_is_merged_with_its_head(tmp_path: Path) -> None:
     fast = OPTIMIZER.model_copy(update={"learning_rate": 2e-2})
-    output, _ = _run(tmp_path / "run", _inputs(tmp_path), _config(lora=LoraConfig(rank=4), optimizer=fast))
+    inputs = _inputs(tmp_path)
+    output, _ = _run(tmp_path / "run", inputs, _config(lora=LoraConfig(rank=4), optimizer=fast))
     assert not (output.folder / "adapter_config.json").exists()
+    folder, adapter = inputs["model"].folder, output.folder / ADAPTER
+    apart = load_scalar_adapter(folder, adapter, dtype=torch.float32, attention="sdpa").merge_and_unload()
+    merged = load_scalar_model(output.folder, dtype=torch.float32, attention="sdpa")
+    torch.testing.assert_close(dict(apart.state_dict()), dict(merged.state_dict()), atol=1e-6, rtol=0)
     scores = _scores_by_transformers(output.folder, split_by_prompt(ROWS, 0)[1])
     assert stored_config(output.folder)["reward_mean"] == pytest.approx(scores.mean().item(), abs=1e-4)
     assert output.metrics["held_out_accuracy"] == 1.0
