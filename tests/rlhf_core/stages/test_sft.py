@@ -140,5 +140,5 @@ def test_a_conversation_that_is_too_long_is_named_before_anything_is_trained(tmp
 def test_a_model_without_a_chat_template_names_the_settings_that_give_it_one(tmp_path: Path) -> None:
     inputs = _inputs(tmp_path)
     (inputs["model"].folder / "chat_template.jinja").unlink()
-    with pytest.raises(StageError, match=r"no chat template.*set base\.chat_template to .* set base\.input_template"):
+    with pytest.raises(StageError, match=r"no chat template.*set the base stage's chat_template to .* input_template"):
         _run(tmp_path / "run", inputs, _config())
