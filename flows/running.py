@@ -9,6 +9,7 @@ from typing import Any
 from prefect import get_run_logger, runtime
 from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import FlowRun, State
+from prefect.exceptions import TerminationSignal
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
 
@@ -39,8 +40,8 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     try:
         for future in futures.values():
             future.wait()
-    except BaseException:
-        # A cancelled or interrupted run: its tasks see this, stop their jobs, and the task runner waits for them.
+    except (KeyboardInterrupt, TerminationSignal):
+        # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
         runner.cancel.set()
         raise
     record = _record(prepared, overrides, started_at, nodes, futures)

@@ -38,7 +38,8 @@ def run_stage(
 ) -> StageResult:
     """The artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
 
-    An interrupt stops the job, waits until it has stopped, and is raised again.
+    A cancellation or Ctrl-C stops the job, waits until it has stopped, and is raised again. Whatever else ends this,
+    such as a log line to a terminal that is gone, leaves the job running: the next attempt attaches to it.
     Raises StageError with the job's last error and where its log is.
     """
     began = time.monotonic()
@@ -70,7 +71,7 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher) -> None:
         jobs.follow(job_id, watcher)
     except JobEndedError:
         raise
-    except BaseException:
+    except (StageError, KeyboardInterrupt):  # cancelled, or it never started
         jobs.stop(job_id)
         raise
 

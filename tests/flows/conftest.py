@@ -84,12 +84,11 @@ class Workplace:
         found = {j.submission_id or "": str(j.status) for j in listed if (j.submission_id or "").startswith(prefix)}
         return dict(sorted(found.items()))
 
-    def start_flow(self, *nodes: str) -> subprocess.Popen[bytes]:
-        """The flow `few` in a process of its own."""
+    def start_flow(self, *nodes: str, output: int | None = None) -> subprocess.Popen[bytes]:
+        """The flow `few` in a process of its own. output: where it writes to instead of flow.log."""
         code = f"from tests.flows.few import few; few({self.recipe!r}, {list(nodes)!r})"
-        log = (self.folder / "flow.log").open("ab")
-        with log:
-            return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=log, stderr=log)
+        with (self.folder / "flow.log").open("ab") as log:
+            return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=output or log, stderr=output or log)
 
 
 @pytest.fixture

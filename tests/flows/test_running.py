@@ -70,6 +70,29 @@ def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(w
     assert workplace.manifest("data.words") is not None
 
 
+def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Workplace) -> None:
+    """As when the worker dies that reads what the run prints: the next line hits a broken pipe."""
+    workplace.write_recipe("waits_for: '{sign}'")
+    reading, writing = os.pipe()
+    flow = workplace.start_flow("data.test", "data.words", output=writing)
+    os.close(writing)
+    again = None
+    try:
+        with os.fdopen(reading) as output:
+            assert any("waiting" in line for line in output)
+        time.sleep(3)  # its job prints five lines a second
+        assert list(workplace.attempts("data.words").values()) == ["RUNNING"]
+        again = workplace.start_flow("data.test", "data.words")
+        wait_until(lambda: "attached to the running job" in (workplace.folder / "flow.log").read_text())
+        workplace.sign.touch()
+        assert again.wait(90) == 0
+    finally:
+        for process in filter(None, (flow, again)):
+            process.kill()
+            process.wait()
+    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
+
+
 def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
