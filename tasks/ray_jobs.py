@@ -1,11 +1,12 @@
 """The only code that speaks the Ray Jobs API: submit or attach, follow, stop.
 
 A job is a stage's process on the cluster. It outlives the process that submitted it, so its id is derived from the
-stage's key: an orchestrator that comes back finds the job that its predecessor started.
+stage's key and the store: an orchestrator that comes back finds the job that its predecessor started.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ class JobCancelledError(StageError):
 
 @dataclass(frozen=True, slots=True)
 class JobRequest:
+    store: str  # that the result goes to: a URL
     stage: str
     key: str  # of the stage's result, 64 hex digits
     entrypoint: str  # a shell command
@@ -48,7 +50,9 @@ class JobRequest:
 
     @property
     def id_prefix(self) -> str:
-        return f"{self.stage}-{self.key[:16]}-a"
+        """Of the jobs that compute this result for this store; one URL may be two buckets at two S3 servers."""
+        place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
+        return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
 
 
 class JobWatcher(Protocol):

@@ -82,6 +82,7 @@ def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
     named = named_variables(node.config)
     environment = {n: value for n, value in os.environ.items() if n.startswith(_FORWARDED) or n in named}
     return JobRequest(
+        store=settings.store_url,
         stage=node.stage.name,
         key=node.ref.key,
         entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage

@@ -79,7 +79,7 @@ class Workplace:
     def attempts(self, name: str) -> dict[str, str]:
         """Every job that ever computed the node, and its status."""
         node = self.node(name)
-        prefix = f"{node.stage.name}-{node.ref.key[:16]}-a"
+        prefix = f"{node.stage.name}-{node.ref.key[:16]}-"
         listed = self.jobs._client.list_jobs()
         found = {j.submission_id or "": str(j.status) for j in listed if (j.submission_id or "").startswith(prefix)}
         return dict(sorted(found.items()))

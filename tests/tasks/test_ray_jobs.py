@@ -1,11 +1,13 @@
 """The Jobs API of a real Ray head."""
 
+import hashlib
 import shlex
 import shutil
 import signal
 import tempfile
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -36,10 +38,13 @@ class Watcher:
         return self.cancel.is_set()
 
 
+PLACE = hashlib.sha256(b"/store ").hexdigest()[:8]
+
+
 def python(code: str, key: str, **metadata: str) -> JobRequest:
     """A job that runs `code`; `key` tells it from the other tests' jobs on the same cluster."""
     return JobRequest(
-        "sft", f"{key:0<64}", f"exec python -c {shlex.quote(code)}", {"GREETING": "hello"}, metadata, cpus=1.0
+        "/store", "sft", f"{key:0<64}", f"exec python -c {shlex.quote(code)}", {"GREETING": "hello"}, metadata, cpus=1.0
     )
 
 
@@ -55,7 +60,7 @@ def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
     code = f"import os; print(os.environ['GREETING'], {lines}, sep='\\n', end='')"
     watcher = Watcher()
     job_id, attached = jobs.submit_or_attach(python(code, "a0"))
-    assert (job_id, attached) == ("sft-a000000000000000-a1", False)
+    assert (job_id, attached) == (f"sft-a000000000000000-{PLACE}-a1", False)
     jobs.follow(job_id, watcher)
     assert watcher.lines == [
         "hello", "@progress not json",
@@ -74,12 +79,12 @@ def test_a_failed_job_gives_its_last_error_line_and_where_its_log_is(jobs: RayJo
     ):
         jobs.follow(job_id, Watcher())
     again, attached = jobs.submit_or_attach(python("print('fine now')", "b0"))
-    assert (again, attached) == ("sft-b000000000000000-a2", False)
+    assert (again, attached) == (f"sft-b000000000000000-{PLACE}-a2", False)
     jobs.follow(again, Watcher())
 
 
 def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
-    late = f"{LINE_OF_RAY}sft-b100000000000000-a1: exec python"  # as it may come, see job_log.py
+    late = f"{LINE_OF_RAY}sft-b100000000000000-{PLACE}-a1: exec python"  # as it may come, see job_log.py
     code = f"import os; print('loading weights', '{late}', sep='\\n', flush=True); os.kill(os.getpid(), 9)"
     job_id, _ = jobs.submit_or_attach(python(code, "b1"))
     with pytest.raises(JobEndedError, match="exit code -9; last line: loading weights; full log"):
@@ -112,7 +117,7 @@ def test_cancelled_then_stopped(jobs: RayJobs) -> None:
 
 def test_a_job_without_room_is_given_up(jobs: RayJobs) -> None:
     impatient = RayJobs(jobs._client, pending_timeout=2.0)
-    huge = JobRequest("sft", f"{'e0':0<64}", "true", {}, {}, cpus=1000.0)
+    huge = JobRequest("/store", "sft", f"{'e0':0<64}", "true", {}, {}, cpus=1000.0)
     job_id, _ = impatient.submit_or_attach(huge)
     with pytest.raises(StageError, match="did not start within 2 s"):
         impatient.follow(job_id, Watcher())
@@ -145,3 +150,19 @@ def test_no_cluster_is_known_or_answers(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", "http://127.0.0.1:9")
     with pytest.raises(StackError, match=r"no Ray dashboard answers at http://127\.0\.0\.1:9"):
         connect()
+
+
+def test_jobs_of_two_stores_are_two_jobs(jobs: RayJobs) -> None:
+    """On one cluster, where the second would else attach to the first and find nothing in its own store."""
+    here = python("import time; time.sleep(60)", "f0")
+    there = replace(here, store="/other", entrypoint="exec python -c pass")
+    elsewhere = replace(there, store=here.store, environment={"AWS_ENDPOINT_URL": "http://127.0.0.1:1"})
+    first, _ = jobs.submit_or_attach(here)
+    try:
+        for other in (there, elsewhere):
+            job, attached = jobs.submit_or_attach(other)
+            assert (job != first, attached) == (True, False)
+            jobs.follow(job, Watcher())
+        assert jobs.submit_or_attach(here) == (first, True)
+    finally:
+        jobs.stop(first)

@@ -133,11 +133,10 @@ class Run:
         self.checkpoints = Checkpoints(self.repository.store, self.spec.ref)
 
     def submit(self) -> str:
-        store = ["--store", self.repository.store.url, "--stage", "rl", "--key", self.spec.key]
         environment = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
-        request = JobRequest(
-            "rl", self.spec.key, f"exec python -m rlhf_core.stages {' '.join(store)}", environment, {}, cpus=0.0
-        )
+        url = self.repository.store.url
+        command = f"exec python -m rlhf_core.stages --store {url} --stage rl --key {self.spec.key}"
+        request = JobRequest(url, "rl", self.spec.key, command, environment, {}, cpus=0.0)
         job, attached = self._jobs.submit_or_attach(request)
         assert not attached
         return job
