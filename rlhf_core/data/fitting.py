@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from rlhf_core.config.data import BadRowPolicy, LongRowPolicy
+from rlhf_core.data.bad_rows import BadRows
+from rlhf_core.data.formats import RowError
 from rlhf_core.errors import ConversationError, StageError
 
 T = TypeVar("T")
@@ -58,7 +60,7 @@ def fit(
     if nothing would be left of what it is for: it is dropped then.
     Raises StageError with the first such sentence where the policy is `error`.
     """
-    bad: list[str] = []
+    bad = BadRows()
     kept: list[T] = []
     dropped = truncated = 0
     for item in _encoded(rows, encode, policy.bad, bad):
@@ -74,19 +76,20 @@ def fit(
         else:
             kept.append(cut)
             truncated += 1
-    if bad and not kept and not dropped:
-        raise StageError(f"the chat template can write none of the {len(bad)} rows; the first, {bad[0]}")
-    return Fitted(kept, policy, len(bad), dropped, truncated)
+    if bad.count and not kept and not dropped:
+        raise StageError(f"the chat template can write none of the {bad.count} rows; the first, {bad.examples[0]}")
+    return Fitted(kept, policy, bad.count, dropped, truncated)
 
 
 def _encoded(
-    rows: Iterable[Row], encode: Callable[[Row], Iterable[T]], policy: BadRowPolicy, bad: list[str]
+    rows: Iterable[Row], encode: Callable[[Row], Iterable[T]], policy: BadRowPolicy, bad: BadRows
 ) -> Iterator[T]:
-    """bad: gets a sentence for each row that cannot be encoded."""
+    """bad: counts the rows that cannot be encoded."""
     for row in rows:
         try:
             yield from encode(row)
         except ConversationError as error:
-            bad.append(f"row {row['id']}: {error}")
+            place = f"row {row['id']}"
             if policy == "error":
-                raise StageError(f"{bad[-1]}; or drop such rows (the dataset's on_bad_row)") from error
+                raise StageError(f"{place}: {error}; or drop such rows (the dataset's on_bad_row)") from error
+            bad(place, RowError(str(error), "the chat template cannot write it"))

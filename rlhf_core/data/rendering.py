@@ -38,7 +38,7 @@ _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:
     """The conversation as the template writes it.
 
-    Raises StageError if there is no template or it is none, ConversationError if it raises an error.
+    Raises StageError if there is no template or its syntax is wrong, ConversationError if it raises an error.
     """
     if tokenizer.chat_template is None:
         raise StageError(NO_TEMPLATE)

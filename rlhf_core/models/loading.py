@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import add_lora, is_adapted
-from rlhf_core.models.folder import copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer, read_config
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -62,7 +61,7 @@ def load_scalar_model(
     Raises StageError if the architecture has no `score` head, or the folder's head has several labels.
     """
     _require_safetensors(folder)
-    config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    config = read_config(folder)
     trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
     if trained_head and len(config.get("id2label", ("two", "by default"))) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
@@ -45,9 +46,10 @@ def outline(recipe: Recipe, find: Find | None = None) -> Outline:
     find: looks artifacts up; None: there is no store, and a stage `artifact` is an error.
     Raises RecipeError where a setting names what is not there, or cannot be read in that place.
     """
+    find_once = None if find is None else cache(find)  # what is drafted again needs no second look at the store
     left_out: dict[str, str] = {}
     while True:
-        nodes = _draft(recipe, find, left_out)
+        nodes = _draft(recipe, find_once, left_out)
         unread = _unread(recipe, nodes, left_out)
         if not unread:
             return Outline(nodes, left_out)
@@ -188,14 +190,17 @@ class _Drafter:
         return f"no stage `{name}` makes a {what}{did_you_mean(name, made)}; there are {', '.join(made) or 'none'}"
 
     def _is_dataset(self, name: str) -> bool:
-        """Whether `name` is one of `data`, or of a dataset that exists already."""
-        found = self.nodes.get(name)
-        existing = found.existing if found is not None else None
-        return name in self.recipe.data or (existing is not None and existing.kind == Kind.DATASET)
+        return name in self.recipe.data or self._existing_dataset(name) is not None
+
+    def _existing_dataset(self, name: str) -> Manifest | None:
+        """The dataset that exists already, if `name` is a stage that names one."""
+        node = self.nodes.get(name)
+        existing = None if node is None else node.existing
+        return existing if existing is not None and existing.kind == Kind.DATASET else None
 
     def _require_format(self, place: str, name: str, setting: InputSetting) -> None:
         """Of a dataset that exists already; the formats of those in `data` are among what preflight checks."""
-        existing = self.nodes[name].existing if name not in self.recipe.data else None
+        existing = self._existing_dataset(name)
         wanted = setting.reads.format
         if existing is not None and wanted is not None and existing.config.get("format") != wanted:
             raise RecipeError(

@@ -67,9 +67,9 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
     """What the stages that will run read, each setting once."""
     uses: dict[str, Use] = {}
     for node in nodes.values():
-        for read_by in node.input_settings:
-            if read_by.reads.format is not None and read_by.names:
-                use = Use(node, read_by)
+        for setting in node.input_settings:
+            if setting.reads.format is not None and setting.names:
+                use = Use(node, setting)
                 uses.setdefault(use.setting, use)
     return list(uses.values())
 

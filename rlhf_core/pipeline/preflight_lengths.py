@@ -33,8 +33,8 @@ def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -
         for setting, tokens in node.config.sequence_lengths().items():
             if context is not None and tokens > context:
                 yield f"{node.section}.{setting}={tokens} is more than the model's context of {context} tokens"
-        for read_by in node.input_settings:
-            limit = node.config.row_limit(read_by.path) if read_by.reads.role == "dataset" else None
+        for input_setting in node.input_settings:
+            limit = node.config.row_limit(input_setting.path) if input_setting.reads.role == "dataset" else None
             if limit is not None and limit.completion_tokens >= limit.tokens:
                 yield (
                     f"{node.section}.{limit.completion_setting}={limit.completion_tokens} leaves no room for a prompt "

@@ -17,7 +17,7 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
     """samples: rows of each dataset that could be read."""
     problems = []
     for node in nodes.values():
-        datasets = {read_by.path: read_by.names[0] for read_by in node.input_settings if read_by.names}
+        datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for judged in node.config.judges():
             dataset = datasets[judged.dataset]
             try:
