@@ -1,6 +1,6 @@
 """The recipe language as markdown tables, from the models themselves: `python -m rlhf_core.pipeline.reference [FILE]`.
 
-With a FILE, such as docs/recipes.md, the part of it between the two marks is replaced.
+With a FILE, such as docs/settings.md, the part of it between the two marks is replaced.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from rlhf_core.config.base import Config, KeyedConfig, is_operational
 from rlhf_core.config.typed import config_classes
 from rlhf_core.pipeline.recipe import Recipe
 
-BEGIN = "<!-- from here on written by `python -m rlhf_core.pipeline.reference docs/recipes.md` -->"
+BEGIN = "<!-- from here on written by `python -m rlhf_core.pipeline.reference docs/settings.md` -->"
 END = "<!-- until here -->"
 
 

@@ -1,4 +1,4 @@
-"""The tables of docs/recipes.md are what the models say."""
+"""The tables of docs/settings.md are what the models say."""
 
 from pathlib import Path
 
@@ -7,7 +7,8 @@ import pytest
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.reference import BEGIN, END, reference, rewrite, undescribed
 
-RECIPES = Path(__file__).parents[3] / "docs" / "recipes.md"
+DOCS = Path(__file__).parents[3] / "docs"
+SETTINGS = DOCS / "settings.md"
 
 
 def row(section: str, key: str) -> str:
@@ -17,8 +18,8 @@ def row(section: str, key: str) -> str:
 
 
 def test_the_documentation_has_every_setting_as_it_is() -> None:
-    text = RECIPES.read_text(encoding="utf-8")
-    assert rewrite(text) == text, f"run: python -m rlhf_core.pipeline.reference {RECIPES.name}"
+    text = SETTINGS.read_text(encoding="utf-8")
+    assert rewrite(text) == text, f"run: python -m rlhf_core.pipeline.reference docs/{SETTINGS.name}"
 
 
 def test_every_setting_says_what_it_means() -> None:
@@ -54,11 +55,11 @@ def test_links_lead_to_headings() -> None:
 
 def test_a_text_without_marks_is_refused() -> None:
     with pytest.raises(ValueError, match="lacks the mark"):
-        rewrite("# Recipes\n")
+        rewrite("# Every setting\n")
     assert rewrite(f"a\n{BEGIN}\nold\n{END}\nb\n").startswith(f"a\n{BEGIN}\n\n### Recipe\n")
 
 
 def test_the_example_is_a_recipe(tmp_path: Path) -> None:
-    example = RECIPES.read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
+    example = (DOCS / "recipes.md").read_text(encoding="utf-8").partition("```yaml\n")[2].partition("```")[0]
     (tmp_path / "greetings.yaml").write_text(example, encoding="utf-8")
     assert load_recipe(str(tmp_path / "greetings.yaml")).recipe.name == "greetings"
