@@ -122,10 +122,10 @@ def gym(**source: Any) -> Change:
     return put("data", "prompts", "source", value=settings)
 
 
-def model_folder(root: Path) -> None:
+def model_folder(root: Path, context: int = 64) -> None:
     folder = root / "model"
-    word_level_tokenizer((), 64).save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": 64}))
+    word_level_tokenizer((), context).save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": context}))
     (folder / "model.safetensors").write_bytes(b"weights")
 
 

@@ -1,0 +1,70 @@
+"""`alignment init`: what it writes can be planned as it is, and nothing that exists is overwritten."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from deployments.cli.init import STARTERS, Method
+from deployments.cli.main import app
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.prepare import check
+from tests.rlhf_core.pipeline.recipes import model_folder
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    model_folder(tmp_path, context=1024)
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize(
+    ("method", "nodes"),
+    [
+        (Method.sft, ["data.conversations", "base", "sft", "merge.sft", "report"]),
+        (Method.grpo, ["data.questions", "base", "rl", "merge.rl", "report"]),
+        (Method.ppo, ["data.pairs", "data.questions", "base", "reward_model", "rl", "report"]),
+    ],
+)
+def test_a_starter_can_be_planned_as_it_is(tmp_path: Path, model: Path, method: Method, nodes: list[str]) -> None:
+    done = CliRunner().invoke(app, ["init", method, str(tmp_path / "mine"), "--model", str(model)])
+    assert done.exit_code == 0, done.output
+    assert done.output.splitlines()[-1] == f"next: alignment plan {tmp_path}/mine/recipe.yaml"
+    assert set(nodes) <= set(check(f"{tmp_path}/mine/recipe.yaml", []).graph)
+
+
+def test_every_starter_is_tested_and_needs_a_model() -> None:
+    assert {folder.name for folder in STARTERS.iterdir()} == {str(method) for method in Method}
+    for method in Method:
+        assert (STARTERS / method / "recipe.yaml").read_text().count("MODEL") == 1
+
+
+def test_a_model_of_the_hub(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", "some/thing"])
+    assert done.exit_code == 0, done.output
+    base = load_recipe(f"{tmp_path}/mine/recipe.yaml").recipe.stages["base"]
+    assert base.model_dump()["source"] == {"type": "hub", "repository": "some/thing", "revision": "main"}
+
+
+@pytest.mark.parametrize("name", ["nowhere", "./some/thing", "a/b/c", "/tmp/no such"])
+def test_no_model(tmp_path: Path, name: str) -> None:
+    done = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", name])
+    assert done.exit_code == 1
+    assert f"error: --model {name}: there is no such folder, and on the hub a model is `owner/name`" in done.output
+    assert not (tmp_path / "mine").exists()
+
+
+@pytest.mark.parametrize("existing", ["a file", "a folder with a file"])
+def test_nothing_is_overwritten(tmp_path: Path, model: Path, existing: str) -> None:
+    target = tmp_path / "mine"
+    if existing == "a file":
+        target.write_text("kept")
+    else:
+        target.mkdir()
+        (target / "recipe.yaml").write_text("kept")
+    done = CliRunner().invoke(app, ["init", "sft", str(target), "--model", str(model)])
+    assert done.exit_code == 1
+    assert f"error: {target} exists already" in done.output
+    assert (target if target.is_file() else target / "recipe.yaml").read_text() == "kept"
