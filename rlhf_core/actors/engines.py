@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any, Self
@@ -120,11 +119,11 @@ class EngineGroup:
         wait("start", starts, timeout_seconds)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion of each prompt, in their order; request i is sampled with seed + i on any engine."""
+        """One completion of each prompt, in their order; request i is sampled with seed i on any engine."""
         self.wait_ready()
         shares = self._shares(len(prompts))
         calls = {
-            self._actors[name].generate.remote(prompts[i:j], replace(parameters, seed=parameters.seed + i)): name
+            self._actors[name].generate.remote(prompts[i:j], parameters.of_requests(i, j)): name
             for name, (i, j) in shares.items()
         }
         return [completion for share in wait("generate", calls) for completion in share]

@@ -8,8 +8,6 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, PositiveInt, Share
 
-_MOST_ROUNDS = 256  # rl/rollouts.py gives every round of a step its own seeds
-
 Finite = Annotated[float, Field(allow_inf_nan=False)]
 
 
@@ -63,7 +61,7 @@ class FilteringConfig(Config):
     score: str | None = Field(
         default=None, description="the reward whose score counts; none: the only one that gives scores"
     )
-    max_rounds: Annotated[int, Field(gt=0, le=_MOST_ROUNDS)] = Field(
+    max_rounds: Annotated[int, Field(gt=0, le=256)] = Field(
         default=16, description="rounds of sampling in one step, the first included"
     )
     oversampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from itertools import product
 from typing import Any
 
 from rlhf_core.config.rollout import SamplingConfig
@@ -12,6 +13,7 @@ from rlhf_core.evaluation.summary import Answered, ScoredCompletion
 from rlhf_core.rewards import Reward
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.engines import Sampler
+from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Completion, Prompt
 
 STEPS = 3  # steps of its progress: greedy completions, sampled completions, scores
@@ -30,7 +32,7 @@ def answer(
 ) -> list[Answered]:
     """Sample one greedy and `samples` random completions of every prompt, and score each with every scorer.
 
-    The same seed gives the same random numbers, so that two models can be compared.
+    The same seed gives each sample of a prompt the same random numbers, so that two models can be compared.
     progress: called with the number of completed STEPS and the name of the next one.
     """
     stop = stop_token_ids(tokenizer)
@@ -38,13 +40,14 @@ def answer(
     greedy = engines.generate(
         [prompt.token_ids for prompt in prompts],
         SamplingParameters(
-            temperature=0.0, top_p=1.0, max_tokens=sampling.max_tokens, stop_token_ids=stop, seed=seed
+            temperature=0.0, top_p=1.0, max_tokens=sampling.max_tokens, stop_token_ids=stop, seeds=()
         ),
     )  # fmt: skip
     progress(1, "sampled")
+    asked = list(product(range(len(prompts)), range(samples)))
+    seeds = [derived_seed(seed, f"evaluation: prompt {index}, sample {sample}") for index, sample in asked]
     sampled = engines.generate(
-        [prompt.token_ids for prompt in prompts for _ in range(samples)],
-        SamplingParameters.of(sampling, stop, seed),
+        [prompts[index].token_ids for index, _ in asked], SamplingParameters.of(sampling, stop, seeds)
     )
     # Grouped by prompt, the greedy completion first.
     completions: list[tuple[Prompt, Completion]] = []

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -30,16 +30,28 @@ class SamplingParameters:
     top_p: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
-    seed: int  # request i of a call is sampled with seed + i, so a call repeats exactly
+    seeds: tuple[int, ...]  # one for each request of a call, so that a call repeats exactly; none where greedy
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...], seed: int) -> SamplingParameters:
+    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...], seeds: Sequence[int]) -> SamplingParameters:
         return cls(
             temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens,
-            stop_token_ids=stop_token_ids, seed=seed, top_k=config.top_k, min_p=config.min_p,
+            stop_token_ids=stop_token_ids, seeds=tuple(seeds), top_k=config.top_k, min_p=config.min_p,
         )  # fmt: skip
+
+    def of_requests(self, first: int, end: int) -> SamplingParameters:
+        """For the requests `first` to `end` - 1 of the call."""
+        return replace(self, seeds=self.seeds[first:end])
+
+    def request_seeds(self, count: int) -> Sequence[int | None]:
+        """Of each of `count` requests, None where greedy. Raises ValueError if there are not as many seeds."""
+        if self.temperature == 0:
+            return [None] * count
+        if len(self.seeds) != count:
+            raise ValueError(f"{count} requests, but seeds for {len(self.seeds)}")
+        return self.seeds
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from rlhf_core.types import Completion
 
 class Sampler(Protocol):
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion per prompt, in their order; request i is sampled with seed + i, whichever engine serves it."""
+        """One completion per prompt, in their order; request i is sampled with seed i, whichever engine serves it."""
 
 
 class Engines(Sampler, Protocol):

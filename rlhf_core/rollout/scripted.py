@@ -35,10 +35,10 @@ class ScriptedEngine(RolloutEngine):
                 raise ValueError(
                     f"prompt {index} has {len(prompt)} tokens; it takes 1 to {self._max_length - 1} (max_length)"
                 )
-        return [self._completion(prompt, index, parameters) for index, prompt in enumerate(prompts)]
+        seeds = parameters.request_seeds(len(prompts))
+        return [self._completion(*request, parameters) for request in zip(prompts, seeds, strict=True)]
 
-    def _completion(self, prompt: Sequence[int], index: int, parameters: SamplingParameters) -> Completion:
-        seed = None if parameters.temperature == 0 else parameters.seed + index
+    def _completion(self, prompt: Sequence[int], seed: int | None, parameters: SamplingParameters) -> Completion:
         room = min(parameters.max_tokens, self._max_length - len(prompt))
         tokens: list[int] = []
         for token in self._script(prompt, seed):

@@ -72,11 +72,11 @@ class VllmEngine:
                 min_p=parameters.min_p,
                 max_tokens=min(parameters.max_tokens, self._room(index, prompt)),
                 stop_token_ids=list(parameters.stop_token_ids),
-                seed=(parameters.seed + index) % 2**63,
+                seed=seed,
                 logprobs=0,
                 detokenize=False,
             )
-            for index, prompt in enumerate(prompts)
+            for index, (prompt, seed) in enumerate(zip(prompts, parameters.request_seeds(len(prompts)), strict=True))
         ]
         return [self._completion(output.outputs[0]) for output in self._run(prompts, requests)]
 

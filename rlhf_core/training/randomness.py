@@ -31,7 +31,10 @@ def seed_rank(seed: int) -> None:
 
 def derived_seed(seed: int, purpose: str) -> int:
     """A seed of 63 bits for one purpose of the run with `seed`, such as `epoch 3`: a hash, so that no two purposes and
-    no neighbouring seeds share a random stream."""
+    no neighbouring seeds share a random stream.
+
+    Its low 32 bits alone have to tell seeds apart: torch's generator on CPU (a Mersenne twister) ignores the others.
+    """
     digest = hashlib.sha256(f"{seed}/{purpose}".encode()).digest()
     return int.from_bytes(digest[:8]) >> 1
 

@@ -25,7 +25,9 @@ register_pickle_by_value(stage_context)  # the actors cannot import a test modul
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7], [1, 30]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
-SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=11)
+SAMPLED = SamplingParameters(
+    temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=tuple(range(11, 16))
+)
 
 
 def test_bundles() -> None:
@@ -48,7 +50,7 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
             expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])[0][len(prompt) :]
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
         # The second engine's first request is the fourth of the call: its seed is too.
-        fourth = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=14)
+        fourth = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=(14,))
         assert engines.generate([PROMPTS[3]], fourth)[0].token_ids == completions[3].token_ids
         with pytest.raises(StageError, match="engine 0 failed in generate: ValueError: prompt 0 has 64 tokens"):
             engines.generate([[1] * 64], SAMPLED)

@@ -15,7 +15,7 @@ from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.group import InlineGroup, host_memory_only
 
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=(), seed=0)
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=(), seeds=())
 WEIGHTS = Publication(Path("weights"), {}, dict)
 
 

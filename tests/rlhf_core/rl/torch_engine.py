@@ -32,10 +32,11 @@ class TorchEngine(RolloutEngine):
         return logits.log_softmax(-1)
 
     def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        return [self._completion(prompt, parameters, parameters.seed + i) for i, prompt in enumerate(prompts)]
+        seeds = parameters.request_seeds(len(prompts))
+        return [self._completion(prompt, parameters, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
 
-    def _completion(self, prompt: Sequence[int], parameters: SamplingParameters, seed: int) -> Completion:
-        generator = torch.Generator().manual_seed(seed)
+    def _completion(self, prompt: Sequence[int], parameters: SamplingParameters, seed: int | None) -> Completion:
+        generator = torch.Generator().manual_seed(seed or 0)
         tokens: list[int] = []
         logprobs: list[float] = []
         reason = "length"

@@ -9,17 +9,28 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
+from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
-from rlhf_core.types import Completion
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.types import Completion, Prompt
 from tests.rlhf_core.rollout.models import EOS, make_model
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 8]] * 16
+
+PAIRS = list(enumerate(PROMPTS[:4]))
+RL = RLConfig.model_validate({
+    "algorithm": "grpo", "dataset": "p", "steps": 3, "prompts_per_step": 2, "sampling": {"max_tokens": 24},
+    "rollout": {"max_length": 64},
+    "grpo": {"rewards": {"own": {"type": "verifier"}}, "group_size": 2, "optimizer": {"learning_rate": 1e-3}},
+})  # fmt: skip
 
 Served = tuple[LlamaForCausalLM, ChildEngine]
 
@@ -36,7 +47,7 @@ def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactor
 def sampled(engine: ChildEngine, **settings: float) -> tuple[list[Completion], Tensor]:
     """Completions of all prompts, and the log-probs that came with them, one after the other."""
     sampling = SamplingConfig.model_validate({"max_tokens": 24, **settings})
-    completions = engine.generate(PROMPTS, SamplingParameters.of(sampling, (EOS,), seed=3))
+    completions = engine.generate(PROMPTS, SamplingParameters.of(sampling, (EOS,), seeds=range(len(PROMPTS))))
     return completions, torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
 
 
@@ -50,6 +61,24 @@ def trainers_logprobs(model: LlamaForCausalLM, completions: list[Completion], te
     )
     logprobs: Tensor = PolicyModel(model)(batch, temperature=temperature, only=batch.loss_mask)[0]
     return logprobs[batch.loss_mask]
+
+
+def test_steps_sample_with_random_numbers_of_their_own(served: Served) -> None:
+    """torch's generator on CPU keeps the low 32 bits of a seed: seeds that differed above them only made step k + 16
+    repeat the random numbers of step k. A request keeps its own whatever else is in the batch."""
+    _, engine = served
+    sampler = RolloutSampler(RL, InlineEngines(engine), word_level_tokenizer([], context_length=64), seed=0)
+    prompts = [Prompt(str(i), "", tuple(ids), {"prompt": [{"role": "user", "content": "?"}]}) for i, ids in PAIRS]
+
+    def tokens(count: int, step: int, sampling_round: int = 0) -> list[list[int]]:
+        return [t.token_ids.tolist() for t in sampler.sample(prompts[:count], step, sampling_round)]
+
+    first = tokens(4, 3)
+    for other in (tokens(4, 4), tokens(4, 3 + 16), tokens(4, 3 + 32), tokens(4, 3, sampling_round=1)):
+        assert all(a != b for a, b in zip(first, other, strict=True))
+    assert tokens(4, 3) == first
+    assert tokens(1, 3) == first[:2]
+    assert first[0] != first[1]  # two completions of one prompt
 
 
 @pytest.mark.parametrize("temperature", [0.01, 0.3, 0.7, 1.0, 1.5, 2.0])

@@ -10,8 +10,8 @@ import pytest
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.rollout.scripted import ScriptedEngine
 
-SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seed=10)
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seed=10)
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seeds=(10, 20, 30))
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seeds=())
 
 
 def count_from_seed(prompt: Sequence[int], seed: int | None) -> list[int]:
@@ -25,7 +25,10 @@ def test_completions_stop_as_an_engine_stops_them() -> None:
     assert (cut.token_ids, cut.finish_reason) == ((7, 7, 7, 7), "length")
     assert (squeezed.token_ids, squeezed.finish_reason) == ((7, 7), "length")
     assert stopped.logprobs == (-0.5, -0.5, -0.5)
-    assert engine.generate([[5], [6]], SAMPLED)[1].token_ids == (6, 11, 2)  # request i has seed + i
+    assert engine.generate([[5], [6], [7]], SAMPLED)[1].token_ids == (6, 20, 2)
+    assert engine.generate([[6]], SAMPLED.of_requests(1, 2))[0].token_ids == (6, 20, 2)
+    with pytest.raises(ValueError, match="2 requests, but seeds for 3"):
+        engine.generate([[5], [6]], SAMPLED)
     assert engine.generate([[5]], GREEDY)[0].token_ids == (5, 0, 2)
     with pytest.raises(ValueError, match="prompt 1 has 8 tokens"):
         engine.generate([[5], [5] * 8], SAMPLED)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,8 +22,8 @@ from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
-SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=11)
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=0)
+SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=(11, 12, 13, 14))
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=())
 
 Served = tuple[LlamaForCausalLM, ChildEngine]
 
@@ -56,9 +57,9 @@ def test_the_same_call_gives_the_same_completions_and_another_seed_others(served
     _, engine = served
     first = engine.generate(PROMPTS, SAMPLED)
     assert engine.generate(PROMPTS, SAMPLED) == first
-    other = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seed=12)
+    other = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=(12, 13, 14, 15))
     assert engine.generate(PROMPTS, other) != first
-    # Request i is sampled with seed + i, so the same prompt twice in a call is sampled twice.
+    # Each request is sampled with a seed of its own, so the same prompt twice in a call is sampled twice.
     assert first[0].token_ids != first[3].token_ids
 
 
@@ -73,7 +74,7 @@ def test_greedy_is_transformers_greedy(served: Served) -> None:
 def test_a_stop_token_ends_the_completion_and_is_part_of_it(served: Served) -> None:
     _, engine = served
     free = engine.generate(PROMPTS[:1], GREEDY)[0].token_ids
-    parameters = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(free[2],), seed=0)
+    parameters = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(free[2],), seeds=())
     stopped = engine.generate(PROMPTS[:1], parameters)[0]
     assert stopped.token_ids == free[: free.index(free[2]) + 1]
     assert stopped.finish_reason == "stop"
@@ -89,11 +90,11 @@ def test_logprobs_of_given_sequences(served: Served) -> None:
 
 def test_prompt_and_completion_fit_in_max_length_together(served: Served) -> None:
     _, engine = served
-    parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=(), seed=0)
+    parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=(), seeds=(0,))
     completion = engine.generate([[1] * 60], parameters)[0]
     assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
     with pytest.raises(ValueError, match=r"prompt 1 has 64 tokens .* at most 64"):
-        engine.generate([[1], [1] * 64], parameters)
+        engine.generate([[1], [1] * 64], replace(parameters, seeds=(0, 1)))
     with pytest.raises(ValueError, match="prompt 0 is empty"):
         engine.generate([[]], parameters)
     with pytest.raises(ValueError, match="sequence 0 has 65 tokens"):
@@ -140,7 +141,7 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
         engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_sequences": 128}), "float32", seed=0)
     )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
-    completions = engine.generate(prompts, SAMPLED)
+    completions = engine.generate(prompts, replace(SAMPLED, seeds=tuple(range(100))))
     for index in (0, 83, 84, 99):
         expected = expected_logprobs(model, [[*prompts[index], *completions[index].token_ids]], temperature=0.7)
         assert completions[index].logprobs == pytest.approx(expected[0][49:], abs=1e-4)

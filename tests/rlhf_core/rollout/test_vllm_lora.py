@@ -23,7 +23,7 @@ from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model, p
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 LORA = LoraConfig(rank=3, alpha=6.0)  # vLLM has no kernel of rank 3: it pads to 8
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
-SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seed=11)
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=(11,))
 
 Served = tuple[PeftModel, RemoteEngine]
 
