@@ -122,9 +122,11 @@ def gym(**source: Any) -> Change:
     return put("data", "prompts", "source", value=settings)
 
 
-def model_folder(root: Path, context: int = 64) -> None:
+def model_folder(root: Path, context: int = 64, special_tokens: tuple[str, ...] = ()) -> None:
     folder = root / "model"
-    word_level_tokenizer((), context).save_pretrained(folder)
+    tokenizer = word_level_tokenizer((), context)
+    tokenizer.add_tokens([*special_tokens], special_tokens=True)
+    tokenizer.save_pretrained(folder)
     (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": context}))
     (folder / "model.safetensors").write_bytes(b"weights")
 

@@ -1,0 +1,183 @@
+"""What the documentation says can be done: every recipe in it can be planned, the Python runs, links lead somewhere."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from deployments.cli.init import STARTERS, Method
+from rlhf_core.pipeline.prepare import check
+from rlhf_core.stages.table import STAGES
+from tests.hub import REPOSITORY, running_hub
+from tests.rlhf_core.pipeline.recipes import QUESTION, model_folder
+
+ROOT = Path(__file__).parents[1]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+ROWS: Mapping[str, Any] = {
+    "text": {"text": "Two and two are four."},
+    "conversations": {"prompt": QUESTION, "completion": "four"},
+    "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
+    "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
+}
+FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences"}  # of others: prompts
+# What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
+REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
+base: {source: {type: folder, path: model}}
+sft: &supervised {dataset: conversations, batch_size: 1, max_length: 64, optimizer: &optimizer {learning_rate: 1e-5}}
+helpful: &judge {stage: reward_model, dataset: pairs, batch_size: 1, max_length: 64, optimizer: *optimizer}
+harmless: *judge
+rl:
+  algorithm: grpo
+  dataset: questions
+  steps: 100
+  prompts_per_step: 8
+  sampling: {max_tokens: 64}
+  rollout: {max_length: 512}
+  grpo: {rewards: &scorers {exact: {type: verifier}}, optimizer: *optimizer}
+  ppo: {rewards: *scorers, optimizer: *optimizer, critic: {optimizer: *optimizer}}
+evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, rollout: {max_length: 512}}
+""")
+
+
+def blocks(language: str) -> Iterator[Any]:
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        for n, found in enumerate(re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), 1):
+            yield pytest.param(found[1], id=f"{page.relative_to(ROOT)}-{n}")
+
+
+@pytest.mark.parametrize("block", blocks("yaml"))
+def test_every_recipe_and_every_part_of_one_can_be_planned(
+    block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recipe = whole(YAML(typ="safe", pure=True).load(block))
+    (folder := tmp_path / "recipes").mkdir()
+    (tmp_path / "models").mkdir()
+    with running_hub() as hub:
+        model_folder(folder, context=1024, special_tokens=("<|im_start|>", "<|im_end|>"))
+        put_files(recipe, folder)
+        hub.commit({"rows.jsonl": lines("prompts")})
+        for name, value in hub.environment(str(tmp_path / "hf")).items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", hub.endpoint)
+        monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+        (folder / "recipe.yaml").write_text(json.dumps(recipe))
+        graph = check(str(folder / "recipe.yaml"), []).graph
+    assert set(recipe) & set(STAGES) <= {name.partition(".")[0] for name in graph}
+
+
+def whole(block: dict[str, Any]) -> dict[str, Any]:
+    """A recipe that holds `block`, completed by what the page leaves out."""
+    if "name" in block:
+        return block
+    given = {name: stage for name, stage in block.items() if name != "data"}
+    order = given if "base" in given and len(given) > 1 else REST | given
+    stages = {name: joined(rest_of(name, given.get(name, {})), given.get(name, {})) for name in order}
+    data = {name: {"format": form, "on_overlap": "allow"} for name, form in datasets(stages)}
+    return {"name": "page", "data": joined(data, block.get("data", {})), **stages}
+
+
+def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:
+    return dict(REST.get(name) or REST[stage["stage"]])
+
+
+def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+    """`second` in place of what `first` has; mappings are joined, except rewards, of which each page shows all."""
+    result = dict(first)
+    for key, value in second.items():
+        both = isinstance(value, dict) and isinstance(result.get(key), dict) and key not in ("rewards", "source")
+        result[key] = joined(result[key], value) if both else value
+    return {key: value for key, value in result.items() if key != "…"}
+
+
+def datasets(stages: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The datasets that the stages name, with their formats."""
+
+    def named(value: Any, form: str) -> Iterator[tuple[str, str]]:
+        if isinstance(value, dict):
+            if isinstance(value.get("dataset"), str):
+                yield value["dataset"], form
+            for inner in value.values():
+                yield from named(inner, form)
+
+    for name, stage in stages.items():
+        yield from named(stage, FORMAT_OF.get(stage.get("stage", name), "prompts"))
+
+
+def put_files(recipe: dict[str, Any], folder: Path) -> None:
+    """The files that `recipe` names in `folder`; where it leaves a source out, gives it one."""
+    for name, dataset in recipe["data"].items():
+        source = dataset.setdefault("source", {"type": "files", "paths": [f"{name}.jsonl"]})
+        for path in source.get("paths", ()):
+            (folder / path).write_bytes(lines(dataset["format"]))
+        if source["type"] == "hub":
+            source["repository"] = REPOSITORY
+    source = recipe["base"]["source"]
+    if source["type"] == "hub":  # the page's repository is not there: a folder in its place
+        recipe["base"]["source"] = {"type": "folder", "path": "model"}
+    else:
+        (folder / "model").rename((folder / source["path"]).resolve())
+    for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
+        text = "def reward(completions, prompts, rows):\n    return [0.0] * len(completions)\n"
+        (folder / path).write_text(text)
+
+
+def lines(form: str) -> bytes:
+    return b"".join(
+        json.dumps({key: f"{value} {n}" for key, value in ROWS[form].items()}).encode() + b"\n" for n in range(8)
+    )
+
+
+@pytest.mark.parametrize("method", Method)
+def test_the_page_for_newcomers_shows_what_init_writes(method: Method) -> None:
+    page = (ROOT / "docs/quickstart.md").read_text()
+    for file in (STARTERS / method).glob("*.yaml"):
+        before, _, after = file.read_text().partition("MODEL")
+        assert before in page
+        assert after in page
+    for file in (STARTERS / method).glob("*.py"):
+        assert file.read_text().strip() in page
+
+
+def test_the_python_of_its_page_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from typer.testing import CliRunner
+
+    from deployments.cli.main import app
+
+    model_folder(tmp_path, context=1024)
+    CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", str(tmp_path / "model")])
+    page = (
+        (ROOT / "docs/python.md").read_text().replace("/tmp/", f"{tmp_path}/").replace('"mine/', f'"{tmp_path}/mine/')
+    )
+    found = re.findall(r"^(<!-- not run.*?-->\n)?```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
+    ran = [block for excluded, block in found if not excluded]
+    for block in ran:
+        exec(compile(block, "docs/python.md", "exec"), {})
+    assert len(ran) == 3
+    assert "data.conversations: computed" in capsys.readouterr().out
+
+
+def test_links_lead_somewhere() -> None:
+    broken = []
+    for page in PAGES:
+        text = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\(([^)#\s]*(?:#[^)\s]*)?)\)", text):
+            name, _, anchor = target.partition("#")
+            if name.startswith(("http", "mailto")):
+                continue
+            file = page if not name else (page.parent / name)
+            if not file.exists() or (anchor and file.suffix == ".md" and anchor not in anchors(file)):
+                broken.append(f"{page.relative_to(ROOT)}: {target}")
+    assert not broken
+
+
+def anchors(page: Path) -> set[str]:
+    """Of the headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
