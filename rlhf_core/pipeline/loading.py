@@ -6,18 +6,16 @@ import json
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from io import StringIO
 from pathlib import Path
 from typing import Any, get_args, get_origin
 
 from pydantic import ValidationError
-from ruamel.yaml import YAML
-from ruamel.yaml.error import YAMLError
 
 from rlhf_core.config.base import Config, KeyedConfig
 from rlhf_core.config.typed import config_classes
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
 
 RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
@@ -40,10 +38,12 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     Raises RecipeError, whose text names the key, what is wrong with it, and the nearest right one.
     """
     path = _find(name_or_path)
-    data = _parse_yaml(path.read_text(encoding="utf-8"), str(path))
+    try:
+        data = read_yaml_file(path)
+    except YAMLTextError as error:
+        raise RecipeError(f"{path}: {error}") from error
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping of sections, this is {_kind(data)}")
-    data = _unshared(data)
     for override in overrides:
         _apply_override(data, override)
     return LoadedRecipe(_validate(data, str(path)), path.parent.resolve())
@@ -64,21 +64,6 @@ def _find(name_or_path: str) -> Path:
     )
 
 
-def _parse_yaml(text: str, where: str) -> Any:
-    # YAML 1.2, so that 1e-4 is a number and `no` is a word; the safe loader builds plain values only.
-    try:
-        return YAML(typ="safe", pure=True).load(StringIO(text))
-    except YAMLError as error:
-        raise RecipeError(f"{where}: not valid YAML: {' '.join(str(error).split())}") from error
-
-
-def _unshared(value: Any) -> Any:
-    """A copy in which what YAML aliases share is one mapping in each place, so that an override changes one."""
-    if isinstance(value, dict):
-        return {key: _unshared(item) for key, item in value.items()}
-    return [_unshared(item) for item in value] if isinstance(value, list) else value
-
-
 def _apply_override(data: dict[str, Any], override: str) -> None:
     key, equals, value = override.partition("=")
     if not equals or not key.strip():
@@ -92,7 +77,10 @@ def _apply_override(data: dict[str, Any], override: str) -> None:
         if not isinstance(inner, dict):
             raise RecipeError(f"override `{override}`: `{section}` is {_kind(inner)}, it has no keys below it")
         target = inner
-    target[last] = _parse_yaml(value, f"override `{override}`")
+    try:
+        target[last] = read_yaml(value)
+    except YAMLTextError as error:
+        raise RecipeError(f"override `{override}`: {error}") from error
 
 
 def _validate(data: dict[str, Any], where: str) -> Recipe:

@@ -113,7 +113,7 @@ def test_all_mistakes_are_told_at_once(recipe: str) -> None:
         ("rl.steps", "override `rl.steps`: write it as key.key=value"),
         ("=3", "override `=3`: write it as key.key=value"),
         ("name.x=3", "override `name.x=3`: `name` is text, it has no keys below it"),
-        ("rl.steps=[1", "override `rl.steps=[1`: not valid YAML"),
+        ("rl.steps=[1", "override `rl.steps=[1`: line 1: not valid YAML"),
     ],
 )
 def test_a_malformed_override_is_quoted(recipe: str, override: str, sentence: str) -> None:

@@ -1,0 +1,127 @@
+"""YAML as plain values, or one sentence with the line."""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from rlhf_core.pipeline.yaml_text import MAX_BYTES, YAMLTextError, read_yaml, read_yaml_file
+from tests.rlhf_core.recipe_text import RECIPE
+
+LAUGHS = "a0: &a0 {x: 1}\n" + "".join(f"a{i}: &a{i} [{','.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 30))
+MERGED_LAUGHS = LAUGHS.replace("[", "{<<: [").replace("]", "]}")
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("a: 1e-4", {"a": 1e-4}),
+        ("a: no", {"a": "no"}),
+        ("a: 1:30", {"a": "1:30"}),
+        ("a: 010", {"a": 10}),
+        ("a: 2024-01-01\nb: 2024-01-01 10:00:00", {"a": "2024-01-01", "b": "2024-01-01 10:00:00"}),
+        ("2024-01-01: x", {"2024-01-01": "x"}),
+        ("\ufeffa: ~", {"a": None}),
+        ("", None),
+        (
+            "a: &x {b: 1, c: 2}\nd: {<<: *x, b: 3}\ne: {<<: [{c: 4}, *x]}",
+            {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": {"b": 1, "c": 4}},
+        ),
+        ("&x a: &x b", {"a": "b"}),
+    ],
+)  # fmt: skip
+def test_plain_values(text: str, values: Any) -> None:
+    assert read_yaml(text) == values
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        ("b: 1\na: 2\na: 3", "line 3: the key `a` occurs twice in one mapping: take one away"),
+        ("a:\n  1: x", "line 2: a key must be text, this is `1`: put it in quotes"),
+        ("null: x", "line 1: a key must be text, this is `null`: put it in quotes"),
+        (": x", "line 1: a key must be text, this is empty: put it in quotes"),
+        ("? [a]\n: x", "line 1: a key must be text, this is a list or a mapping: put it in quotes"),
+        ("a: 1\nb: .inf", "line 2: `.inf` is not a finite number"),
+        ("a: 1e999", "line 1: `1e999` is not a finite number"),
+        ("a: " + "9" * 5000, f"line 1: `{'9' * 40}…` is not a value of the type int"),
+        ("a: !!python/object/apply:os.system [ls]", "line 1: the tag `!!python/object/apply:os.system` is not"),
+        ("a: !!binary aGk=", "line 1: the tag `!!binary` is not read here: write a plain value"),
+        ("a: !mine {b: 1}", "line 1: the tag `!mine` is not read here: write a plain value"),
+        ("a: 1\n\tb: 2", "line 2: not valid YAML: a tab stands where only spaces may: replace tabs by spaces"),
+        ("a: 1\n---\na: 2", "line 2: not valid YAML: `---` begins a second document, but a recipe is one"),
+        ("a: *nowhere", "line 1: not valid YAML: found undefined alias 'nowhere'"),
+        ("<<: 1", "line 1: `<<` takes a mapping, or a list of mappings"),
+        ("a: &x [*x]", "line 1: more than 50 lists and mappings inside each other, or an alias in itself"),
+        ("a: &x {<<: *x}", "line 1: more than 50 lists and mappings inside each other, or an alias in itself"),
+        ("- " * 2000, "more than 50 lists and mappings inside each other"),
+        (LAUGHS, "more than 100000 values, once every alias stands for what it repeats"),
+        (MERGED_LAUGHS, "more than 100000 values, once every alias stands for what it repeats"),
+        ("a: \0", "not valid YAML: the character U+0000 may not stand here"),
+        ('a: "\\0"', "line 1: a text holds a NUL character or half a surrogate pair"),
+        ('a: "\\ud800"', "line 1: a text holds a NUL character or half a surrogate pair"),
+        ("a: \ud800", "not valid YAML: the character U+D800 may not stand here"),
+    ],
+)  # fmt: skip
+def test_one_sentence_says_what_and_where(text: str, sentence: str) -> None:
+    with pytest.raises(YAMLTextError) as raised:
+        read_yaml(text)
+    assert str(raised.value).startswith(sentence) or sentence in str(raised.value)
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("content", "sentence"),
+    [
+        ("a: ü\nb: é".encode("latin-1"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
+        ("a: 1".encode("utf-16"), "line 1: not UTF-8 text (invalid start byte): save the file as UTF-8"),
+        (b"#" * (MAX_BYTES + 1), "this file is larger than 262144 bytes, so it is no recipe; name its data by paths"),
+    ],
+)
+def test_a_file_that_is_no_text(tmp_path: Path, content: bytes, sentence: str) -> None:
+    path = tmp_path / "x.yaml"
+    path.write_bytes(content)
+    with pytest.raises(YAMLTextError) as raised:
+        read_yaml_file(path)
+    assert str(raised.value) == sentence
+
+
+PIECES = [
+    *string.printable,
+    "&a ",
+    "*a ",
+    "<<: ",
+    "- ",
+    "? ",
+    "!!int ",
+    "!!str ",
+    "---\n",
+    ".nan",
+    "~: ",
+    "\0",
+    "\ud800",
+    "\x85",
+]
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, len(RECIPE)), st.integers(0, 12), st.sampled_from(PIECES)), max_size=6))
+def test_a_mutated_recipe_has_values_or_one_sentence(changes: list[tuple[int, int, str]]) -> None:
+    text = RECIPE
+    for start, length, piece in changes:
+        text = text[:start] + piece + text[start + length :]
+    assert "\n" not in said(text)
+
+
+def said(text: str) -> str:
+    """The sentence that refuses the text; empty if it has values."""
+    try:
+        read_yaml(text)
+    except YAMLTextError as error:
+        return str(error)
+    return ""
