@@ -17,7 +17,7 @@ from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
-from rlhf_core.config.training import LoraConfig, require_compatible
+from rlhf_core.config.training import LoraConfig, require_compatible, require_dropout
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 Decay = Annotated[float, Field(gt=0, lt=1)]
@@ -42,6 +42,11 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+    dropout: bool = Field(
+        default=False,
+        description="update policy and critic with the dropout and router noise of their config.json and of an "
+        "adapter: the updated policy is then another than the one that sampled",
+    )
     engine: EngineConfig = Field(
         default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
     )
@@ -107,6 +112,13 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         if overlong is not None and overlong.buffer > self.sampling.max_tokens:
             longest = self.sampling.max_tokens
             raise ValueError(f"shaping.overlong.buffer is {overlong.buffer}, more than sampling.max_tokens={longest}")
+        return self
+
+    @model_validator(mode="after")
+    def _dropout_is_used(self) -> RLConfig:
+        critic = self.settings.critic_settings
+        require_dropout(self.dropout, lora=self.lora)
+        require_dropout(self.dropout, **{f"{self.block}.critic.lora": critic.lora if critic is not None else None})
         return self
 
     @model_validator(mode="after")

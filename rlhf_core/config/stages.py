@@ -76,6 +76,10 @@ class RewardModelConfig(SupervisedConfig):
         return "reward_model"
 
     @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
+
+    @property
     def input_copies(self) -> float:
         return MERGE_COPIES if self.lora is not None else 0.0
 

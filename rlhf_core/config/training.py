@@ -90,6 +90,16 @@ def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> No
         )
 
 
+def require_dropout(used: bool, **adapters: LoraConfig | None) -> None:
+    """Raises ValueError if an adapter, given under its setting's name, has a dropout that is not used."""
+    for name, adapter in adapters.items():
+        if adapter is not None and adapter.dropout > 0 and not used:
+            raise ValueError(
+                f"{name}.dropout is {adapter.dropout:g}, but `dropout` is false, which switches all dropout off: set "
+                "`dropout: true`, or leave it out of the adapter"
+            )
+
+
 class SupervisedConfig(NamedStageConfig):
     """An epoch-wise run over one dataset, which each subclass declares with its format, as it does `validation`."""
 
@@ -106,12 +116,21 @@ class SupervisedConfig(NamedStageConfig):
     moe_coefficient: NonNegativeFloat = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
     )
+    dropout: bool = Field(
+        default=True,
+        description="train with the dropout and router noise of the model's config.json, and with that of an adapter",
+    )
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )
+
+    @model_validator(mode="after")
+    def _dropout_is_used(self) -> SupervisedConfig:
+        require_dropout(self.dropout, lora=self.adapter)
+        return self
 
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:

@@ -31,6 +31,7 @@ class Role:
     optimizer: OptimizerConfig | None = None
     total_steps: int = 0  # optimizer steps of its whole schedule
     lora: LoraConfig | None = None
+    dropout: bool = False  # in its updates
     adapter_off: bool = False  # no copy of its own: the policy's base
     shares_base: bool = False  # it is an adapter too, and its frozen weights are those of the policy's base
     offloaded: bool = False  # its weights are in host memory, except while it computes
@@ -46,7 +47,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
     made = [
         Role(
             POLICY, start, "causal", config.engine_of(POLICY), settings.optimizer,
-            total_steps=(config.steps - warmup_steps) * updates, lora=config.lora,
+            total_steps=(config.steps - warmup_steps) * updates, lora=config.lora, dropout=config.dropout,
         )
     ]  # fmt: skip
     if settings.uses_reference:
@@ -63,7 +64,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         made.append(
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
-                total_steps=config.steps * updates, lora=critic.lora,
+                total_steps=config.steps * updates, lora=critic.lora, dropout=config.dropout,
                 shares_base=critic_start == start and critic.lora is not None and _can_share_base(config, CRITIC),
             )
         )  # fmt: skip

@@ -73,7 +73,9 @@ def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> Deep
         assert is_adapted(model)
         share_base(model, base.model)
     wrapped = PolicyModel(model) if role.head == "causal" else ScalarModel(model)
-    return DeepSpeedEngine(wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps)
+    return DeepSpeedEngine(
+        wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps, dropout=role.dropout
+    )
 
 
 def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:

@@ -37,8 +37,9 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         self.seed = context.seed
         self.folder = context.fetch(model).folder
         self.engine = DeepSpeedEngine(
-            self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps
-        )
+            self.build_model(), engine=config.engine, optimizer=config.optimizer, total_steps=total_steps,
+            dropout=config.dropout,
+        )  # fmt: skip
         self._kept = KeptWeights()
         seed_rank(context.seed)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -17,6 +17,7 @@ from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Metric, merged
 from rlhf_core.models.adapters import adapter_state, is_adapted
+from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
@@ -25,6 +26,7 @@ from rlhf_core.training.deepspeed_weights import master_weights, replaced
 from rlhf_core.training.metrics import MetricTotals, StepMetrics
 from rlhf_core.training.muon import Muon
 from rlhf_core.training.optimizers import build_optimizer, learning_rate
+from rlhf_core.training.randomness import torch_random_state
 from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
@@ -55,15 +57,23 @@ class DeepSpeedEngine:
     """
 
     def __init__(
-        self, model: nn.Module, *, engine: EngineConfig, optimizer: OptimizerConfig | None, total_steps: int
+        self,
+        model: nn.Module,
+        *,
+        engine: EngineConfig,
+        optimizer: OptimizerConfig | None,
+        total_steps: int,
+        dropout: bool = True,
     ) -> None:
-        """optimizer None: a frozen model, for forwards only. total_steps: optimizer steps of the whole schedule."""
+        """optimizer None: a frozen model, for forwards only. total_steps: optimizer steps of the whole schedule.
+        dropout: as the model and its adapter have it; without, updates compute what forwards compute."""
         if not dist.is_initialized():
             raise RuntimeError("call rlhf_core.training.distributed.join_group before building an engine")
         self.module = model
         self._config = engine
         self._optimizer_config = optimizer
         self._total_steps = total_steps
+        self._dropout = dropout
         self.counters = StepCounters()
         self._size = dist.get_world_size()
         # Without ZeRO, DeepSpeed clips but does not report the norm, so the reduced gradients are clipped here.
@@ -109,6 +119,7 @@ class DeepSpeedEngine:
             raise RuntimeError("this engine was built without an optimizer")
         self._require_same_count(len(micro_batches))
         self._engine.train()
+        set_train_mode(self.module, dropout=self._dropout)
         rate = learning_rate(self._optimizer_config, self.counters.steps, self._total_steps)
         for group in self._engine.optimizer.param_groups:
             group["lr"] = rate * group["lr_scale"]
@@ -117,7 +128,8 @@ class DeepSpeedEngine:
             micro_batch = part.to(self.device)
             if self._manual:
                 self._engine.set_gradient_accumulation_boundary(i == len(micro_batches) - 1)
-            value, metrics = loss(self._engine, micro_batch)
+            with nullcontext() if self._dropout else self._no_random_numbers():
+                value, metrics = loss(self._engine, micro_batch)
             # DeepSpeed takes the mean over ranks, and the update needs the sum.
             self._engine.backward(value * self._size)
             totals.add(metrics, micro_batch.loss_mask.sum())
@@ -126,6 +138,17 @@ class DeepSpeedEngine:
         self._require_progress()
         means, maxima = totals.over_ranks(self.device)
         return StepMetrics(norm, rate, skipped=not math.isfinite(norm), means=means, maxima=maxima)
+
+    @contextmanager
+    def _no_random_numbers(self) -> Iterator[None]:
+        """Raises StageError if the model draws any: it has some dropout or noise that eval mode does not switch off."""
+        before = torch_random_state()
+        yield
+        if any(not old.equal(new) for old, new in zip(before, torch_random_state(), strict=True)):
+            raise StageError(
+                f"{type(self._wrapped).__name__} draws random numbers even in eval mode, so its updates would be of "
+                "another policy than the one that sampled; set `dropout: true` to train with them"
+            )
 
     def _apply(self) -> float:
         """Clip and apply the gradients if they are finite; returns their global norm before clipping."""

@@ -39,6 +39,11 @@ def derived_seed(seed: int, purpose: str) -> int:
     return int.from_bytes(digest[:8]) >> 1
 
 
+def torch_random_state() -> list[Tensor]:
+    """The states of torch's generators, for the CPU and, if there is one, this GPU."""
+    return [torch.get_rng_state(), *([torch.cuda.get_rng_state()] if torch.cuda.is_available() else [])]
+
+
 def random_state() -> dict[str, Tensor]:
     """The state of the generators: Python's, numpy's global one, torch's for the CPU and, if there is one, this GPU."""
     version, words, gauss = random.getstate()

@@ -217,6 +217,18 @@ def test_a_critic_trains_in_an_engine_of_its_own() -> None:
     assert ppo({**critic, "engine": {}}, engine={"offload_optimizer": True}).engine_of("critic").sharding == 2
 
 
+def test_adapters_have_no_dropout_unless_updates_do() -> None:
+    adapter = {"rank": 2, "dropout": 0.1}
+    ppo = {**GRPO, "critic": {"optimizer": {"learning_rate": 1e-3}, "lora": adapter}}
+    for name, settings in {
+        r"lora\.dropout": {"lora": adapter},
+        r"ppo\.critic\.lora\.dropout": {"algorithm": "ppo", "ppo": ppo},
+    }.items():
+        with pytest.raises(ValidationError, match=f"{name} is 0.1, but `dropout` is false.*`dropout: true`"):
+            RLConfig.model_validate({**COMMON, **settings})
+        assert RLConfig.model_validate({**COMMON, **settings, "dropout": True}).dropout
+
+
 def test_an_algorithm_without_a_critic_takes_no_settings_of_one() -> None:
     critic = {"optimizer": {"learning_rate": 1e-3}}
     with pytest.raises(ValidationError, match=r"grpo\.critic\n  Extra inputs are not permitted"):

@@ -55,6 +55,15 @@ def test_muon_in_main_memory_is_refused() -> None:
         sft(MUON, {"offload_optimizer": True})
 
 
+@pytest.mark.parametrize("config", [SFTConfig, RewardModelConfig])
+def test_the_dropout_of_an_adapter_without_dropout_is_refused(config: type[SupervisedConfig]) -> None:
+    settings = {"dataset": "d", "batch_size": 1, "max_length": 8, "optimizer": {"learning_rate": 1.0}}
+    adapter = {"rank": 2, "dropout": 0.1}
+    assert config.model_validate({**settings, "lora": adapter}).dropout
+    with pytest.raises(ValidationError, match=r"lora\.dropout is 0\.1, but `dropout` is false"):
+        config.model_validate({**settings, "lora": adapter, "dropout": False})
+
+
 def test_settings_of_an_optimizer_that_is_not_used_are_refused() -> None:
     with pytest.raises(ValidationError, match="there is a block `muon`, but the optimizer is adamw; set `name: muon`"):
         OptimizerConfig.model_validate({"learning_rate": 1.0, "muon": {"ns_steps": 3}})

@@ -26,16 +26,16 @@ from tests.rlhf_core.stages.supervised_runs import context_of
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
 
 
-def tiny_llama(folder: Path) -> Input:
+def tiny_llama(folder: Path, **config: Any) -> Input:
     torch.manual_seed(0)
     shape = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 2}
-    LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **shape)).save_pretrained(folder)
+    LlamaForCausalLM(LlamaConfig(vocab_size=20, pad_token_id=0, **shape, **config)).save_pretrained(folder)
     return local_input(folder, Kind.POLICY)
 
 
 def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
-    extra = {key: block.pop(key) for key in ("lora",) if key in block}
+    extra = {key: block.pop(key) for key in ("lora", "dropout", "engine") if key in block}
     if algorithm == "ppo":
         block["critic"] = {"optimizer": OPTIMIZER, **block.get("critic", {})}
     return RLConfig.model_validate({

@@ -189,7 +189,7 @@ def test_where_frozen_models_are_changes_nothing(inputs: dict[str, Input], tmp_p
     lines, weights = [], []
     for number, placed in enumerate([{}, {"placement": {"workers": 2}}]):
         settings = config(
-            "ppo", rewards={"taste": {"type": "reward_model", **placed}}, kl={**KL, **placed},
+            "ppo", {"dropout": True}, rewards={"taste": {"type": "reward_model", **placed}}, kl={**KL, **placed},
             critic={"start": "judge", "lora": {"rank": 2, "dropout": 0.5}},
         )  # fmt: skip
         output, context, worker = run(tmp_path / str(number), settings, given)

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load as from_safetensors
+from torch import nn
 from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.contract import Input
+from rlhf_core.errors import StageError
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.training.group import InlineGroup
@@ -40,6 +43,42 @@ def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input
     change = torch.zeros(4).index_add_(0, e.sequence_ids, (after - before) * e.loss_mask)
     assert (change[0] > 0, change[1] < 0, change[2] < 0, change[3] > 0) == (True,) * 4
     assert {"policy_loss", "gradient_norm", "learning_rate", "clip_fraction", "approx_kl"} <= metrics.keys()
+
+
+@pytest.mark.parametrize("settings", [{}, {"engine": {"dtype": "float32", "gradient_checkpointing": True}}])
+@pytest.mark.parametrize("algorithm", ["ppo", "gspo"])
+def test_before_any_update_every_ratio_is_one(algorithm: str, settings: dict[str, Any], tmp_path: Path) -> None:
+    """A model with dropout would compute another policy in the update than the one that was scored: GSPO's narrow
+    bounds clip most of its tokens. The KL in the reward asks for the scores beforehand."""
+    model = tiny_llama(tmp_path / "model", attention_dropout=0.5)
+
+    def first_update(**more: Any) -> dict[str, float]:
+        config = rl_config(algorithm, kl={"coefficient": 0.1, "place": "reward"}, **settings, **more)
+        ours, _ = trainer(config, model, tmp_path)
+        scored = ours.score(trajectories())
+        return ours.update(with_advantages(config, ours, scored), 0)
+
+    metrics = first_update()
+    assert (metrics["clip_fraction"], metrics["approx_kl"], metrics["kl_per_completion"]) == (0, 0, 0)
+    assert metrics.get("value_clip_fraction", 0) == 0
+    assert first_update(dropout=True)["approx_kl"] > 1e-6
+
+
+class Noisy(LlamaForCausalLM):
+    """Draws random numbers in eval mode too."""
+
+    def get_output_embeddings(self) -> nn.Module:
+        torch.rand(())
+        return super().get_output_embeddings()
+
+
+def test_a_model_whose_noise_cannot_be_switched_off_is_refused(model: Input, tmp_path: Path) -> None:
+    config = rl_config("grpo")
+    ours, group = trainer(config, model, tmp_path)
+    group._worker._policy.module.model.__class__ = Noisy
+    scored = ours.score(trajectories())
+    with pytest.raises(StageError, match=r"Noisy draws random numbers even in eval mode.*`dropout: true`"):
+        ours.update(with_advantages(config, ours, scored), 0)
 
 
 def test_scores_come_back_at_their_own_tokens(model: Input, tmp_path: Path) -> None:

@@ -54,6 +54,7 @@ def two_by_two(
         placement={"workers": 2, "cpus_per_worker": 0.5, "threads": 1},
         rollout={**_SETTINGS["rollout"], "engines": 2, "cpus_per_engine": 0.5, "threads": 1},
         lora=_LORA if lora else None,
+        dropout=lora,
         hybrid=hybrid,
     )
 

@@ -155,7 +155,8 @@ def dropout(rank: int, folder: Path) -> Iterator[Answer]:
     sft = SFTConfig.model_validate({**shared, "batch_size": 4, "max_length": 8, "optimizer": optimizer})
     grpo = {"rewards": {"exact": {"type": "verifier"}}, "group_size": 2, "optimizer": optimizer}
     rl = RLConfig.model_validate({
-        **shared, "algorithm": "grpo", "grpo": grpo, "steps": 4, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+        **shared, "dropout": True, "algorithm": "grpo", "grpo": grpo, "steps": 4, "prompts_per_step": 2,
+        "sampling": {"max_tokens": 4},
         "rollout": {"max_length": 8},
     })  # fmt: skip
     for name, worker in {
