@@ -23,6 +23,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     return config
 
 
+def update_json(path: Path, **values: object) -> None:
+    """Set keys of a JSON file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **values}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
 def stored_dtype(folder: Path) -> Dtype:
     """The precision that the weights were saved in. Raises StageError if that is none of ours."""
     config = read_config(folder)

@@ -54,10 +54,12 @@ def load_scalar_model(
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
     seed: int = 0,
+    head_factor: float = 1.0,
 ) -> transformers.PreTrainedModel | PeftModel:
     """A model with one scalar output a token, AutoModelForSequenceClassification with one label.
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
+    head_factor: of the scores.
     Raises StageError if the architecture has no `score` head, or the folder's head has several labels.
     """
     _require_safetensors(folder)
@@ -73,6 +75,9 @@ def load_scalar_model(
         raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
     if not trained_head:
         _initialise_head(head, seed)
+    with torch.no_grad():
+        for parameter in head.parameters():
+            parameter.mul_(head_factor)
     return _prepare(model, "SEQ_CLS", lora, gradient_checkpointing)
 
 

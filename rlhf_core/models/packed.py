@@ -74,16 +74,17 @@ class PolicyModel(nn.Module):
 class ScalarModel(nn.Module):
     """A sequence classifier with one label, read at every token: reward model and critic."""
 
-    def __init__(self, model: nn.Module) -> None:
-        """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one."""
+    def __init__(self, model: nn.Module, *, offset: float = 0.0) -> None:
+        """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one. offset: added to it."""
         super().__init__()
         self.model = model
+        self.offset = offset
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(N,) float32: the score of the hidden state at each token, which has seen this token and those before."""
         classifier = base_model(self.model)
         scores: Tensor = classifier.score(hidden_states(classifier, batch))
-        return scores.squeeze(-1).float()
+        return scores.squeeze(-1).float() + self.offset
 
 
 def backbone(model: nn.Module) -> nn.Module:

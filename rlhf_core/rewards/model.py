@@ -167,16 +167,22 @@ def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
     return (value - scale.mean) / scale.std
 
 
-def _scale(folder: Path) -> Scale:
+def stored_scale(folder: Path) -> Scale | None:
+    """What the reward model's config.json says of its rewards; None where it says nothing that can be used."""
     stored = read_config(folder)
     mean: Any = stored.get("reward_mean")
     std: Any = stored.get("reward_std")
-    if not (_is_finite(mean) and _is_finite(std)) or std <= 0:
+    return Scale(float(mean), float(std)) if _is_finite(mean) and _is_finite(std) and std > 0 else None
+
+
+def _scale(folder: Path) -> Scale:
+    if (scale := stored_scale(folder)) is None:
+        stored = read_config(folder)
         raise StageError(
-            f"the reward model's config.json has reward_mean={mean} and reward_std={std}, by which its rewards "
-            "cannot be normalised; set normalize: false"
+            f"the reward model's config.json has reward_mean={stored.get('reward_mean')} and "
+            f"reward_std={stored.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
         )
-    return Scale(float(mean), float(std))
+    return scale
 
 
 def _is_finite(value: Any) -> bool:

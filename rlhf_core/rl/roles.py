@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
@@ -15,9 +16,17 @@ from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER
-from rlhf_core.rewards.model import context_problem, same_tokens
+from rlhf_core.rewards.model import Scale, context_problem, same_tokens, stored_scale
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
+
+
+@dataclass(frozen=True, slots=True)
+class ValueScale:
+    """How the first values of a critic follow from the raw scores of what it starts from."""
+
+    factor: float = 1.0
+    offset: float = 0.0  # added after the factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +41,7 @@ class Role:
     total_steps: int = 0  # optimizer steps of its whole schedule
     lora: LoraConfig | None = None
     dropout: bool = False  # in its updates
+    value_scale: ValueScale = ValueScale()  # of a critic
     adapter_off: bool = False  # no copy of its own: the policy's base
     shares_base: bool = False  # it is an adapter too, and its frozen weights are those of the policy's base
     offloaded: bool = False  # its weights are in host memory, except while it computes
@@ -65,6 +75,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
                 total_steps=config.steps * updates, lora=critic.lora, dropout=config.dropout,
+                value_scale=_value_scale(config, inputs),
                 shares_base=critic_start == start and critic.lora is not None and _can_share_base(config, CRITIC),
             )
         )  # fmt: skip
@@ -78,6 +89,34 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
                 )
             )  # fmt: skip
     return tuple(made)
+
+
+def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
+    """A critic that starts from a reward model starts with the rewards that this model gives: normalised where they
+    are, weighted and summed. Values on the raw scale would bias the first advantages, by the mean of the raw scores at
+    the end of a completion.
+
+    Of a reward model that gives no reward the scores are normalised by what it has stored; so they are, with the sign
+    of the weight, where `shaping.normalize` gives all rewards mean 0 and deviation 1. Shaping that is not linear
+    (overlong, truncation, clip) is for the critic to learn. A KL in the reward is 0 at first.
+    """
+    start, settings = inputs[critic_input(config)], config.settings
+    if start.manifest.kind is not Kind.REWARD_MODEL:
+        return ValueScale()
+    given = [
+        reward
+        for name, reward in settings.model_rewards.items()
+        if reward.weight and inputs[reward_input(config, name)].manifest.ref == start.manifest.ref
+    ]
+    stored = stored_scale(start.folder) or Scale()
+    if not given or settings.shaping.normalize:
+        sign = -1 if sum(reward.weight for reward in given) < 0 else 1
+        return ValueScale(sign / stored.std, -sign * stored.mean / stored.std)
+    scales = [(reward.weight, stored if reward.normalize else Scale()) for reward in given]
+    return ValueScale(
+        math.fsum(weight / scale.std for weight, scale in scales),
+        -math.fsum(weight * scale.mean / scale.std for weight, scale in scales),
+    )
 
 
 def placed_apart(roles: Iterable[Role]) -> dict[Role, Placement]:

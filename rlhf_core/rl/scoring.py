@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -72,7 +72,8 @@ def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> Deep
     if base is not None:
         assert is_adapted(model)
         share_base(model, base.model)
-    wrapped = PolicyModel(model) if role.head == "causal" else ScalarModel(model)
+    scalar = role.head == "scalar"
+    wrapped = ScalarModel(model, offset=role.value_scale.offset) if scalar else PolicyModel(model)
     return DeepSpeedEngine(
         wrapped, engine=role.engine, optimizer=role.optimizer, total_steps=role.total_steps, dropout=role.dropout
     )
@@ -83,11 +84,13 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
     dtype = torch_dtype(engine.dtype)
     if base is not None and not trained:
         return load_scalar_adapter(base.folder, folder / ADAPTER, dtype=dtype, attention=engine.attention)
-    load: Callable[..., nn.Module] = load_causal_model if role.head == "causal" else load_scalar_model
-    return load(
-        folder, dtype=dtype, attention=engine.attention, lora=role.lora,
-        gradient_checkpointing=engine.gradient_checkpointing and trained,
-    )  # fmt: skip
+    options: dict[str, Any] = {
+        "dtype": dtype, "attention": engine.attention, "lora": role.lora,
+        "gradient_checkpointing": engine.gradient_checkpointing and trained,
+    }  # fmt: skip
+    if role.head == "causal":
+        return load_causal_model(folder, **options)
+    return load_scalar_model(folder, head_factor=role.value_scale.factor, **options)
 
 
 def scores(

@@ -17,8 +17,10 @@ from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
+from rlhf_core.models.folder import update_json
 from rlhf_core.models.loading import save_model, stored_state
 from rlhf_core.models.merging import merge_adapter
+from rlhf_core.models.packed import ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
@@ -204,8 +206,9 @@ class RLWorker(SnapshotWorker):
 
     def _save_critic(self, folder: Path) -> None:
         """As a whole model, from which another critic can start: an adapter is merged."""
-        model, weights = self._engines[CRITIC].module.model, self._engines[CRITIC].full_state_dict()
-        assert isinstance(model, nn.Module)
+        critic, weights = self._engines[CRITIC].module, self._engines[CRITIC].full_state_dict()
+        assert isinstance(critic, ScalarModel)
+        model = critic.model
         if weights is None:
             return
         if is_adapted(model):
@@ -214,3 +217,5 @@ class RLWorker(SnapshotWorker):
                 merge_adapter(self._folders[CRITIC], Path(adapter), folder)
         else:
             save_model(model, weights, folder, self._folders[POLICY])
+        # Its values are its scores normalised by these: so a critic or a reward that starts from it reads them.
+        update_json(folder / "config.json", reward_mean=0.0 - critic.offset, reward_std=1.0)

@@ -21,6 +21,7 @@ from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
 from rlhf_core.models.adapters import base_model
+from rlhf_core.models.folder import update_json
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import hidden_states, in_trained_example, routed_hidden_states
@@ -271,7 +272,7 @@ def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *, reward_me
     end a completion. The tokenizer's own padding token is often EOS; then another special token is used.
     """
     pad = _padding_token(tokenizer)
-    _update_json(
+    update_json(
         folder / "config.json",
         reward_mean=reward_mean,
         reward_std=reward_std,
@@ -279,7 +280,7 @@ def finish_folder(folder: Path, tokenizer: PreTrainedTokenizerFast, *, reward_me
     )
     for name in ("tokenizer_config.json", "special_tokens_map.json"):
         if (folder / name).is_file():
-            _update_json(folder / name, pad_token=pad)
+            update_json(folder / name, pad_token=pad)
 
 
 def _padding_token(tokenizer: PreTrainedTokenizerFast) -> str | None:
@@ -287,8 +288,3 @@ def _padding_token(tokenizer: PreTrainedTokenizerFast) -> str | None:
     ending = stop_token_ids(tokenizer)
     candidates = (tokenizer.pad_token, tokenizer.unk_token, tokenizer.bos_token)
     return next((t for t in candidates if t and tokenizer.convert_tokens_to_ids(t) not in ending), None)
-
-
-def _update_json(path: Path, **values: object) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps({**content, **values}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
