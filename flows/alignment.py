@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="alignment", on_cancellation=[stop_jobs])
-def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row]:  # noqa: B006  Prefect copies it
+def alignment(recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
     """Base, SFT, reward model, RL, merge, evaluation, report: what the recipe asks for and the store does not have.
 
     Returns one row per stage: its outcome, time and main metrics.

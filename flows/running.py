@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
+from uuid import UUID
 
 from prefect import get_run_logger, runtime
 from prefect.artifacts import create_table_artifact
@@ -12,8 +13,11 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.exceptions import TerminationSignal
 from prefect.flows import Flow
 from prefect.futures import PrefectFuture
+from prefect.states import Cancelled
 
+from flows.cancellation import noticed_cancellation
 from flows.report_link import link_report
+from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, prepare
@@ -22,28 +26,33 @@ from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
 from tasks.prefect_tasks import STAGE_TASKS, StageRunner
 from tasks.ray_jobs import connect
-from tasks.stage import StageResult
+from tasks.stage import StageResult, stop_jobs_of
 
 Row = dict[str, str]
 
 
-def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row]:
-    """Computes what the store does not have of a recipe's nodes, or of the nodes `only`; one table row per node.
+def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row] | State[Any]:
+    """Computes what the store does not have of a recipe's nodes, or of the nodes `only`; one table row per node, or the
+    state Cancelled.
 
     Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed.
     """
     started_at = datetime.now(UTC)
-    prepared = prepare(recipe, overrides, run_id=str(runtime.flow_run.id))
-    nodes = prepared.graph if only is None else _chosen(only, prepared)
-    runner = StageRunner(run_settings(prepared, str(runtime.flow_run.id)), nodes, prepared.repository, connect())
-    futures = _submit(nodes, runner)
-    try:
-        for future in futures.values():
-            future.wait()
-    except (KeyboardInterrupt, TerminationSignal):
-        # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
-        runner.cancel.set()
-        raise
+    run_id = str(runtime.flow_run.id)
+    with noticed_cancellation(UUID(run_id)) as cancel:
+        prepared = prepare(recipe, overrides, run_id=run_id)
+        nodes = prepared.graph if only is None else _chosen(only, prepared)
+        runner = StageRunner(run_settings(prepared, run_id), nodes, prepared.repository, connect(), cancel)
+        futures = _submit(nodes, runner)
+        try:
+            for future in futures.values():
+                future.wait()
+        except (KeyboardInterrupt, TerminationSignal):
+            # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
+            cancel.set()
+            raise
+    if cancel.is_set():
+        return Cancelled(message="cancelled; its jobs are stopped, except those that other runs follow")
     record = _record(prepared, overrides, started_at, nodes, futures)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
@@ -57,9 +66,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
 
 def stop_jobs(flow: Flow[..., Any], flow_run: FlowRun, state: State[Any]) -> None:
     """Cancellation hook: stops the jobs of a run whose process could not do it itself. Harmless if it could."""
-    jobs = connect()
-    for job_id in jobs.running(str(flow_run.id)):
-        jobs.stop(job_id)
+    stop_jobs_of(str(flow_run.id), open_store(store_url()), connect())
 
 
 def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="stage", on_cancellation=[stop_jobs])
-def stage(node: str, recipe: str = "tiny", overrides: list[str] = []) -> list[Row]:  # noqa: B006  Prefect copies it
+def stage(node: str, recipe: str = "tiny", overrides: list[str] = []) -> list[Row] | State[Any]:  # noqa: B006  Prefect copies it
     """Computes one stage, unless the store has its result. Returns its row of the table.
 
     Args:

@@ -33,12 +33,19 @@ PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
 class StageRunner:
     """What the tasks of one flow run share. Not a dataclass: Prefect walks into those to look for futures."""
 
-    def __init__(self, settings: RunSettings, nodes: Mapping[str, Node], repository: ArtifactRepository, jobs: RayJobs):
+    def __init__(
+        self,
+        settings: RunSettings,
+        nodes: Mapping[str, Node],
+        repository: ArtifactRepository,
+        jobs: RayJobs,
+        cancel: threading.Event,
+    ):
         self.settings = settings
         self.nodes = nodes
         self.repository = repository
         self.jobs = jobs
-        self.cancel = threading.Event()  # set it, and every task stops its job and returns
+        self.cancel = cancel  # set it, and every task stops its job and returns
 
 
 class _PrefectWatcher:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from tasks.job_log import JobLog
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _LOG_END_SECONDS = 5.0
+_JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
 
 Result = TypeVar("Result")
 
@@ -53,6 +55,11 @@ class JobRequest:
         """Of the jobs that compute this result for this store; one URL may be two buckets at two S3 servers."""
         place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
         return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
+
+
+def id_prefix(job_id: str) -> str:
+    """`JobRequest.id_prefix` of the job's request: all but the number of its attempt."""
+    return job_id[: job_id.rindex("-a") + 2]
 
 
 class JobWatcher(Protocol):
@@ -179,13 +186,13 @@ class RayJobs:
             self._call(lambda: self._client.stop_job(job_id))
             time.sleep(_POLL_SECONDS)
 
-    def running(self, run_id: str) -> list[str]:
-        """Ids of the jobs that the flow run `run_id` submitted and that have not ended."""
+    def running(self) -> list[str]:
+        """Ids of the jobs of all stages and stores that have not ended."""
         jobs = self._call(self._client.list_jobs)
         return [
             job.submission_id
             for job in jobs
-            if job.submission_id and not job.status.is_terminal() and (job.metadata or {}).get("run_id") == run_id
+            if job.submission_id and _JOB_ID.fullmatch(job.submission_id) and not job.status.is_terminal()
         ]
 
     def _newest_attempt(self, prefix: str) -> tuple[int, JobStatus | None]:

@@ -10,12 +10,14 @@ from typing import Protocol
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
 from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.pipeline.user_files import named_variables
-from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs
+from tasks.followers import Follower
+from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs, id_prefix
 
 # What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
@@ -38,8 +40,9 @@ def run_stage(
 ) -> StageResult:
     """The artifact of `node`: from the store if it is there, else computed by a job, followed to its end.
 
-    A cancellation or Ctrl-C stops the job, waits until it has stopped, and is raised again. Whatever else ends this,
-    such as a log line to a terminal that is gone, leaves the job running: the next attempt attaches to it.
+    A cancellation or Ctrl-C stops the job, unless another run follows it, waits until it has stopped, and is raised
+    again. Whatever else ends this, such as a log line to a terminal that is gone, leaves the job running: the next
+    attempt attaches to it.
     Raises StageError with the job's last error and where its log is.
     """
     began = time.monotonic()
@@ -48,7 +51,8 @@ def run_stage(
         return StageResult(manifest, reused=True, seconds=time.monotonic() - began)
     store_spec(node, settings, repository)
     try:
-        _compute(_request(node, settings, _memory(node, repository)), jobs, watcher)
+        request = _request(node, settings, _memory(node, repository))
+        _compute(request, jobs, watcher, Follower(repository.store, request.id_prefix, settings.run_id))
     except StageError as error:
         raise type(error)(f"{node.name}: {error}") from error
     manifest = repository.manifest(node.ref)
@@ -64,16 +68,36 @@ def _memory(node: Node, repository: ArtifactRepository) -> int:
     return int(node.config.input_copies * size)
 
 
-def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher) -> None:
-    job_id, attached = jobs.submit_or_attach(request)
-    try:
-        watcher.submitted(job_id, attached)
-        jobs.follow(job_id, watcher)
-    except JobEndedError:
-        raise
-    except (StageError, KeyboardInterrupt):  # cancelled, or it never started
+def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
+    """Stops the jobs that the run follows and no other run does, for a run whose process could not; their ids.
+
+    Raises StageError if a job lives on, JobEndedError if the cluster is lost, StoreError.
+    """
+    followed = [
+        job_id for job_id in jobs.running() if Follower(store, id_prefix(job_id), run_id).leave_and_stop(job_id)
+    ]
+    for job_id in followed:
         jobs.stop(job_id)
-        raise
+    return followed
+
+
+def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower: Follower) -> None:
+    with follower:
+        stopped = follower.join()
+        if stopped:
+            jobs.stop(stopped)  # its last follower was cancelled, and may have died before it did this
+        job_id, attached = jobs.submit_or_attach(request)
+        try:
+            watcher.submitted(job_id, attached)
+            jobs.follow(job_id, watcher)
+        except JobEndedError:
+            follower.leave()
+            raise
+        except (StageError, KeyboardInterrupt):  # cancelled, or it never started
+            if follower.leave_and_stop(job_id):
+                jobs.stop(job_id)
+            raise
+        follower.leave()
 
 
 def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:

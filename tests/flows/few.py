@@ -1,10 +1,13 @@
 """A flow over a few quick nodes of a recipe, through the same code as the shipped flows."""
 
+from typing import Any
+
 from prefect import flow
+from prefect.client.schemas.objects import State
 
 from flows.running import Row, run_recipe, stop_jobs
 
 
 @flow(name="few", on_cancellation=[stop_jobs])
-def few(recipe: str, nodes: list[str]) -> list[Row]:
+def few(recipe: str, nodes: list[str]) -> list[Row] | State[Any]:
     return run_recipe(recipe, [], only=nodes)

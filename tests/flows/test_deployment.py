@@ -25,6 +25,7 @@ from tests.flows.test_running import wait_until
 from tests.services import S3Server, s3_prefix
 
 POOL = "alignment"
+UNEXPECTED = (StateType.CRASHED, StateType.COMPLETED)
 PREFECT = str(Path(sys.executable).parent / "prefect")
 SMALLEST = """
 name: smallest
@@ -55,7 +56,16 @@ def worker(
     for arguments in (
         ["work-pool", "create", POOL, "--type", "process", "--overwrite"],
         ["deploy", "--all", "--prefect-file", "deployments/prefect.yaml"],
-        ["deploy", "tests/flows/few.py:few", "--name", "test", "--pool", POOL],
+        [
+            "deploy",
+            "tests/flows/few.py:few",
+            "--name",
+            "test",
+            "--pool",
+            POOL,
+            "--job-variable",
+            "command=python -m flows.process",
+        ],
     ):
         command = [PREFECT, "--no-prompt", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
@@ -88,37 +98,52 @@ def wait_for(client: SyncPrefectClient, flow_run: FlowRun, *types: StateType) ->
         time.sleep(0.5)
 
 
-def test_a_retry_repeats_the_failed_stage_and_nothing_else(
+def retry(client: SyncPrefectClient, flow_run: FlowRun) -> None:
+    """What the Retry button of the UI sends."""
+    client.set_flow_run_state(flow_run.id, AwaitingRetry(message="Retry from the UI"), force=True)
+
+
+def test_a_retry_at_once_repeats_the_failed_stage_and_nothing_else(
     workplace: Workplace, client: SyncPrefectClient, worker: Path
 ) -> None:
-    workplace.write_recipe("needs: '{sign}'")
-    failed = wait_for(client, start(workplace), StateType.FAILED, StateType.COMPLETED)
-    message = (failed.state.message if failed.state else None) or ""
-    assert "data.words: " in message
-    assert "ValueError: there is no sign" in message
-    assert "full log: `ray job logs dataset-" in message
-    assert workplace.manifest("data.words") is None
-    workplace.sign.touch()
-    # A run that is scheduled anew while its failed process still ends is taken for a crash by the worker.
-    wait_until(lambda: f"flow run '{failed.name}' exited with status code" in " ".join(worker.read_text().split()))
-    time.sleep(3)
-    # What the Retry button of the UI sends.
-    client.set_flow_run_state(failed.id, AwaitingRetry(message="Retry from the UI"), force=True)
-    wait_for(client, failed, StateType.RUNNING)
-    done = wait_for(client, failed, StateType.FAILED, StateType.COMPLETED)
+    """At once, while the process of the failed attempt still ends: the worker knows both by the run's id alone."""
+    started = workplace.folder / "started"
+    workplace.write_recipe(f"needs: '{{sign}}', waits_for: '{started}'")
+    flow_run = start(workplace)
+    for attempt in (1, 2, 3):
+        failed = wait_for(client, flow_run, StateType.FAILED, *UNEXPECTED)
+        assert failed.run_count == attempt
+        message = (failed.state.message if failed.state else None) or ""
+        assert "data.words: " in message
+        assert "ValueError: there is no sign" in message
+        assert "full log: `ray job logs dataset-" in message
+        assert workplace.manifest("data.words") is None
+        if attempt == 3:
+            workplace.sign.touch()
+        retry(client, failed)
+        wait_for(client, failed, StateType.RUNNING, *UNEXPECTED)
+
+    wait_until(lambda: list(workplace.attempts("data.words").values())[-1:] == ["RUNNING"])
+    client.set_flow_run_state(flow_run.id, Cancelling())
+    cancelled = wait_for(client, flow_run, StateType.CANCELLED, *UNEXPECTED)
+    assert cancelled.state_name == "Cancelled"
+    assert list(workplace.attempts("data.words").values()) == ["FAILED", "FAILED", "FAILED", "STOPPED"]
+    retry(client, cancelled)
+    started.touch()
+    wait_for(client, cancelled, StateType.RUNNING)
+    done = wait_for(client, cancelled, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
-    assert (done.id, done.run_count) == (failed.id, 2)
+    assert (done.id, done.run_count) == (flow_run.id, 5)
     assert {name: list(workplace.attempts(name).values()) for name in NODES} == {
         "data.test": ["SUCCEEDED"],
-        "data.words": ["FAILED", "SUCCEEDED"],
+        "data.words": ["FAILED", "FAILED", "FAILED", "STOPPED", "SUCCEEDED"],
         "base": ["SUCCEEDED"],
     }
     runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[done.id])))
-    assert sorted((run.name, run.state_name or "") for run in runs) == [
-        ("base", "Computed"), ("base", "Reused"), ("data.test", "Computed"), ("data.test", "Reused"),
-        ("data.words", "Computed"), ("data.words", "Failed"),
-    ]  # fmt: skip
+    states = sorted((run.name, run.state_name or "") for run in runs if run.name != "data.words")
+    assert states == [("base", "Computed"), *4 * [("base", "Reused")],
+                      ("data.test", "Computed"), *4 * [("data.test", "Reused")]]  # fmt: skip
 
 
 def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:

@@ -11,6 +11,8 @@ from prefect.client.schemas.objects import FlowRun
 
 from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.pipeline.record import read_record
+from tasks.followers import Follower
+from tasks.ray_jobs import id_prefix
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
 
@@ -105,6 +107,42 @@ def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace) -
         flow.wait()
     assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
     assert workplace.manifest("data.words") is None
+
+
+def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Workplace) -> None:
+    workplace.write_recipe("waits_for: '{sign}'")
+    first = workplace.start_flow("data.test", "data.words")
+    second = None
+    try:
+        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
+        second = workplace.start_flow("data.test", "data.words")
+        wait_until(lambda: "attached to the running job" in (workplace.folder / "flow.log").read_text())
+        first.send_signal(signal.SIGINT)
+        assert first.wait(60) != 0
+        assert list(workplace.attempts("data.words").values()) == ["RUNNING"]
+        second.send_signal(signal.SIGINT)
+        assert second.wait(60) != 0
+        assert list(workplace.attempts("data.words").values()) == ["STOPPED"]
+    finally:
+        for process in filter(None, (first, second)):
+            process.kill()
+            process.wait()
+
+
+def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(workplace: Workplace) -> None:
+    """The cancelled run has died before it could stop the job that nobody follows any more."""
+    workplace.write_recipe("waits_for: '{sign}'")
+    flow = workplace.start_flow("data.test", "data.words")
+    try:
+        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
+    finally:
+        flow.kill()
+        flow.wait()
+    (job_id,) = workplace.attempts("data.words")
+    assert Follower(workplace.repository.store, id_prefix(job_id), str(newest_run().id)).leave_and_stop(job_id)
+    workplace.sign.touch()
+    assert outcomes(few(workplace.recipe, ["data.test", "data.words"]))["data.words"] == "computed"
+    assert list(workplace.attempts("data.words").values()) in (["STOPPED", "SUCCEEDED"], ["SUCCEEDED"])
 
 
 def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> None:

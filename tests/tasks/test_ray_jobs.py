@@ -108,9 +108,9 @@ def test_cancelled_then_stopped(jobs: RayJobs) -> None:
     threading.Timer(3.0, watcher.cancel.set).start()
     with pytest.raises(JobCancelledError):
         jobs.follow(job_id, watcher)
-    assert jobs.running("run-d") == [job_id]
+    assert jobs.running() == [job_id]
     assert jobs.stop(job_id) == "STOPPED"
-    assert jobs.running("run-d") == []
+    assert jobs.running() == []
     with pytest.raises(JobEndedError, match="was stopped from outside"):
         jobs.follow(job_id, Watcher())
 
