@@ -51,12 +51,15 @@ class JobLog:
         except queue.Empty:
             return
 
-    def finish(self, wait_seconds: float, whole_log: Callable[[], str]) -> None:
-        """Call it when the job has ended: delivers the rest, from the whole log if the reader has fallen behind."""
-        self._follower.join(wait_seconds)
+    def finish(self, whole_log: Callable[[], str], *, settled: bool) -> None:
+        """Call it when the job has ended: delivers the rest from the whole log.
+
+        The reader is not waited for: Ray looks for new lines once a second, and for the job's end a second later.
+        settled: the log has its last line; else it is read until it has stopped growing.
+        """
         self._follower.stop()
         self.deliver(wait_seconds=0.0)
-        self._feed(_settled(whole_log)[self._seen :])
+        self._feed((whole_log() if settled else _settled(whole_log))[self._seen :])
         if self._unfinished:
             self._feed("\n")
 

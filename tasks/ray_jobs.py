@@ -25,7 +25,7 @@ from tasks.job_log import JobLog
 
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
-_LOG_END_SECONDS = 5.0
+_FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
 _JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
 
 Result = TypeVar("Result")
@@ -70,7 +70,7 @@ class JobWatcher(Protocol):
         """The job printed a line, without its newline."""
 
     def cancelled(self) -> bool:
-        """True once the job shall be stopped. Asked about twice a second."""
+        """True once the job shall be stopped. Asked twice a second or more often."""
 
 
 class _Client(JobSubmissionClient):
@@ -153,7 +153,7 @@ class RayJobs:
         waiting_since = time.monotonic()
         try:
             while True:
-                log.deliver(wait_seconds=_POLL_SECONDS)
+                log.deliver(wait_seconds=_poll_seconds(time.monotonic() - waiting_since))
                 if watcher.cancelled():
                     raise JobCancelledError(f"cancelled; the job {job_id} is being stopped")
                 details = self._details(job_id)
@@ -164,7 +164,9 @@ class RayJobs:
                         f"the job {job_id} did not start within {self._pending_timeout:.0f} s ({details.message}): "
                         "the cluster has no room for it, see `ray status`"
                     )
-            log.finish(_LOG_END_SECONDS, lambda: self._call(lambda: self._client.get_job_logs(job_id)))
+            whole_log = partial(self._call, partial(self._client.get_job_logs, job_id))
+            # A process that ended well has written all its lines; one that was killed may have children that still do.
+            log.finish(whole_log, settled=details.status == JobStatus.SUCCEEDED)
         finally:
             log.close()
         self._judge(job_id, details, log)
@@ -251,6 +253,11 @@ class RayJobs:
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
                 f"({_one_line(cause)}); run again once it is back, finished stages are reused"
             ) from cause
+
+
+def _poll_seconds(followed: float) -> float:
+    """Between two questions for a job's status, after `followed` seconds: a tenth of these, within bounds."""
+    return min(_POLL_SECONDS, max(_FIRST_POLL_SECONDS, followed / 10))
 
 
 def _is_blip(error: BaseException) -> bool:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -101,8 +100,6 @@ def test_a_job_publishes_what_its_spec_says(repository: ArtifactRepository, tmp_
     assert manifest.device == "cpu"
     assert 0 <= manifest.device_seconds < 60
     assert manifest.started_at < manifest.finished_at
-    folder = repository.fetch(spec.ref, tmp_path / "cache")
-    assert json.loads((folder / "metrics.jsonl").read_text())["rows"] == 2
     assert '@progress {"step": 0, "total": 0, "phase": "publish"' in job.output
     assert _lease(repository.store, spec.ref).released
     assert list((tmp_path / "work").iterdir()) == []
