@@ -6,10 +6,12 @@ driver names the classes of its ranks and loads no model: it should not wait for
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
 import torch
 import transformers
+from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlhf_core.config.training import LoraConfig
@@ -17,6 +19,8 @@ from rlhf_core.errors import StageError
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def is_adapted(model: object) -> TypeGuard[PeftModel]:
@@ -94,6 +98,35 @@ def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:
         if not isinstance(layer, nn.Conv1d) and any(p.ndim == 3 for p in layer.parameters(recurse=False))
     ]
     return tuple(sorted({f"{name.rpartition('.')[0]}." for name in stacks}))
+
+
+def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
+    """`model`, a PreTrainedModel, under the adapter in `folder`. options: of peft's `from_pretrained`.
+
+    Raises StageError for tensors of the adapter that are missing, unexpected or misshapen: peft leaves the first as
+    they were initialised, and the second out.
+    """
+    from peft import PeftModel, get_peft_model_state_dict
+
+    try:
+        with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
+            stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        adapted = PeftModel.from_pretrained(model, str(folder), use_safetensors=True, **options)
+    except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
+        raise StageError(f"{folder}: this adapter does not fit the model that it is put on ({error})") from error
+    expected = {
+        name: tuple(tensor.shape)
+        for name, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()
+    }
+    wrong = sorted(name for name in {*stored, *expected} if stored.get(name) != expected.get(name))
+    if wrong:
+        name = wrong[0]
+        others = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise StageError(
+            f"{folder}: this adapter does not fit the model that it is put on: {name}{others} is "
+            f"{stored.get(name, 'absent')} in {ADAPTER_WEIGHTS} and {expected.get(name, 'absent')} in the model"
+        )
+    return adapted
 
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

@@ -9,18 +9,20 @@ from typing import Any
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.errors import StageError
+from rlhf_core.models.headers import read_object
 
 ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
-WEIGHTS_INDEX = "model.safetensors.index.json"  # of weights in several files
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt", "*.model",
 )  # fmt: skip
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Its config.json."""
-    config: dict[str, Any] = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    return config
+    """Its config.json. Raises StageError if there is none, or no JSON object in it."""
+    try:
+        return read_object(folder / "config.json")
+    except StageError as error:
+        raise StageError(f"{folder}: {error}") from error
 
 
 def update_json(path: Path, **values: object) -> None:

@@ -13,13 +13,12 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapters import add_lora, is_adapted
+from rlhf_core.models.adapters import ADAPTER_WEIGHTS, add_lora, is_adapted, load_adapter
 from rlhf_core.models.folder import copy_tokenizer, read_config
+from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -37,12 +36,9 @@ def load_causal_model(
 ) -> transformers.PreTrainedModel | PeftModel:
     """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
 
-    Raises StageError if the folder holds no safetensors weights.
+    Raises StageError if the weights in the folder are not whole, or not those of its config.
     """
-    _require_safetensors(folder)
-    model = transformers.AutoModelForCausalLM.from_pretrained(
-        folder, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
-    )
+    model = load_weights(folder, "causal", dtype=dtype, attn_implementation=attention)
     return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
 
 
@@ -60,16 +56,14 @@ def load_scalar_model(
 
     A folder of a causal model gives its backbone and a fresh head, drawn from N(0, 1 / (hidden size + 1)) with `seed`.
     head_factor: of the scores.
-    Raises StageError if the architecture has no `score` head, or the folder's head has several labels.
+    Raises StageError if the architecture has no `score` head, if the folder's head has several labels, or if the
+    weights in the folder are not whole, or not those of its config.
     """
-    _require_safetensors(folder)
     config = read_config(folder)
     trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
     if trained_head and len(config.get("id2label", ("two", "by default"))) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
-    model = transformers.AutoModelForSequenceClassification.from_pretrained(
-        folder, num_labels=1, dtype=dtype, attn_implementation=attention, local_files_only=True, use_safetensors=True
-    )
+    model = load_weights(folder, "scalar", new_head=not trained_head, dtype=dtype, attn_implementation=attention)
     head = getattr(model, "score", None)
     if not isinstance(head, nn.Linear):
         raise StageError(f"{type(model).__name__} has no linear `score` head; scalar models of it are not supported")
@@ -83,17 +77,8 @@ def load_scalar_model(
 
 def load_scalar_adapter(folder: Path, adapter: Path, *, dtype: torch.dtype, attention: str) -> PeftModel:
     """The scalar model that the folder `adapter` makes of the causal model in `folder`, with the adapter's head."""
-    from peft import PeftModel
-
     model = load_scalar_model(folder, dtype=dtype, attention=attention)
-    return PeftModel.from_pretrained(
-        model, str(adapter), is_trainable=True, autocast_adapter_dtype=False, use_safetensors=True
-    )
-
-
-def _require_safetensors(folder: Path) -> None:
-    if not any(folder.glob("*.safetensors")):
-        raise StageError(f"{folder}: no *.safetensors file there; convert the weights to safetensors first")
+    return load_adapter(model, adapter, is_trainable=True, autocast_adapter_dtype=False)
 
 
 @torch.no_grad()

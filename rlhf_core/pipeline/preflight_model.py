@@ -14,7 +14,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.rendering import NO_TEMPLATE
 from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
-from rlhf_core.models.folder import WEIGHTS_INDEX
+from rlhf_core.models.headers import WEIGHTS_INDEX
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.pipeline.outline import Draft
 

@@ -13,6 +13,7 @@ from typing import Any, Literal
 import torch
 
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_settings import engine_arguments
@@ -32,8 +33,10 @@ class VllmEngine:
         """Starts the engine with the weights in `folder` as version 0.
 
         With `settings.sleeps`, `sleep` frees the device; on CPU it frees nothing, and the engine sleeps all the same.
-        Raises ValueError where the model cannot be served with these settings.
+        Raises ValueError where the model cannot be served with these settings, StageError where the weights in
+        `folder` are not whole: vLLM would serve what memory held before of a layer that it fuses from several tensors.
         """
+        require_fit(folder, "causal")
         self._folder = folder
         self._config = settings.config
         self._lora = settings.lora

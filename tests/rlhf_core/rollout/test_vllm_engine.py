@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
@@ -169,3 +171,13 @@ def test_settings_that_cannot_be_served_are_refused_before_the_engine_starts(
         ChildEngine(
             engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_length": 65}), "float32", seed=0)
         )
+
+
+def test_an_engine_does_not_start_with_weights_that_are_not_whole(engine_process: ChildProcess, tmp_path: Path) -> None:
+    """vLLM itself starts: with q and v it takes the fused layer of q, k and v for loaded."""
+    make_model(tmp_path, tied=True)
+    tensors = load_file(tmp_path / "model.safetensors")
+    del tensors["model.layers.0.self_attn.k_proj.weight"]
+    save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(StageError, match=r"missing are model\.layers\.0\.self_attn\.k_proj\.weight"):
+        ChildEngine(engine_process, tmp_path, EngineSettings(CONFIG, "float32", seed=0))

@@ -9,7 +9,7 @@ from typing import Any
 import gguf
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
@@ -100,7 +100,10 @@ def test_a_template_that_the_recipe_gives_is_the_models_own(tmp_path: Path, kind
     ("missing", "message"),
     [
         ("config.json", "there is no config.json"),
-        ("model.safetensors", "there is no model.safetensors in this model folder; weights must be safetensors"),
+        (
+            "model.safetensors",
+            "there are no weights in this folder: model.safetensors, or model.safetensors.index.json",
+        ),
         ("tokenizer.json", "there is no tokenizer.json"),
     ],
 )
@@ -109,6 +112,17 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, missing: str, message: str) 
     (tmp_path / "given" / missing).unlink()
     with pytest.raises(StageError, match=message):
         make(tmp_path, {"type": "folder", "path": "given"})
+
+
+@pytest.mark.parametrize("source", ["folder", "url"])
+def test_a_folder_whose_weights_are_not_those_of_its_config(tmp_path: Path, source: str) -> None:
+    shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
+    tensors = load_file(tmp_path / "given" / "model.safetensors")
+    del tensors["model.layers.1.self_attn.k_proj.weight"]
+    save_file(tensors, tmp_path / "given" / "model.safetensors", metadata={"format": "pt"})
+    path = "given" if source == "folder" else f"file://{tmp_path}/given"
+    with pytest.raises(StageError, match=r"missing are model\.layers\.1\.self_attn\.k_proj\.weight: give config\.json"):
+        make(tmp_path, {"type": "folder", "path": path})
 
 
 @pytest.mark.parametrize(
