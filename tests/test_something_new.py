@@ -106,7 +106,7 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
             "there is no reward `brevty`, did you mean `brevity`?; there are reward_mo",
         ),
         ("rl.toy.rewards.short.limti=1", "unknown key `rl.toy.rewards.short.limti`, did you mean `limit`?"),
-        ("rl.toy.rewards.short.limit=0", "`rl.toy.rewards.short.limit` is 0: input should be greater than 0"),
+        ("rl.toy.rewards.short.limit=0", "`rl.toy.rewards.short.limit` is 0: it must be from 1 to 10000000"),
         ("rl.toy.rewards.short={limit: 1}", "`rl.toy.rewards.short.type` is missing"),
         ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
         ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),

@@ -6,9 +6,22 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Share
+from rlhf_core.config.base import Config
 from rlhf_core.config.critic import CriticConfig
 from rlhf_core.config.kl import KLConfig, LossKLConfig, SquaredKLConfig
+from rlhf_core.config.numbers import (
+    ClipHigh,
+    ClipLow,
+    Coefficient,
+    DualClip,
+    GroupSize,
+    HighRatio,
+    LowRatio,
+    Minibatches,
+    Passes,
+    Share,
+    Tokens,
+)
 from rlhf_core.config.rewards import EpisodeReward, ModelReward, RewardConfig, TextReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.training import OptimizerConfig
@@ -36,8 +49,8 @@ class MismatchConfig(Config):
         description="weigh a token by w held in [low, high]; drop tokens whose w is outside (IcePop), others weighed "
         "by w; drop completions whose geometric mean of w is outside, tokens of others weighed by min(w, high)"
     )
-    low: NonNegativeFloat = Field(description="lowest w; 0 with truncate and 0.5 with token_filter are the usual ones")
-    high: PositiveFloat = Field(description="highest w; 2 with truncate and 5 with token_filter are the usual ones")
+    low: LowRatio = Field(description="lowest w; 0 with truncate and 0.5 with token_filter are the usual ones")
+    high: HighRatio = Field(description="highest w; 2 with truncate and 5 with token_filter are the usual ones")
 
     @model_validator(mode="after")
     def _low_is_below_high(self) -> MismatchConfig:
@@ -57,23 +70,21 @@ class AlgorithmConfig(Config):
         default=None, description="train only on prompts with a mean score in a range; none: on all"
     )
     optimizer: OptimizerConfig = Field(description="of the policy")
-    group_size: PositiveInt = Field(default=1, description="completions of one prompt")
-    epochs: PositiveInt = Field(default=1, description="passes over one batch of experience")
-    minibatches: PositiveInt = Field(default=1, description="optimizer steps of one pass")
-    clip_low: PositiveFloat = Field(
-        default=0.2, description="the ratio of new to old probability is clipped at 1 - this"
-    )
-    clip_high: PositiveFloat = Field(default=0.2, description="and at 1 + this")
-    dual_clip: PositiveFloat | None = Field(
-        default=None, gt=1, description="a negative advantage counts at most this many times; none: without bound"
+    group_size: GroupSize = Field(default=1, description="completions of one prompt")
+    epochs: Passes = Field(default=1, description="passes over one batch of experience")
+    minibatches: Minibatches = Field(default=1, description="optimizer steps of one pass")
+    clip_low: ClipLow = Field(default=0.2, description="the ratio of new to old probability is clipped at 1 - this")
+    clip_high: ClipHigh = Field(default=0.2, description="and at 1 + this")
+    dual_clip: DualClip | None = Field(
+        default=None, description="a negative advantage counts at most this many times; none: without bound"
     )
     aggregation: Aggregation = _aggregation("token")
-    aggregation_length: PositiveInt | None = Field(
+    aggregation_length: Tokens | None = Field(
         default=None, description="that constant; none: `sampling.max_tokens` x turns"
     )
     kl: KLConfig = _kl(KLConfig())
-    entropy_coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the entropy bonus in the loss")
-    moe_coefficient: NonNegativeFloat = Field(
+    entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
+    moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
     )
     mismatch: MismatchConfig | None = Field(
@@ -157,7 +168,7 @@ class ReinforcePlusPlusConfig(AlgorithmConfig):
 class GroupConfig(AlgorithmConfig):
     """What algorithms share that compare the completions of one prompt with each other."""
 
-    group_size: PositiveInt = Field(default=8, description="completions of one prompt, at least 2")
+    group_size: GroupSize = Field(default=8, description="completions of one prompt, at least 2")
 
     @model_validator(mode="after")
     def _groups_compare(self) -> GroupConfig:
@@ -209,7 +220,7 @@ class DAPOConfig(GRPOConfig):
     filtering: FilteringConfig | None = Field(
         default=FilteringConfig(), description="train only on prompts with a mean score in a range; none: on all"
     )
-    clip_high: PositiveFloat = Field(default=0.28, description="and at 1 + this")
+    clip_high: ClipHigh = Field(default=0.28, description="and at 1 + this")
     aggregation: Aggregation = _aggregation("token")
 
 
@@ -218,10 +229,8 @@ class GSPOConfig(GRPOConfig):
 
     takes_process_rewards: ClassVar[bool] = False
 
-    clip_low: PositiveFloat = Field(
-        default=3e-4, description="the ratio of new to old probability is clipped at 1 - this"
-    )
-    clip_high: PositiveFloat = Field(default=4e-4, description="and at 1 + this")
+    clip_low: ClipLow = Field(default=3e-4, description="the ratio of new to old probability is clipped at 1 - this")
+    clip_high: ClipHigh = Field(default=4e-4, description="and at 1 + this")
 
     @model_validator(mode="after")
     def _completions_stay_whole(self) -> GSPOConfig:
@@ -238,7 +247,7 @@ class CISPOConfig(GRPOConfig):
 
     takes_process_rewards: ClassVar[bool] = False
 
-    clip_low: PositiveFloat = Field(default=1.0, description="the weight is at least 1 - this; 1: not held from below")
-    clip_high: PositiveFloat = Field(default=4.0, description="and at most 1 + this")
+    clip_low: ClipLow = Field(default=1.0, description="the weight is at least 1 - this; 1: not held from below")
+    clip_high: ClipHigh = Field(default=4.0, description="and at most 1 + this")
     dual_clip: None = Field(default=None, description="not a part of this loss")
     aggregation: Aggregation = _aggregation("token")

@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal, Self
+from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic_core.core_schema import ErrorType
 
-PositiveInt = Annotated[int, Field(gt=0)]
-NonNegativeInt = Annotated[int, Field(ge=0)]
-PositiveFloat = Annotated[float, Field(gt=0)]
-NonNegativeFloat = Annotated[float, Field(ge=0)]
-Share = Annotated[float, Field(ge=0, le=1)]
-PositiveShare = Annotated[float, Field(gt=0, le=1)]
+# How people write "no value" where YAML reads text.
+NULL_WORDS = frozenset({"", "~", "none", "None", "NONE", "null", "Null", "NULL"})
+
 Dtype = Literal["float32", "bfloat16"]
 # model: full weights that a policy can start from
 Role = Literal["dataset", "model", "reward_model", "adapter"]
@@ -128,11 +126,16 @@ class KeyedConfig(Config):
         raise ValidationError.from_exception_data(cls.__name__, problems)
 
 
+_OF_PYDANTIC = frozenset(get_args(ErrorType))
+
+
 def located(error: ValidationError, *place: str) -> Iterator[InitErrorDetails]:
     """The problems of `error`, found below `place`."""
     for problem in error.errors():
         # What a validator of ours has raised: only its text can be raised again.
-        kind: Any = raised(problem["msg"]) if problem["type"] == "value_error" else problem["type"]
+        kind: Any = problem["type"]
+        if kind not in _OF_PYDANTIC or kind == "value_error":
+            kind = PydanticCustomError(kind, "{text}", {"text": problem["msg"]})
         where = (*place, *problem["loc"])
         yield InitErrorDetails(type=kind, loc=where, input=problem["input"], ctx=problem.get("ctx", {}))
 

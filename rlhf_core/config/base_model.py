@@ -6,7 +6,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, Dtype, PositiveFloat, PositiveInt, Role
+from rlhf_core.config.base import Config, Dtype, Role
+from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
 from rlhf_core.config.stage import NamedStageConfig
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
@@ -42,13 +43,13 @@ class ScratchModel(Config):
 
     type: Literal["scratch"]
     words: tuple[str, ...] = Field(default=(), description="strings that become one token each, longest match first")
-    hidden_size: PositiveInt = Field(default=128, description="width; `heads` times an even number")
-    intermediate_size: PositiveInt = Field(default=384, description="width of the feed-forward layers")
-    layers: PositiveInt = Field(default=4, description="transformer layers")
-    heads: PositiveInt = Field(default=4, description="attention heads")
-    context_length: PositiveInt = Field(default=256, description="longest sequence, in tokens")
+    hidden_size: Width = Field(default=128, description="width; `heads` times an even number")
+    intermediate_size: Width = Field(default=384, description="width of the feed-forward layers")
+    layers: Depth = Field(default=4, description="transformer layers")
+    heads: Depth = Field(default=4, description="attention heads")
+    context_length: Tokens = Field(default=256, description="longest sequence, in tokens")
     tie_word_embeddings: bool = Field(default=True, description="the output layer shares the embedding's weights")
-    initializer_range: PositiveFloat = Field(default=0.05, description="standard deviation of the random weights")
+    initializer_range: Deviation = Field(default=0.05, description="standard deviation of the random weights")
 
 
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, PositiveFloat, PositiveInt
+from rlhf_core.config.base import Config
+from rlhf_core.config.numbers import Copies, Minutes, Steps
 
 
 class CheckpointConfig(Config):
     """Whichever of the two periods is over first; none of both: no checkpoints."""
 
-    every_steps: PositiveInt | None = Field(default=None, description="steps between two checkpoints; none: any number")
-    every_minutes: PositiveFloat | None = Field(
-        default=10.0, description="minutes between two checkpoints; none: any number"
-    )
-    keep: PositiveInt = Field(default=1, description="whole checkpoints that stay in the store until the stage is done")
+    every_steps: Steps | None = Field(default=None, description="steps between two checkpoints; none: any number")
+    every_minutes: Minutes | None = Field(default=10.0, description="minutes between two checkpoints; none: any number")
+    keep: Copies = Field(default=1, description="whole checkpoints that stay in the store until the stage is done")
     resume: bool = Field(
         default=True,
         description="resume from the newest complete checkpoint; false: delete those that exist and start at step 0",

@@ -6,8 +6,9 @@ from typing import Annotated
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, Reads
+from rlhf_core.config.base import Config, Reads
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.numbers import PositiveReward, WarmupSteps
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 
 # The value of `start` that stands for the model that RL itself starts from.
@@ -31,8 +32,8 @@ class CriticConfig(Config):
         "base in memory (in the same dtype, and not at zero_stage 3); none: all weights",
     )
     engine: EngineConfig | None = Field(default=None, description="how the critic is trained; none: as the policy")
-    warmup_steps: NonNegativeInt = Field(default=0, description="first steps that train the critic alone")
-    value_clip: PositiveFloat | None = Field(
+    warmup_steps: WarmupSteps = Field(default=0, description="first steps that train the critic alone")
+    value_clip: PositiveReward | None = Field(
         default=0.2, description="largest change of a value in one update; none: not clipped"
     )
     save: bool = Field(

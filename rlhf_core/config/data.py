@@ -7,8 +7,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.format_table import FORMATS, known_format
+from rlhf_core.config.numbers import LongSeed, Rows, Similarity, Weight
 from rlhf_core.config.stage import StageConfig
 
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
@@ -46,8 +47,8 @@ class ReasoningGymSource(Config):
 
     type: Literal["reasoning_gym"]
     tasks: dict[str, dict[str, Any]] = Field(min_length=1, description="task name -> its generator's options")
-    size: PositiveInt = Field(description="rows of each task")
-    seed: NonNegativeInt = Field(description="keep the seeds of training and held-out data 10 million apart")
+    size: Rows = Field(description="rows of each task")
+    seed: LongSeed = Field(description="keep the seeds of training and held-out data 10 million apart")
 
 
 class FunctionSource(Config):
@@ -67,7 +68,7 @@ Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource
 
 class WeightedSource(Config):
     source: Source = Field(description="where its rows come from")
-    weight: PositiveFloat = Field(default=1.0, description="its share of the mix, relative to the others")
+    weight: Weight = Field(default=1.0, description="its share of the mix, relative to the others")
 
 
 class DatasetConfig(StageConfig):
@@ -79,7 +80,7 @@ class DatasetConfig(StageConfig):
         default=(), description="several sources, drawn by weight, instead of `source`"
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
-    limit: PositiveInt | None = Field(default=None, description="rows at most; none: all")
+    limit: Rows | None = Field(default=None, description="rows at most; none: all")
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
         default=(), description="datasets whose prompts must not occur here: drop such rows"
     )
@@ -102,10 +103,8 @@ class DatasetConfig(StageConfig):
         default="count",
         description="of a row that is nearly an earlier one, or asks nearly a prompt that is excluded",
     )
-    near_duplicate_threshold: float = Field(
+    near_duplicate_threshold: Similarity = Field(
         default=0.8,
-        ge=0.7,
-        le=1.0,
         description="similarity of near-duplicates, at least: the share of all sequences of five words in common",
     )
     shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, Dtype, PositiveInt, operational
+from rlhf_core.config.base import Config, Dtype, operational
+from rlhf_core.config.numbers import MicroBatchTokens, no_bool
 
 
 class EngineConfig(Config):
@@ -16,7 +17,7 @@ class EngineConfig(Config):
     attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
         default="sdpa", description="implementation; the last one needs a GPU"
     )
-    zero_stage: Literal[0, 1, 2, 3] = Field(
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = Field(
         default=2, description="what DeepSpeed shards over the workers: 1 optimizer, 2 gradients too, 3 weights too"
     )
     offload_optimizer: bool = operational(
@@ -26,7 +27,7 @@ class EngineConfig(Config):
         False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
     )
     gradient_checkpointing: bool = operational(False, description="compute activations twice instead of keeping them")
-    tokens_per_micro_batch: PositiveInt = operational(16384, description="packed tokens of one forward")
+    tokens_per_micro_batch: MicroBatchTokens = operational(16384, description="packed tokens of one forward")
 
     @property
     def sharding(self) -> int:

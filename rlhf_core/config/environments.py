@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
-from rlhf_core.config.base import PositiveInt
+from rlhf_core.config.numbers import Turns, no_bool
 from rlhf_core.config.rewards import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 
@@ -21,7 +21,7 @@ class EnvironmentConfig(TypedConfig):
 
     family: ClassVar[str] = "environment"
 
-    max_turns: PositiveInt = Field(default=4, description="replies of an episode at most")
+    max_turns: Turns = Field(default=4, description="replies of an episode at most")
 
     @classmethod
     def classes(cls) -> Mapping[str, type[Self]]:
@@ -37,7 +37,9 @@ class SingleTurn(EnvironmentConfig):
     """One reply to the row's prompt, judged by the rewards alone."""
 
     type: Literal["single_turn"] = "single_turn"
-    max_turns: Literal[1] = Field(default=1, description="the reply is the episode")
+    max_turns: Annotated[Literal[1], BeforeValidator(no_bool)] = Field(
+        default=1, description="the reply is the episode"
+    )
 
 
 class Retry(EnvironmentConfig):

@@ -7,7 +7,8 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import NonNegativeInt, PositiveInt, Reads
+from rlhf_core.config.base import Reads
+from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
@@ -22,10 +23,8 @@ class EvaluationConfig(NamedStageConfig):
     )
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
-    samples: NonNegativeInt = Field(
-        default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only"
-    )
-    pass_at: tuple[PositiveInt, ...] = Field(default=(1, 8), description="each k of pass@k")
+    samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
+    pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
     models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
         default=None, description="stages whose models are compared; none: all above that make a model"
     )

@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeFloat, PositiveFloat, PositiveInt, Reads, operational
+from rlhf_core.config.base import Config, Reads, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.numbers import Coefficient, Nats, Steps
 from rlhf_core.config.placement import Placement
 
 KLEstimator = Literal["k1", "k2", "k3"]
@@ -25,13 +26,13 @@ def _place(default: KLPlace) -> Any:
 class KLConfig(Config):
     """The KL to the reference model, as a part of the reward."""
 
-    coefficient: NonNegativeFloat = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
+    coefficient: Coefficient = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
     estimator: KLEstimator = _estimator("k1")
     place: KLPlace = _place("reward")
-    target: PositiveFloat | None = Field(
+    target: Nats | None = Field(
         default=None, description="nats of a completion that an adaptive coefficient steers to; none: it is fixed"
     )
-    horizon: PositiveInt = Field(
+    horizon: Steps = Field(
         default=10, description="steps over which an adaptive coefficient reacts: 1 / K of arXiv:1909.08593"
     )
     reference: Annotated[str | None, Reads("model", optional=True)] = Field(

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from rlhf_core.config.base import Config
+from rlhf_core.config.numbers import CPUs, GPUs, Processes, Threads
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,10 +30,10 @@ class Reservation:
 class Placement(Config):
     """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""
 
-    workers: PositiveInt = Field(default=1, description="processes")
-    cpus_per_worker: PositiveFloat = Field(default=1.0, description="CPUs that Ray reserves")
-    gpus_per_worker: NonNegativeFloat = Field(default=0.0, description="GPUs that Ray reserves")
-    threads: NonNegativeInt = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
+    workers: Processes = Field(default=1, description="processes")
+    cpus_per_worker: CPUs = Field(default=1.0, description="CPUs that Ray reserves")
+    gpus_per_worker: GPUs = Field(default=0.0, description="GPUs that Ray reserves")
+    threads: Threads = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
 
     @property
     def num_threads(self) -> int:

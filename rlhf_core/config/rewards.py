@@ -12,8 +12,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import PositiveFloat, PositiveInt, Reads, operational
+from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.numbers import Attempts, BatchSize, Reward, Seconds
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.typed import TypedConfig
 
@@ -39,9 +40,7 @@ class RewardConfig(TypedConfig):
     family: ClassVar[str] = "reward"
     gives_steps: ClassVar[bool] = False  # always rewards single steps; a function or a server may do so as well
 
-    weight: Annotated[float, Field(allow_inf_nan=False)] = Field(
-        default=1.0, description="factor of this reward in the sum; a scorer has none"
-    )
+    weight: Reward = Field(default=1.0, description="factor of this reward in the sum; a scorer has none")
 
     @classmethod
     def classes(cls) -> Mapping[str, type[Self]]:
@@ -120,8 +119,8 @@ class FunctionReward(TextReward):
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(default="reward", description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="further keyword arguments")
-    timeout_seconds: PositiveFloat = Field(default=60.0, description="longest call; a later answer is an error")
-    batch_size: PositiveInt = Field(default=4096, description="completions of one call at most")
+    timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
+    batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
 
     def named_files(self) -> tuple[str, ...]:
@@ -140,11 +139,11 @@ class HTTPReward(TextReward):
     header_variable: str | None = Field(
         default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
     )
-    timeout_seconds: PositiveFloat = Field(default=60.0, description="longest wait for an answer; it is not repeated")
-    attempts: PositiveInt = operational(
+    timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
+    attempts: Attempts = operational(
         5, description="tries of one request where there is no connection, or the status is 429 or 5xx"
     )
-    batch_size: PositiveInt = Field(default=4096, description="completions of one request at most")
+    batch_size: BatchSize = Field(default=4096, description="completions of one request at most")
 
     @model_validator(mode="after")
     def _one_url(self) -> HTTPReward:

@@ -9,18 +9,17 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.algorithms import AlgorithmConfig
-from rlhf_core.config.base import Config, KeyedConfig, PositiveFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
+from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
 from rlhf_core.config.training import LoraConfig, require_compatible, require_dropout
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
-
-Decay = Annotated[float, Field(gt=0, lt=1)]
 
 
 class RLConfig(NamedStageConfig, KeyedConfig):
@@ -35,8 +34,8 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
-    steps: PositiveInt = Field(description="rollout-and-update steps")
-    prompts_per_step: PositiveInt = Field(description="each is answered `group_size` times")
+    steps: Steps = Field(description="rollout-and-update steps")
+    prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
     environment: EnvironmentConfig = Field(
         default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
@@ -51,7 +50,7 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
     )
     rollout: RolloutEngineConfig = Field(description="the engines that sample")
-    ema_decay: Decay | None = Field(
+    ema_decay: EMADecay | None = Field(
         default=None,
         description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
         "validated, and the stage's result; none: the weights themselves",
@@ -67,7 +66,7 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     monitors: dict[str, ScorerConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
     )
-    probe_tolerance: PositiveFloat | None = Field(
+    probe_tolerance: Tolerance | None = Field(
         default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
 

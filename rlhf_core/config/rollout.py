@@ -6,29 +6,33 @@ import math
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import (
-    Config,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
+from rlhf_core.config.base import Config, operational
+from rlhf_core.config.numbers import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    CPUs,
+    GiB,
+    GPUs,
+    Parallel,
     PositiveShare,
+    Processes,
+    Sequences,
     Share,
-    operational,
+    Temperature,
+    Threads,
+    Tokens,
+    TopK,
 )
 from rlhf_core.config.placement import Reservation
 
-# What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
-LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
-
 
 class SamplingConfig(Config):
-    temperature: NonNegativeFloat = Field(default=1.0, description="0: greedy; else 0.01 to 2")
+    temperature: Temperature = Field(default=1.0, description="0: greedy; else 0.01 to 2")
     top_p: PositiveShare = Field(
         default=1.0,
         description="below 1: sample from the smallest set of tokens with this probability; not in RL's rollouts",
     )
-    top_k: NonNegativeInt = Field(
+    top_k: TopK = Field(
         default=0, description="sample from this many of the most likely tokens; 0: from all; not in RL's rollouts"
     )
     min_p: Share = Field(
@@ -36,7 +40,7 @@ class SamplingConfig(Config):
         description="sample from tokens with this share of the most likely token's probability or more; not in RL's "
         "rollouts",
     )
-    max_tokens: PositiveInt = Field(description="longest completion, in tokens")
+    max_tokens: Tokens = Field(description="longest completion, in tokens")
 
     @model_validator(mode="after")
     def _temperature_is_served(self) -> SamplingConfig:
@@ -57,21 +61,21 @@ class SamplingConfig(Config):
 class RolloutEngineConfig(Config):
     """vLLM engines. `max_length` bounds prompt plus completion."""
 
-    max_length: PositiveInt = Field(description="prompt and completion together, in tokens")
-    engines: PositiveInt = operational(1, description="engines, each with a copy of the model")
-    tensor_parallel_size: PositiveInt = operational(1, description="GPUs that share each layer of one engine")
-    pipeline_parallel_size: PositiveInt = operational(1, description="GPUs that share the layers of one engine")
-    memory_share: Share = operational(
+    max_length: Tokens = Field(description="prompt and completion together, in tokens")
+    engines: Processes = operational(1, description="engines, each with a copy of the model")
+    tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
+    pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
+    memory_share: PositiveShare = operational(
         0.9,
         description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
     )
-    cpu_cache_gib: PositiveFloat = operational(1.0, description="key-value cache of an engine on CPU, GiB")
-    max_sequences: PositiveInt = operational(256, description="sequences decoded at once")
+    cpu_cache_gib: GiB = operational(1.0, description="key-value cache of an engine on CPU, GiB")
+    max_sequences: Sequences = operational(256, description="sequences decoded at once")
     prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
-    cpus_per_engine: PositiveFloat = operational(1.0, description="CPUs that Ray reserves")
-    gpus_per_engine: NonNegativeFloat = operational(0.0, description="GPUs that Ray reserves")
-    threads: NonNegativeInt = operational(0, description="0: as many as the reserved CPUs")
+    cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
+    gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
+    threads: Threads = operational(0, description="0: as many as the reserved CPUs")
 
     @property
     def num_threads(self) -> int:

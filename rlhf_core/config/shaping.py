@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, PositiveInt, Share
-
-Finite = Annotated[float, Field(allow_inf_nan=False)]
+from rlhf_core.config.base import Config
+from rlhf_core.config.numbers import Oversampling, PositiveReward, Reward, Rounds, Share, Tokens
 
 
 class OverlongConfig(Config):
     """Soft overlong punishment, eq. 13 of arXiv:2503.14476: from 0 to -penalty over the last `buffer` tokens."""
 
-    buffer: PositiveInt = Field(description="tokens before `sampling.max_tokens` in which the penalty grows")
-    penalty: Annotated[float, Field(gt=0, allow_inf_nan=False)] = Field(
+    buffer: Tokens = Field(description="tokens before `sampling.max_tokens` in which the penalty grows")
+    penalty: PositiveReward = Field(
         default=1.0, description="subtracted from the reward of a completion of the longest length"
     )
 
@@ -24,7 +23,7 @@ class TruncationConfig(Config):
     """What a completion earns that was cut at the longest length: exactly one of the two."""
 
     factor: Share | None = Field(default=None, description="a positive reward is multiplied by this")
-    reward: Finite | None = Field(default=None, description="the reward becomes this")
+    reward: Reward | None = Field(default=None, description="the reward becomes this")
 
     @model_validator(mode="after")
     def _one(self) -> TruncationConfig:
@@ -38,7 +37,7 @@ class ShapingConfig(Config):
 
     overlong: OverlongConfig | None = Field(default=None, description="penalty that grows towards the longest length")
     truncation: TruncationConfig | None = Field(default=None, description="what a completion earns that was cut")
-    clip: tuple[Finite, Finite] | None = Field(default=None, description="lowest and highest reward")
+    clip: tuple[Reward, Reward] | None = Field(default=None, description="lowest and highest reward")
     normalize: bool = Field(
         default=False, description="subtract the mean of all rewards of the run so far, divide by their deviation"
     )
@@ -61,10 +60,8 @@ class FilteringConfig(Config):
     score: str | None = Field(
         default=None, description="the reward whose score counts; none: the only one that gives scores"
     )
-    max_rounds: Annotated[int, Field(gt=0, le=256)] = Field(
-        default=16, description="rounds of sampling in one step, the first included"
-    )
-    oversampling: Annotated[float, Field(ge=1, allow_inf_nan=False)] = Field(
+    max_rounds: Rounds = Field(default=16, description="rounds of sampling in one step, the first included")
+    oversampling: Oversampling = Field(
         default=1.0, description="prompts drawn for each one that is missing; what is too many then is dropped"
     )
     when_short: Literal["train", "stop"] = Field(

@@ -6,8 +6,9 @@ from typing import Annotated, Any
 
 from pydantic import Field
 
-from rlhf_core.config.base import NonNegativeFloat, PositiveInt, Reads, Role, operational
+from rlhf_core.config.base import Reads, Role, operational
 from rlhf_core.config.data import OnOverlap
+from rlhf_core.config.numbers import Coefficient, ShownPrompts
 from rlhf_core.config.stage import NamedStageConfig, RowLimit, StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
@@ -66,7 +67,7 @@ class RewardModelConfig(SupervisedConfig):
 
     dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
     validation: PairsValidation | None = _validation("the last weights, judged by 5 % of the pairs, held out")
-    language_model_coefficient: NonNegativeFloat = Field(
+    language_model_coefficient: Coefficient = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
@@ -115,4 +116,4 @@ class ArtifactConfig(NamedStageConfig):
 
 class ReportConfig(StageConfig):
     title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")
-    samples: PositiveInt = Field(default=12, description="prompts whose answers are shown, before and after")
+    samples: ShownPrompts = Field(default=12, description="prompts whose answers are shown, before and after")

@@ -7,17 +7,26 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import (
-    Config,
-    NonNegativeFloat,
-    PositiveFloat,
-    PositiveInt,
-    Reads,
-    Share,
-    operational,
-)
+from rlhf_core.config.base import Config, Reads, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.numbers import (
+    BatchSize,
+    Beta,
+    Coefficient,
+    Decay,
+    Dropout,
+    Epochs,
+    GradientNorm,
+    Iterations,
+    LearningRate,
+    LoraAlpha,
+    LoraRank,
+    Share,
+    Steps,
+    Tokens,
+    WeightDecay,
+)
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.config.validation import SupervisedValidationConfig
@@ -26,15 +35,15 @@ from rlhf_core.config.validation import SupervisedValidationConfig
 class MuonConfig(Config):
     """Momentum whose matrices are orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
 
-    momentum: float = Field(default=0.95, ge=0, lt=1, description="decay of the mean of the gradient")
+    momentum: Decay = Field(default=0.95, description="decay of the mean of the gradient")
     nesterov: bool = Field(default=True, description="look one step ahead along the momentum")
-    ns_steps: int = Field(default=5, ge=1, le=20, description="Newton-Schulz iterations")
+    ns_steps: Iterations = Field(default=5, description="Newton-Schulz iterations")
     scale: Literal["match_rms_adamw", "original"] = Field(
         default="match_rms_adamw",
         description="of an update, by its matrix's shape (A, B): 0.2 sqrt(max(A, B)), so that AdamW's learning rate "
         "fits, or sqrt(max(1, A / B))",
     )
-    adamw_learning_rate: PositiveFloat | None = Field(
+    adamw_learning_rate: LearningRate | None = Field(
         default=None, description="of the weights that AdamW trains; none: the same"
     )
 
@@ -45,18 +54,18 @@ class OptimizerConfig(Config):
         description="muon trains the matrices of the hidden layers; AdamW embeddings, heads, vectors, stacked experts",
     )
     muon: MuonConfig | None = Field(default=None, description="settings of Muon; none: its defaults")
-    learning_rate: PositiveFloat = Field(description="the highest, after the warm-up")
-    betas: tuple[float, float] = Field(
+    learning_rate: LearningRate = Field(description="the highest, after the warm-up")
+    betas: tuple[Beta, Beta] = Field(
         default=(0.9, 0.95), description="decay of the mean and of the square of the gradient"
     )
-    weight_decay: NonNegativeFloat = Field(default=0.0, description="decoupled")
+    weight_decay: WeightDecay = Field(default=0.0, description="decoupled")
     schedule: Literal["constant", "linear", "cosine"] = Field(
         default="cosine", description="of the learning rate after the warm-up"
     )
     warmup_share: Share = Field(default=0.05, description="share of the steps in which the rate rises from zero")
     final_learning_rate_share: Share = Field(default=0.1, description="of the highest rate, at the end")
-    max_gradient_norm: PositiveFloat = Field(default=1.0, description="a longer gradient is scaled down to this")
-    max_skipped_updates: PositiveInt = operational(
+    max_gradient_norm: GradientNorm = Field(default=1.0, description="a longer gradient is scaled down to this")
+    max_skipped_updates: Steps = operational(
         3, description="updates skipped in a row, since their gradient was not finite, that end the run"
     )
 
@@ -71,9 +80,9 @@ class OptimizerConfig(Config):
 
 
 class LoraConfig(Config):
-    rank: PositiveInt = Field(description="of the adapter's matrices")
-    alpha: PositiveFloat = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
-    dropout: Share = Field(default=0.0, description="before the adapter")
+    rank: LoraRank = Field(description="of the adapter's matrices")
+    alpha: LoraAlpha = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
+    dropout: Dropout = Field(default=0.0, description="before the adapter")
     target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
         default="all-linear",
         description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
@@ -108,12 +117,12 @@ class SupervisedConfig(NamedStageConfig):
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
     )
-    epochs: PositiveInt = Field(default=1, description="passes over the dataset")
-    max_steps: PositiveInt | None = Field(default=None, description="optimizer steps at most; none: all epochs")
-    batch_size: PositiveInt = Field(description="sequences of one optimizer step, over all workers")
-    max_length: PositiveInt = Field(description="longest sequence in tokens; a longer one is an error")
+    epochs: Epochs = Field(default=1, description="passes over the dataset")
+    max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
+    batch_size: BatchSize = Field(description="sequences of one optimizer step, over all workers")
+    max_length: Tokens = Field(description="longest sequence in tokens; a longer one is an error")
     optimizer: OptimizerConfig = Field(description="of the weights")
-    moe_coefficient: NonNegativeFloat = Field(
+    moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
     )
     dropout: bool = Field(
@@ -122,7 +131,7 @@ class SupervisedConfig(NamedStageConfig):
     )
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
-    log_every: PositiveInt = operational(10, description="steps between two lines of metrics")
+    log_every: Steps = operational(10, description="steps between two lines of metrics")
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )

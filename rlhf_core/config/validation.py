@@ -8,7 +8,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self, TypeVar
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, NonNegativeInt, PositiveInt, Reads
+from rlhf_core.config.base import Config, Reads
+from rlhf_core.config.numbers import Samples, Steps
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig
 
@@ -37,7 +38,7 @@ def named(name: str, metrics: Mapping[str, V]) -> dict[str, V]:
 class _Validation(Config):
     """Measured every `every_steps` steps; subclasses have the main set, and the class of those in `also`."""
 
-    every_steps: PositiveInt = Field(description="steps between two validations; the last step is validated too")
+    every_steps: Steps = Field(description="steps between two validations; the last step is validated too")
     metric: str
     keep: Literal["best", "last"] = Field(
         default="best", description="the stage's result: the weights that were validated best, or the last ones"
@@ -69,7 +70,7 @@ class ValidationSet(Config):
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
-    samples: NonNegativeInt = Field(
+    samples: Samples = Field(
         default=0, description="sampled completions of each prompt, besides the greedy one; 0: greedy only"
     )
     sampling: SamplingConfig | None = Field(

@@ -7,13 +7,14 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_core.config.base import Config, KeyedConfig
-from rlhf_core.config.typed import config_classes
 from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.pipeline.language import with_nulls
+from rlhf_core.pipeline.mistakes import sentence, shown
+from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
 
@@ -24,6 +25,7 @@ RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 class LoadedRecipe:
     recipe: Recipe
     root: Path  # the folder that relative paths in the recipe start from
+    notes: tuple[str, ...] = ()  # what to know of it that is no mistake
 
 
 def known_recipes() -> dict[str, Path]:
@@ -35,7 +37,7 @@ def known_recipes() -> dict[str, Path]:
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:
     """The recipe `name_or_path` (a key of `known_recipes`, or a file) with `key.key=value` overrides applied in order.
 
-    Raises RecipeError, whose text names the key, what is wrong with it, and the nearest right one.
+    Raises RecipeError with a sentence a line: each says where it was written, the key, what is wrong, what may stand.
     """
     path = _find(name_or_path)
     try:
@@ -43,10 +45,14 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     except YAMLTextError as error:
         raise RecipeError(f"{path}: {error}") from error
     if not isinstance(data, dict):
-        raise RecipeError(f"{path}: a recipe is a mapping of sections, this is {_kind(data)}")
-    for override in overrides:
-        _apply_override(data, override)
-    return LoadedRecipe(_validate(data, str(path)), path.parent.resolve())
+        raise RecipeError(f"{path}: a recipe is a mapping (`name:`, `data:`, `base:`, …), this is {_kind(data)}")
+    notes = tuple(
+        f"{key} is empty in the recipe, so it is no part of the run"
+        for key, section in data.items()
+        if section is None and key in Recipe.block_names()
+    )
+    applied = [_apply_override(data, override) for override in overrides]
+    return LoadedRecipe(_validate(data, Places(path, applied)), path.parent.resolve(), notes)
 
 
 def _find(name_or_path: str) -> Path:
@@ -54,7 +60,10 @@ def _find(name_or_path: str) -> Path:
     if path.suffix in (".yaml", ".yml"):
         if path.is_file():
             return path
-        raise RecipeError(f"{path}: there is no such recipe file")
+        what = (
+            "is no regular file, give the .yaml file of a recipe" if path.exists() else "there is no such recipe file"
+        )
+        raise RecipeError(f"{path}: {what}")
     known = known_recipes()
     if name_or_path in known:
         return known[name_or_path]
@@ -64,34 +73,48 @@ def _find(name_or_path: str) -> Path:
     )
 
 
-def _apply_override(data: dict[str, Any], override: str) -> None:
+def _apply_override(data: dict[str, Any], override: str) -> Override:
+    """Change `data`. Returns what was changed."""
     key, equals, value = override.partition("=")
-    if not equals or not key.strip():
-        raise RecipeError(f"override `{override}`: write it as key.key=value")
-    *sections, last = key.strip().split(".")
+    keys = tuple(part.strip() for part in key.split("."))
+    if not equals or not all(keys):
+        raise RecipeError(f"override `{override}`: write it as key.key=value, such as rl.steps=200")
+    *sections, last = keys
     target = data
-    for section in sections:
+    for depth, section in enumerate(sections, 1):
         inner = target.get(section)
         if inner is None:
             inner = target[section] = {}
         if not isinstance(inner, dict):
-            raise RecipeError(f"override `{override}`: `{section}` is {_kind(inner)}, it has no keys below it")
+            raise RecipeError(
+                f"override `{override}`: `{'.'.join(keys[:depth])}` is {_kind(inner)}, it has no keys below it"
+                + ("; give the whole list, such as key=[a, b]" if isinstance(inner, list) else "")
+            )
         target = inner
     try:
-        target[last] = read_yaml(value)
+        parsed = read_yaml(value)
     except YAMLTextError as error:
         raise RecipeError(f"override `{override}`: {error}") from error
+    if parsed is None and len(keys) == 1 and last in data and last not in Recipe.model_fields:
+        del data[last]  # a stage is taken away, whatever its name
+    else:
+        target[last] = parsed
+    return keys, override
 
 
-def _validate(data: dict[str, Any], where: str) -> Recipe:
+def _validate(data: dict[str, Any], places: Places) -> Recipe:
+    data = with_nulls(data)
     try:
         # Through JSON, so that strict types still take a YAML list for a tuple.
         return Recipe.model_validate_json(json.dumps(data))
-    except TypeError as error:
-        raise RecipeError(f"{where}: only text, numbers, true/false, lists and mappings: {error}") from error
     except ValidationError as error:
-        problems = [_sentence(data, problem) for problem in (*error.errors(), *_problems_of_stages(data, error))]
-        raise RecipeError(f"{where}: " + "; ".join(problems)) from error
+        found: dict[tuple[Any, ...], str] = {}
+        for problem in (*error.errors(), *_problems_of_stages(data, error)):
+            location, text = sentence(data, problem)
+            known = found.setdefault(tuple(location), text)
+            if known != text:  # what may stand there is of one type or another: `a` or a list
+                found[tuple(location)] = f"{known}; or {text.partition(': ')[2]}"
+        raise RecipeError("\n".join(f"{places.of(at)}: {text}" for at, text in found.items())) from error
 
 
 def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:
@@ -100,98 +123,13 @@ def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterato
     if any(problem["loc"][:1] and problem["loc"][0] in stages for problem in error.errors()):
         return
     for key in stages:
+        if data[key] is None and key in Recipe.block_names():
+            continue
         try:
             Recipe.validated_block(key, data[key])
         except ValidationError as found:
             yield from found.errors()
 
 
-def _sentence(data: dict[str, Any], problem: Any) -> str:
-    location = [part for part in problem["loc"] if part != "[key]"]  # of a mapping: the key itself is wrong
-    place = _dotted(data, location)
-    if problem["type"] == "extra_forbidden":
-        *parents, wrong = location
-        hint = "" if parents else "; a stage with a name of its own says which stage it is by `stage:`"
-        return f"unknown key `{place}`{did_you_mean(str(wrong), _known_keys(data, parents))}{hint}"
-    if problem["type"] == "missing":
-        return f"`{place}` is missing"
-    message = problem["msg"].removeprefix("Value error, ")
-    if problem["type"] == "value_error":
-        return f"`{place}`: {message}"
-    return f"`{place}` is {problem['input']!r}: {message[0].lower()}{message[1:]}"
-
-
-def _dotted(data: Any, location: Sequence[Any]) -> str:
-    """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
-    return ".".join(str(part) for part, tag, _ in _walk(data, location) if not tag) or "the recipe"
-
-
 def _kind(value: Any) -> str:
-    return {dict: "a mapping", list: "a list", str: "text", type(None): "empty"}.get(type(value), f"{value!r}")
-
-
-def _known_keys(data: Any, parents: Sequence[Any]) -> list[str]:
-    """The keys that the recipe language allows below `parents`."""
-    *_, (_, _, below) = _walk(data, parents) if parents else [(None, False, [Recipe])]
-    return sorted({key for config in _configs_of(below) for key in keys_of(config)})
-
-
-def keys_of(config: type[Config]) -> list[str]:
-    """The keys that a mapping of this class may have, as far as they are known beforehand."""
-    blocks = config.block_names() if issubclass(config, KeyedConfig) else ()
-    return list(dict.fromkeys([*config.model_fields, *blocks]))
-
-
-def _walk(data: Any, location: Sequence[Any]) -> Iterator[tuple[Any, bool, list[Any]]]:
-    """Each part of a location in `data`, whether it is the tag of a union, and the types of what is below it.
-
-    Only the place tells a tag from a key: `reward_model` is a stage, and a tag below `rl.ppo.rewards.*`.
-    """
-    here: list[Any] = [Recipe]
-    for part in location:
-        tagged = [config for config in _configs_of(here) if part in get_args(_tag(config))]
-        if tagged:
-            here = tagged
-        else:
-            data = _item(data, part)
-            here = [below for annotation in here for below in _below(annotation, part, data)]
-        yield part, bool(tagged), here
-
-
-def _tag(config: type[Config]) -> Any:
-    return config.model_fields["type"].annotation if "type" in config.model_fields else None
-
-
-def _item(data: Any, part: Any) -> Any:
-    if isinstance(data, dict):
-        return data.get(part)
-    return data[part] if isinstance(data, list) and isinstance(part, int) and part < len(data) else None
-
-
-def _below(annotation: Any, part: Any, raw: Any) -> Iterator[Any]:
-    """The types that the item `part`, written as `raw`, may have in a value of the type `annotation`."""
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        for config in config_classes(annotation):
-            if part in config.model_fields:
-                yield config.model_fields[part].annotation
-            elif issubclass(config, KeyedConfig):
-                yield _block_class(config, part, raw)
-    elif get_origin(annotation) is dict:
-        yield get_args(annotation)[1]
-    elif get_origin(annotation) in (tuple, list):
-        yield from (item for item in get_args(annotation) if item is not Ellipsis)
-    else:
-        yield from (below for option in get_args(annotation) for below in _below(option, part, raw))
-
-
-def _block_class(config: type[KeyedConfig], key: str, raw: Any) -> type[Config] | None:
-    try:
-        return config.block_class(key, raw)
-    except ValueError:
-        return None
-
-
-def _configs_of(annotations: Sequence[Any]) -> Iterator[type[Config]]:
-    """The config classes that values of these types may be, not those inside of them."""
-    for annotation in annotations:
-        yield from config_classes(annotation)
+    return {dict: "a mapping", list: "a list", str: "text", type(None): "empty"}.get(type(value), shown(value))

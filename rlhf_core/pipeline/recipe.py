@@ -8,9 +8,10 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field
 
-from rlhf_core.config.base import Config, KeyedConfig, NonNegativeInt, operational
+from rlhf_core.config.base import NULL_WORDS, Config, KeyedConfig, operational
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.numbers import Seed
 from rlhf_core.config.stage import NamedStageConfig
 from rlhf_core.config.stages import ReportConfig
 from rlhf_core.config.tracking import TrackingConfig
@@ -18,13 +19,22 @@ from rlhf_core.contract import Stage
 from rlhf_core.errors import did_you_mean
 from rlhf_core.stages.table import STAGES
 
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
-_DATASET_NAME = re.compile(r"\w[\w-]*", re.ASCII)
+_RECIPE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_DATASET_NAME = re.compile(r"\w[\w-]{0,99}", re.ASCII)
+
+
+def _recipe_name(name: str) -> str:
+    if not _RECIPE_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name: write up to 100 lower-case letters, digits, `_`, `.`, `-`, a letter or digit first"
+        )
+    return name
 
 
 def _dataset_name(name: str) -> str:
     if not _DATASET_NAME.fullmatch(name):
-        raise ValueError("the name of a dataset has letters, digits, `_` and `-`")
+        raise ValueError("the name of a dataset has up to 100 letters, digits, `_` and `-`")
     return name
 
 
@@ -37,9 +47,9 @@ def _no_stage(merge: Any) -> Any:
 class Recipe(KeyedConfig):
     """Every further key is a stage: its name, which says which stage it is unless it has a key `stage`."""
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9_.-]*$", description="lower-case letters, digits, `_`, `.`, `-`")
+    name: Annotated[str, AfterValidator(_recipe_name)] = Field(description="lower-case letters, digits, `_`, `.`, `-`")
     description: str = Field(default="", description="one line for people")
-    seed: NonNegativeInt = Field(default=0, description="of everything random")
+    seed: Seed = Field(default=0, description="of everything random")
     data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
         min_length=1, description="datasets by name"
     )
@@ -61,9 +71,11 @@ class Recipe(KeyedConfig):
                 f"there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):
-            raise ValueError("the name of a stage has lower-case letters, digits, `_` and `-`")
+            raise ValueError("the name of a stage has up to 100 lower-case letters, digits, `_` and `-`")
         if key in STAGES and key not in cls.block_names():
             raise ValueError(f"`{key}` is what a part of the graph is called that no key makes: choose another name")
+        if key in NULL_WORDS:
+            raise ValueError(f"`{key}` stands for no stage where one could be named: choose another name")
         if key == POLICY_START:
             raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
         return STAGES[given].config

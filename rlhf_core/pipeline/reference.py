@@ -162,12 +162,11 @@ def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
 def _scalar(kind: str, schema: dict[str, Any]) -> str:
     names = {"string": "text", "integer": "integer", "number": "number", "boolean": "true or false", "null": "none"}
     shown = names.get(kind, "anything")
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if "exclusiveMinimum" in schema:
-        return f"{shown} > {schema['exclusiveMinimum']:g}" + ("" if high is None else f", ≤ {high:g}")
-    if low is not None and high is not None:
-        return f"{shown} {low:g} to {high:g}"
-    return shown if low is None else f"{shown} ≥ {low:g}"
+    if {"minimum", "maximum"} <= schema.keys():
+        return f"{shown} {schema['minimum']:.15g} to {schema['maximum']:.15g}"
+    signs = {"exclusiveMinimum": ">", "minimum": "≥", "exclusiveMaximum": "<", "maximum": "≤"}
+    limits = ", ".join(f"{sign} {schema[key]:.15g}" for key, sign in signs.items() if key in schema)
+    return f"{shown} {limits}".rstrip()
 
 
 def main(arguments: list[str]) -> None:

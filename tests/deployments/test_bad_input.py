@@ -43,16 +43,16 @@ def said(command: str, *arguments: str) -> str:
     ("override", "sentence"),
     [
         ("rl.stpes=3", "unknown key `rl.stpes`, did you mean `steps`?"),
-        ("rl.steps=ten", "`rl.steps` is 'ten': input should be a valid integer"),
-        ("sft.epochs='2'", "`sft.epochs` is '2': input should be a valid integer"),
-        ("rl.steps=0", "`rl.steps` is 0: input should be greater than 0"),
-        ("sft.batch_size=-1", "`sft.batch_size` is -1: input should be greater than 0"),
-        ("evaluation.rollout.max_length=-8", "`evaluation.rollout.max_length` is -8: input should be greater than 0"),
+        ("rl.steps=ten", "`rl.steps` is 'ten': it must be a whole number"),
+        ("sft.epochs='2'", "`sft.epochs` is '2': it must be a whole number"),
+        ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
+        ("sft.batch_size=-1", "`sft.batch_size` is -1: it must be from 1 to 1000000"),
+        ("evaluation.rollout.max_length=-8", "`evaluation.rollout.max_length` is -8: it must be from 1 to 10000000"),
     ],
 )
 def test_a_setting(command: str, tmp_path: Path, override: str, sentence: str) -> None:
     recipe = write(tmp_path)
-    assert said(command, recipe, override).startswith(f"{recipe}: {sentence}")
+    assert said(command, recipe, override).startswith(f"override `{override}`: {sentence}")
 
 
 def test_an_unknown_recipe(command: str) -> None:

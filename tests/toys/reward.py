@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import PositiveInt
+from rlhf_core.config.numbers import Tokens
 from rlhf_core.config.rewards import RewardEntry, TextReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import RewardResult, checked_result
@@ -15,7 +15,7 @@ from rlhf_core.rewards.base import RewardResult, checked_result
 
 class BrevityConfig(TextReward):
     type: Literal["brevity"]
-    limit: PositiveInt = Field(description="most characters")
+    limit: Tokens = Field(description="most characters")
 
 
 class Brevity:

@@ -9,7 +9,8 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base import PositiveInt, Reads
+from rlhf_core.config.base import Reads
+from rlhf_core.config.numbers import Tokens
 from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.data.chat import load_tokenizer
@@ -19,7 +20,7 @@ from rlhf_core.data.reading import read_dataset
 class MeasureConfig(NamedStageConfig):
     dataset: Annotated[str, Reads("dataset", format="riddles")] = Field(description="riddles")
     model: Annotated[str | None, Reads("model")] = Field(default=None, description="whose tokens are counted")
-    max_length: PositiveInt = Field(description="longest riddle, in tokens")
+    max_length: Tokens = Field(description="longest riddle, in tokens")
 
     def row_limit(self, dataset: str) -> RowLimit | None:
         return RowLimit("max_length", self.max_length)

@@ -74,12 +74,12 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
 @pytest.mark.parametrize(
     ("name", "block", "sentence"),
     [
-        ("grpo", {"dual_clip": 1.0}, "greater than 1"),
+        ("grpo", {"dual_clip": 1.0}, "more than 1 and at most 1000"),
         ("cispo", {"dual_clip": 2.0}, "Input should be None"),
         ("grpo", {"kl": {"target": 6.0}}, "target is set, but coefficient is 0 and would stay 0"),
         ("grpo", {"aggregation_length": 64}, "aggregation_length is set, but aggregation is sequence"),
         ("ppo", {"critic": {"optimizer": OPTIMIZER, "warmup_steps": 3}}, "ppo.critic.warmup_steps is 3 of 3 steps"),
-        ("grpo", {"mismatch": {"correction": "truncate", "low": 2.0, "high": 2.0}}, "low is 2 and high is 2"),
+        ("grpo", {"mismatch": {"correction": "truncate", "low": 1.0, "high": 1.0}}, "low is 1 and high is 1"),
         ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "gspo judges whole completions"),
         ("grpo", {"aggregation": "tokens"}, "'token', 'sequence' or 'constant'"),
         ("rloo", {"rewards": {"p": {"type": "process_reward_model"}}}, "rewards.p rewards single steps"),

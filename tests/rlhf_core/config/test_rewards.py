@@ -49,11 +49,11 @@ def test_rewards_have_names_and_weights() -> None:
     ("settings", "message"),
     [
         ({"rewards": {}}, "at least 1 item"),
-        ({"rewards": {"exact": {**EXACT, "weight": float("inf")}}}, "finite number"),
+        ({"rewards": {"exact": {**EXACT, "weight": float("inf")}}}, "from -1000000 to 1000000"),
         ({"filtering": {"low": 0.5, "high": 0.5}}, "low=0.5 must be less than high=0.5"),
         ({"filtering": {"score": "exat"}}, "filtering.score is exat; of `rewards`, those that may give scores: exact"),
-        ({"filtering": {"max_rounds": 257}}, "less than or equal to 256"),
-        ({"filtering": {"oversampling": 0.5}}, "greater than or equal to 1"),
+        ({"filtering": {"max_rounds": 257}}, "from 1 to 256"),
+        ({"filtering": {"oversampling": 0.5}}, "from 1 to 100"),
         (
             {"filtering": {}, "rewards": {"taste": {"type": "reward_model"}}},
             "filtering needs a reward that gives scores from 0 to 1, which a reward model does not",

@@ -79,7 +79,7 @@ def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None
         ({"min_p": 0.1}, r"sampling.min_p: rollouts are sampled from all tokens"),
         ({"temperature": 0.0}, r"greedy rollouts of one prompt are all the same"),
         ({"temperature": 0.009}, r"temperature is 0.009, but the engines sample at 0.01 to 2; for greedy completions"),
-        ({"temperature": 2.5}, r"temperature is 2.5, but the engines sample at 0.01 to 2"),
+        ({"temperature": 2.5}, r"it must be from 0 to 2: the engines sample at 0.01 to 2"),
     ],
 )
 def test_rollouts_that_would_have_other_log_probs_than_the_trainers(sampling: dict[str, Any], says: str) -> None:

@@ -54,27 +54,41 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("base.source.hiden_size=8", "unknown key `base.source.hiden_size`, did you mean `hidden_size`?"),
         ("data.talks.source.pathz=[a]", "unknown key `data.talks.source.pathz`, did you mean `paths`?"),
         ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
-        ("rl.steps=0", "`rl.steps` is 0: input should be greater than 0"),
-        ("rl.steps=-5", "`rl.steps` is -5: input should be greater than 0"),
-        ("rl.steps=ten", "`rl.steps` is 'ten': input should be a valid integer"),
-        ("rl.steps=2.5", "`rl.steps` is 2.5: input should be a valid integer"),
-        ("rl.steps='10'", "`rl.steps` is '10': input should be a valid integer"),
-        ("rl.dataset=[a]", "`rl.dataset` is ['a']: input should be a valid string"),
-        ("rl.rollout.prefix_caching=yes", "`rl.rollout.prefix_caching` is 'yes': input should be a valid boolean"),
+        ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
+        ("rl.steps=-5", "`rl.steps` is -5: it must be from 1 to 10000000"),
+        ("rl.steps=1000000000", "`rl.steps` is 1000000000: it must be from 1 to 10000000: no run makes as many steps"),
+        ("rl.steps=ten", "`rl.steps` is 'ten': it must be a whole number"),
+        ("rl.steps=2.5", "`rl.steps` is 2.5: it must be a whole number"),
+        ("rl.steps=1e3", "`rl.steps` is 1000.0: it must be a whole number: write 1000"),
+        ("rl.steps='10'", "`rl.steps` is '10': it must be a whole number: write it without quotes"),
+        ("rl.steps=true", "`rl.steps` is true: it must be a whole number"),
+        ("rl.engine.zero_stage=true", "`rl.engine.zero_stage` is true: it must be a whole number"),
+        ("rl.steps=", "`rl.steps` is empty: it must be a whole number"),
+        ("rl.grpo.clip_low=", "`rl.grpo.clip_low` is empty: it must be a number, or leave the key out"),
+        ("rl.grpo.clip_low=100", "is 100: it must be more than 0 and at most 1: no ratio is less than 0"),
+        ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: line 1: `.nan` is not a finite number"),
+        ("rl.grpo.optimizer.betas=[0.9]", "`rl.grpo.optimizer.betas` has too few entries: entry 2 is missing"),
+        ("rl.grpo.optimizer.betas=[0, 0, 0]", "is the list [0, 0, 0]: it must have 2 entries"),
+        ("rl.dataset=[a]", "`rl.dataset` is the list ['a']: it must be text"),
+        ("rl.rollout=5", "`rl.rollout` is 5: it must be a mapping with the keys max_length, engines"),
+        ("rl.lora={rank: 4, target_modules: 5}", "is 5: it must be all-linear; or it must be a list, such as [a, b]"),
+        ("rl.rollout.prefix_caching=yes", "is 'yes': it must be true or false: write true"),
+        ("rl.grpo.optimizer.name=adam", "is 'adam': it must be one of adamw, muon, did you mean `adamw`?"),
+        ("none={stage: sft}", "`none`: `none` stands for no stage where one could be named: choose another name"),
         ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo`, did you mean `grpo`?; there are ppo,"),
         ("rl.grppo={}", "unknown key `rl.grppo`, did you mean `grpo`?"),
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `ppo` beside it; add one"),
-        ("base.source={type: foldr}", "input tag 'foldr' found using 'type' does not match"),
-        ("Sft={stage: sft}", "`Sft`: the name of a stage has lower-case letters"),
+        ("base.source={type: foldr}", "`base.source.type` is 'foldr', did you mean `folder`?; it must be one of"),
+        ("Sft={stage: sft}", "`Sft`: the name of a stage has up to 100 lower-case letters"),
         ("overlap={stage: sft}", "`overlap` is what a part of the graph is called that no key makes: choose another"),
-        ("data={a.b: {format: text}}", "`data.a.b`: the name of a dataset has letters, digits, `_` and `-`"),
+        ("data={a.b: {format: text}}", "`data.a.b`: the name of a dataset has up to 100 letters, digits, `_` and `-`"),
         ("merge={adapter: sft}", "`merge`: true, false or null; a merge of your own is a stage with a name"),
         ("data.talks.stage=rl", "unknown key `data.talks.stage`"),
         ("report.stage=rl", "unknown key `report.stage`"),
         ("policy={stage: sft}", "`policy` is what `critic.start` calls the model that RL starts from: choose"),
         ("second={stage: rll}", "`second`: there is no stage `rll` to write here, did you mean `rl`?; there are base,"),
         ("evaluation.scorers.exact={type: verifier, pattern: abc}", "the regular expression has no group: put"),
-        ("name=Big Name", "`name` is 'Big Name': string should match pattern"),
+        ("name=Big Name", "`name`: 'Big Name' is no name: write up to 100 lower-case letters"),
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sentence: str) -> None:
@@ -100,11 +114,41 @@ def test_null_takes_a_stage_or_a_block_away(recipe: str) -> None:
 
 
 def test_a_missing_key_is_named(recipe: str) -> None:
-    assert problem(recipe, "sft={dataset: questions, batch_size: 2, max_length: 8}") == "`sft.optimizer` is missing"
+    override = "sft={dataset: questions, batch_size: 2, max_length: 8}"
+    said = "`sft.optimizer` is missing: add it (of the weights)"
+    assert problem(recipe, override) == f"override `{override}`: {said}"
 
 
 def test_all_mistakes_are_told_at_once(recipe: str) -> None:
-    assert problem(recipe, "rl.stpes=1", "seed=-1").count(";") == 1
+    assert len(problem(recipe, "rl.stpes=1", "seed=-1").splitlines()) == 2
+
+
+def test_a_mistake_in_the_file_has_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "wrong.yaml"
+    shared = "  lora: {<<: &lora {rank: 1000}, alpha: 1}\n"
+    path.write_text(RECIPE.replace("steps: 10", "steps: ten") + shared, encoding="utf-8")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    steps, lora = (next(i for i, line in enumerate(lines, 1) if word in line) for word in ("steps: ten", "lora"))
+    assert problem(str(path)).splitlines() == [
+        f"{path} line {steps}: `rl.steps` is 'ten': it must be a whole number",
+        f"{path} line {lora}: `rl.lora.rank` is 1000: it must be from 1 to 512: the engines serve adapters up to this "
+        "rank",
+    ]
+
+
+@pytest.mark.parametrize("word", ["none", "None", "null", "~", "''", '""', "", "'null'"])
+def test_words_for_no_value_are_null_where_null_may_stand(recipe: str, word: str) -> None:
+    loaded = load_recipe(recipe, [f"rl.lora={word}", f"rl.model={word}", f"report={word}"]).recipe
+    assert loaded.stages["rl"].lora is None  # type: ignore[attr-defined]
+    assert loaded.stages["rl"].model is None  # type: ignore[attr-defined]
+    assert loaded.report is None
+    assert "rl" not in load_recipe(recipe, [f"rl={word}"]).recipe.stages
+
+
+def test_a_section_without_content_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "empty.yaml"
+    path.write_text(RECIPE + "sft:\n", encoding="utf-8")
+    assert load_recipe(str(path)).notes == ("sft is empty in the recipe, so it is no part of the run",)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +173,7 @@ def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
 
 @pytest.mark.parametrize(
     ("text", "sentence"),
-    [("- a", "a recipe is a mapping of sections, this is a list"), ("", "this is empty"), ("a: [", "not valid YAML")],
+    [("- a", "this is a list"), ("", "this is empty"), ("a: [", "not valid YAML")],
 )
 def test_a_file_that_is_no_recipe(tmp_path: Path, text: str, sentence: str) -> None:
     path = tmp_path / "broken.yaml"

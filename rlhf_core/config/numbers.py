@@ -1,0 +1,151 @@
+"""The numbers of a recipe, each with the range of what can be meant: what is beyond is refused, not computed."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, GetCoreSchemaHandler, GetJsonSchemaHandler
+from pydantic_core import CoreSchema, PydanticCustomError, core_schema
+
+OUT_OF_RANGE = "out_of_range"  # the type of pydantic's problem
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Annotates a number with its lowest and its highest value, and with what is wrong beyond them."""
+
+    low: float
+    high: float
+    too_high: str  # what no run means by more than `high`
+    too_low: str = ""
+    above: bool = False  # `low` itself is too low
+    below: bool = False  # `high` itself is too high
+
+    def check(self, value: float) -> float:
+        """`value`. Raises PydanticCustomError if it is out of range."""
+        why = ""
+        if value > self.high or (self.below and value == self.high):
+            why = self.too_high
+        elif value < self.low or (self.above and value == self.low):
+            why = self.too_low
+        elif math.isfinite(value):
+            return value
+        text = f"it must be {self._range()}" + (f": {why}" if why else "")
+        raise PydanticCustomError(OUT_OF_RANGE, "{text}", {"text": text})
+
+    def _range(self) -> str:
+        low, high = (f"{limit:.15g}" for limit in (self.low, self.high))
+        if not self.above and not self.below:
+            return f"from {low} to {high}"
+        return (
+            f"{'more than' if self.above else 'at least'} {low} and {'less than' if self.below else 'at most'} {high}"
+        )
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> CoreSchema:
+        return core_schema.no_info_after_validator_function(self.check, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        low = "exclusiveMinimum" if self.above else "minimum"
+        high = "exclusiveMaximum" if self.below else "maximum"
+        return {**handler(schema), low: self.low, high: self.high}
+
+
+def no_bool(value: Any) -> Any:
+    """`value`, for a choice of numbers: to Python, and so to pydantic, true is 1."""
+    if isinstance(value, bool):
+        raise PydanticCustomError(OUT_OF_RANGE, "it must be a whole number")
+    return value
+
+
+# Steps, rows, and how often.
+Steps = Annotated[int, Limits(1, 10_000_000, "no run makes as many steps")]
+WarmupSteps = Annotated[int, Limits(0, 10_000_000, "no run makes as many steps")]
+Epochs = Annotated[int, Limits(1, 10_000, "no run repeats its data as often")]
+Rows = Annotated[int, Limits(1, 1_000_000_000_000, "no dataset has as many rows")]
+BatchSize = Annotated[int, Limits(1, 1_000_000, "no step trains on as many")]
+Weight = Annotated[float, Limits(0, 1e6, "the other sources would never be drawn", above=True)]
+Similarity = Annotated[float, Limits(0.7, 1, "it is a share of 1", "texts with less in common are found by chance")]
+ShownPrompts = Annotated[int, Limits(1, 10_000, "the report is one page")]
+Copies = Annotated[int, Limits(1, 1000, "each holds the whole state of the training")]
+Minutes = Annotated[float, Limits(0, 10_080, "that is more than a week", above=True)]
+Seconds = Annotated[float, Limits(0, 604_800, "that is more than a week", above=True)]
+Attempts = Annotated[int, Limits(1, 1000, "a server that is down so long needs a person")]
+
+# Random numbers.
+Seed = Annotated[int, Limits(0, 2**32 - 1, "random generators on a CPU keep 32 bits of a seed")]
+LongSeed = Annotated[int, Limits(0, 2**63 - 1, "no more than 63 bits of a seed count")]  # of Python's own generator
+
+# Shares of 1.
+Share = Annotated[float, Limits(0, 1, "it is a share of 1", "it is a share of 1")]
+PositiveShare = Annotated[float, Limits(0, 1, "it is a share of 1", "nothing would be left", above=True)]
+
+# Tokens and completions.
+Tokens = Annotated[int, Limits(1, 10_000_000, "no model reads as many tokens at once")]
+MicroBatchTokens = Annotated[int, Limits(1, 100_000_000, "no device holds as many")]
+Samples = Annotated[int, Limits(0, 65_536, "nothing samples as many completions of one prompt")]
+GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completions of one prompt")]
+Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
+TopK = Annotated[int, Limits(0, 10_000_000, "no vocabulary has as many tokens")]
+# What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
+LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
+_TEMPERATURES = f"the engines sample at {LOWEST_TEMPERATURE:g} to {HIGHEST_TEMPERATURE:g}; for greedy completions set 0"
+Temperature = Annotated[float, Limits(0, HIGHEST_TEMPERATURE, _TEMPERATURES, _TEMPERATURES)]
+
+# Optimizers and adapters.
+_FORGETS_NOTHING = "the mean would never change"
+LearningRate = Annotated[float, Limits(0, 1, "no model learns at such a rate", "nothing would be trained", above=True)]
+Beta = Annotated[float, Limits(0, 1, _FORGETS_NOTHING, below=True)]
+Decay = Annotated[float, Limits(0, 1, _FORGETS_NOTHING, below=True)]
+EMADecay = Annotated[
+    float, Limits(0, 1, _FORGETS_NOTHING, "the mean would be the weights themselves", above=True, below=True)
+]
+Iterations = Annotated[int, Limits(1, 20, "the iteration has long converged")]
+WeightDecay = Annotated[float, Limits(0, 10, "the weights would be lost to it")]
+GradientNorm = Annotated[float, Limits(0, 1e6, "no gradient is as long: none would be scaled down", above=True)]
+LoraRank = Annotated[int, Limits(1, 512, "the engines serve adapters up to this rank")]
+LoraAlpha = Annotated[float, Limits(0, 100_000, "so strong an adapter replaces the model", above=True)]
+Dropout = Annotated[float, Limits(0, 1, "the adapter would see nothing", below=True)]
+
+# Losses and rewards.
+Coefficient = Annotated[float, Limits(0, 1000, "nothing else in the loss would count")]
+Nats = Annotated[float, Limits(0, 100_000, "a policy so far from its reference writes noise", above=True)]
+Tolerance = Annotated[float, Limits(0, 1000, "any weights would pass", above=True)]
+Reward = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]
+PositiveReward = Annotated[float, Limits(0, 1e6, "no reward is as large", above=True)]
+_AGREED = "a token whose probabilities agree, w = 1, must count"
+LowRatio = Annotated[float, Limits(0, 1, _AGREED)]
+HighRatio = Annotated[float, Limits(1, 1000, "no two probabilities of one token differ as much", _AGREED)]
+ClipLow = Annotated[float, Limits(0, 1, "no ratio is less than 0: nothing would be clipped", above=True)]
+ClipHigh = Annotated[float, Limits(0, 20, "hardly any ratio is as large: nothing would be clipped", above=True)]
+DualClip = Annotated[float, Limits(1, 1000, "nothing would be clipped", "it says how many times more", above=True)]
+Passes = Annotated[int, Limits(1, 100, "the experience would be far off the policy")]
+Minibatches = Annotated[int, Limits(1, 100_000, "no step has as many completions")]
+Rounds = Annotated[int, Limits(1, 256, "each round of a step has seeds of its own")]  # rl/rollouts.py gives them
+Oversampling = Annotated[
+    float, Limits(1, 100, "nearly all that is sampled would be dropped", "fewer would be drawn than are missing")
+]
+
+# Models from scratch.
+_IN_ONE_PROCESS = "it is made in the memory of one process"
+Width = Annotated[int, Limits(1, 262_144, _IN_ONE_PROCESS)]
+Depth = Annotated[int, Limits(1, 1024, _IN_ONE_PROCESS)]
+Deviation = Annotated[float, Limits(0, 1, "no model is initialised so widely", above=True)]
+
+# Machines.
+Processes = Annotated[int, Limits(1, 100_000, "no cluster runs as many")]
+Threads = Annotated[int, Limits(0, 4096, "no machine has as many cores")]
+CPUs = Annotated[float, Limits(0, 4096, "no machine has as many cores", "Ray would reserve none", above=True)]
+Parallel = Annotated[int, Limits(1, 1024, "no engine spreads over as many GPUs")]
+GiB = Annotated[float, Limits(0, 65_536, "no machine has as much memory", above=True)]
+Sequences = Annotated[int, Limits(1, 65_536, "no engine decodes as many at once")]
+
+
+def _whole_above_one(gpus: float) -> float:
+    if gpus > 1 and gpus != int(gpus):
+        raise ValueError(f"{gpus:g} GPUs: Ray reserves a part of one GPU, or several whole ones")
+    return gpus
+
+
+GPUs = Annotated[float, Limits(0, 1024, "no machine has as many GPUs"), AfterValidator(_whole_above_one)]

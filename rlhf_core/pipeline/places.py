@@ -1,0 +1,63 @@
+"""Where a recipe says something: the line of its file, or the override on the command line."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
+
+Override = tuple[tuple[str, ...], str]  # the keys that it sets, and its text
+
+_MERGE = "<<"
+
+
+@dataclass(frozen=True)
+class Places:
+    file: Path
+    overrides: Sequence[Override] = ()
+
+    def of(self, location: Sequence[Any]) -> str:
+        """Where the value at `location`, a path of keys and indices, was written, or what is nearest above it."""
+        for keys, text in reversed(self.overrides):
+            if tuple(map(str, location[: len(keys)])) == keys:
+                return f"override `{text}`"
+        line = self._line(location)
+        return str(self.file) if line is None else f"{self.file} line {line}"
+
+    def _line(self, location: Sequence[Any]) -> int | None:
+        node, line = self._root, None
+        for part in location:
+            found = _item(node, part) if node is not None else None
+            if found is None:
+                break
+            line, node = found
+        return line
+
+    @cached_property
+    def _root(self) -> Node | None:
+        root: Node | None = YAML(typ="safe", pure=True).compose(self.file.read_text(encoding="utf-8-sig"))
+        return root  # a file that has been read already
+
+
+def _item(node: Node, part: Any) -> tuple[int, Node] | None:
+    """The line where the item `part` of `node` begins, and the item."""
+    if isinstance(node, SequenceNode):
+        inside = isinstance(part, int) and part < len(node.value)
+        return (node.value[part].start_mark.line + 1, node.value[part]) if inside else None
+    if not isinstance(node, MappingNode):
+        return None
+    for key, value in node.value:
+        if key.value == str(part):
+            return key.start_mark.line + 1, value
+    for key, value in node.value:
+        if key.value == _MERGE:
+            merged = value.value if isinstance(value, SequenceNode) else [value]
+            found = next((item for other in merged if (item := _item(other, part)) is not None), None)
+            if found is not None:
+                return found
+    return None
