@@ -7,7 +7,6 @@ from pathlib import Path
 
 from prefect.artifacts import create_markdown_artifact
 
-from rlhf_core.artifacts.links import browser_link
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.record import RunRecord, report_path
@@ -17,14 +16,14 @@ REPORT_FILE = "report.html"
 
 
 def link_report(prepared: Prepared, record: RunRecord) -> None:
-    """Puts the run's HTML report beside its record in the store, and a summary that links it into Prefect."""
+    """Puts the run's report beside its record in the store, and into Prefect a summary that says how to open it."""
     reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:
         _copy_report(prepared, ref, record.run_id)
-        path = report_path(record.run_id)
-        link = browser_link(prepared.store.url, path, "text/html")
-        lines += [f"Report: [{prepared.store.url}/{path}]({link})", "", f"or `alignment pull {ref}`"]
+        # No link: a browser cannot open an object that needs credentials, and a signed link expires within a week.
+        place = f"{prepared.store.url}/{report_path(record.run_id)}"
+        lines += [f"The report with curves and samples: `alignment report {record.run_id}`", "", f"It is `{place}`."]
     create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
 
 

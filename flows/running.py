@@ -16,6 +16,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from flows.cancellation import noticed_cancellation
+from flows.names import name_run
 from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import RecipeError, StageError
@@ -42,6 +43,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     with noticed_cancellation(UUID(run_id)) as cancel:
         prepared = prepare(recipe, overrides, run_id=run_id)
         nodes = prepared.graph if only is None else _chosen(only, prepared)
+        name_run(UUID(run_id), prepared.loaded.recipe, overrides, only)
         runner = StageRunner(run_settings(prepared, run_id), nodes, prepared.repository, connect(), cancel)
         futures = _submit(nodes, runner)
         try:

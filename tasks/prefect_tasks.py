@@ -82,6 +82,12 @@ class _PrefectWatcher:
         if self._waiting is not None:
             self._show()
 
+    def done(self) -> None:
+        """A job's last message may be of a step before its last one."""
+        self.finish()
+        if self._artifact is not None:
+            update_progress_artifact(self._artifact, 100.0, description=f"**{self._node}** done")
+
     def _show(self) -> None:
         progress, self._waiting = self._waiting, None
         if progress is None:
@@ -111,6 +117,7 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
         return Cancelled(message=str(cancelled))
     finally:
         watcher.finish()
+    watcher.done()
     if result.reused:
         return Completed(name="Reused", message=f"{node.ref} was in the store", data=result)
     return Completed(name="Computed", message=f"{node.ref} in {result.seconds:.0f} s", data=result)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import signal
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -84,8 +85,10 @@ class _Client(JobSubmissionClient):
         return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})
 
 
-def connect() -> RayJobs:
+def connect(patience: float = 60.0) -> RayJobs:
     """The cluster that RAY_API_SERVER_ADDRESS (its dashboard, http://…) or RAY_ADDRESS names.
+
+    patience: see RayJobs.
 
     Raises StackError if neither is set or nothing answers there.
     """
@@ -95,7 +98,7 @@ def connect() -> RayJobs:
             "no Ray cluster is configured: run `alignment up`, or set RAY_API_SERVER_ADDRESS to a dashboard, http://host:8265"
         )
     try:
-        return RayJobs(_Client(address))
+        return RayJobs(_Client(address), patience=patience)
     except RayError as error:
         raise StackError(
             f"the Ray dashboard at {address} refuses us ({_one_line(error)}): see RAY_AUTH_TOKEN"
@@ -236,7 +239,7 @@ class RayJobs:
             raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
         # Ray's message repeats the end of the log after a comma.
         ended = _one_line((details.message or "no reason given").partition(", last available logs")[0])
-        reason = log.error or f"{ended}; last line: {log.last_line or '(none)'}"
+        reason = log.error or f"{_cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
         raise JobEndedError(f"{reason}; {where}")
 
     def _call(self, function: Callable[[], Result]) -> Result:
@@ -258,6 +261,22 @@ class RayJobs:
 def _poll_seconds(followed: float) -> float:
     """Between two questions for a job's status, after `followed` seconds: a tenth of these, within bounds."""
     return min(_POLL_SECONDS, max(_FIRST_POLL_SECONDS, followed / 10))
+
+
+def _cause_of_end(message: str) -> str:
+    """Of a job that said nothing itself: the likely cause, then what Ray says."""
+    found = re.search(r"exit code (-?\d+)", message)
+    status = int(found[1]) if found else 0
+    number = -status if status < 0 else status - 128  # of a signal: -9, or 137 from a shell
+    if number == signal.SIGKILL:
+        cause = "its process was killed (signal 9), usually because memory ran out"
+    elif number > 0:
+        cause = f"its process was ended by signal {number}"
+    elif status:
+        cause = f"its process ended with status {status}"
+    else:
+        cause = "Ray lost its process, which was killed or whose node was lost"
+    return f"{cause}. Ray says: {message}"
 
 
 def _is_blip(error: BaseException) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -76,8 +77,9 @@ def stop_jobs_of(run_id: str, store: Store, jobs: RayJobs) -> list[str]:
     followed = [
         job_id for job_id in jobs.running() if Follower(store, id_prefix(job_id), run_id).leave_and_stop(job_id)
     ]
-    for job_id in followed:
-        jobs.stop(job_id)
+    if followed:
+        with ThreadPoolExecutor(len(followed)) as threads:
+            list(threads.map(lambda job_id: jobs.stop(job_id, timeout=15), followed))
     return followed
 
 

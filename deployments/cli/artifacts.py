@@ -1,4 +1,4 @@
-"""`alignment artifacts`, `show`, `pull`, `alias` and `lineage`: the content of the store and its lineage."""
+"""`alignment artifacts`, `show`, `pull`, `report`, `alias` and `lineage`: the content of the store and its lineage."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.tree import Tree
 
+from deployments.cli.reports import copy_report
 from deployments.cli.tables import duration
 from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage
@@ -87,6 +88,12 @@ def alias(
     moved = move_alias(repository.store, model, short, repository.find(artifact).ref, by=getuser(), reason=reason)
     before = f", before {moved.previous}" if moved.previous is not None else ""
     console.print(f"{name} → {moved.manifest}{before}", soft_wrap=True, highlight=False)
+
+
+@app.command()
+def report(run: Annotated[str, typer.Argument(help="id of a run of a recipe, as the Prefect UI shows it")]) -> None:
+    """Copies the report of a run to outputs/RUN/report.html, and prints that path."""
+    console.print(copy_report(open_store(store_url()), run), soft_wrap=True, highlight=False)
 
 
 @app.command()

@@ -26,15 +26,21 @@ from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import get_current_settings
-from prefect.states import Cancelling
+from prefect.states import Cancelled, Cancelling
 from rich.console import Console
 
 from deployments.cli.live_view import NodeView, View, view
-from rlhf_core.errors import StackError
+from deployments.cli.waiting import awaited
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.errors import AlignmentError, StackError
+from tasks.ray_jobs import connect
+from tasks.stage import stop_jobs_of
 
 DEPLOYMENT = "alignment/full"
+_CTRL_C = "Ctrl-C in `alignment run`"
 _POLL_SECONDS = 1.0
-_WORKER_SECONDS = 20.0
+_ASK_SECONDS = 5.0  # between two looks at what the run waits for
+_CANCEL_SECONDS = 12.0  # that the run's own process has to stop its jobs
 _LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts as lost
 
 
@@ -47,9 +53,10 @@ class Ended:
 
 
 def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console: Console) -> Ended:
-    """Starts the run and follows it to its end. Ctrl-C cancels it and waits for its jobs; a second Ctrl-C exits.
+    """Starts the run and follows it to its end. Ctrl-C cancels it and stops its jobs; a second Ctrl-C exits.
 
-    Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost.
+    Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost, and
+    if jobs could not be stopped.
     """
     api = get_current_settings().api.url
     if not api:
@@ -60,13 +67,10 @@ def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console:
     with get_client(sync_client=True) as client, view(console) as run_view:
         run = _FollowedRun(client, run_id, nodes, run_view)
         try:
-            flow_run = run.follow()
+            state = run.follow()
         except KeyboardInterrupt:
             run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
-            client.set_flow_run_state(run_id, Cancelling(message="Ctrl-C in `alignment run`"))
-            flow_run = run.follow()
-    state = flow_run.state
-    assert state is not None, "follow() returns a run in a final state"
+            state = run.cancel()
     return Ended(str(run_id), state.is_completed(), _reason(state), url)
 
 
@@ -95,11 +99,11 @@ class _FollowedRun:
         self._run_id = run_id
         self._nodes = nodes
         self._view = run_view
-        self._started_at = time.monotonic()
-        self._noted_no_worker = False
+        self._noted = ""
+        self._asked_at = time.monotonic()
 
-    def follow(self) -> FlowRun:
-        """Shows the run until its state is final."""
+    def follow(self) -> State:
+        """Shows the run until its state is final, which it returns."""
         answered_at = time.monotonic()
         while True:
             try:
@@ -107,8 +111,8 @@ class _FollowedRun:
                 self._view.update(self._snapshot())
                 answered_at = time.monotonic()
                 if flow_run.state is not None and flow_run.state.is_final():
-                    return flow_run
-                self._watch_for_a_worker(flow_run)
+                    return flow_run.state
+                self._note_what_it_waits_for(flow_run)
             except httpx.TransportError as error:
                 if time.monotonic() - answered_at > _LOST_SECONDS:
                     raise StackError(
@@ -117,11 +121,45 @@ class _FollowedRun:
                     ) from error
             time.sleep(_POLL_SECONDS)
 
-    def _watch_for_a_worker(self, flow_run: FlowRun) -> None:
-        waits = flow_run.state is not None and (flow_run.state.is_scheduled() or flow_run.state.is_pending())
-        if waits and not self._noted_no_worker and time.monotonic() - self._started_at > _WORKER_SECONDS:
-            self._noted_no_worker = True
-            self._view.note(f"no worker has taken the run for {_WORKER_SECONDS:.0f} s: see `alignment status`")
+    def cancel(self) -> State:
+        """Cancels the run and returns its state. Stops its jobs itself if no process of the run does."""
+        try:
+            self._client.set_flow_run_state(self._run_id, Cancelling(message=_CTRL_C))
+            limit = time.monotonic() + _CANCEL_SECONDS
+            while time.monotonic() < limit:
+                state = self._client.read_flow_run(self._run_id).state
+                if state is not None and state.is_final():
+                    return state
+                time.sleep(_POLL_SECONDS)
+        except httpx.TransportError as error:
+            self._stop_jobs()
+            raise StackError(
+                f"the run's jobs are stopped, but no Prefect server answers ({error}): its state is as it was"
+            ) from error
+        self._view.note("no process of the run answers: stopping its jobs from here")
+        cancelled: State = Cancelled(message=f"{_CTRL_C}; no process of the run answered")
+        try:
+            self._stop_jobs()
+        finally:
+            self._client.set_flow_run_state(self._run_id, cancelled, force=True)
+        return cancelled
+
+    def _stop_jobs(self) -> None:
+        try:
+            stop_jobs_of(str(self._run_id), open_store(store_url()), connect(patience=_CANCEL_SECONDS / 2))
+        except AlignmentError as error:
+            raise StackError(
+                f"the jobs of the run {self._run_id} may still be running ({error}): see `ray job list`"
+            ) from error
+
+    def _note_what_it_waits_for(self, flow_run: FlowRun) -> None:
+        if time.monotonic() - self._asked_at < _ASK_SECONDS:
+            return
+        self._asked_at = time.monotonic()
+        waits_for = awaited(self._client, flow_run)
+        if waits_for and waits_for != self._noted:
+            self._view.note(waits_for)
+        self._noted = waits_for
 
     def _snapshot(self) -> list[NodeView]:
         of_this_run = FlowRunFilter(id=FlowRunFilterId(any_=[self._run_id]))

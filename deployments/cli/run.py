@@ -9,21 +9,22 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
+from deployments.cli.reports import copy_report
 from deployments.cli.tables import comparison_tables, outcome_table, plan_table
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import STORE_VARIABLE
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
-from rlhf_core.pipeline.record import RunRecord, read_record, report_path
+from rlhf_core.pipeline.record import RunRecord, read_record
 
 app = typer.Typer()
 console = Console(soft_wrap=False)
 
 RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file")
 OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
-OUTPUTS = Path("outputs")
 
 
 @app.command()
@@ -77,12 +78,8 @@ def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
         console.print(comparison)
     if all(node.outcome == "reused" for node in record.nodes):
         console.print("Nothing had to be computed: every stage was in the store.")
-    report = prepared.store.get(report_path(record.run_id))
-    if report is not None:
-        path = OUTPUTS / record.run_id / "report.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(report)
-        _show_place("report", str(path))
+    if any(node.ref.stage == Kind.REPORT for node in record.nodes):
+        _show_place("report", str(copy_report(prepared.store, record.run_id)))
     _show_place("this run", url)
     _show_place("Ray dashboard", os.environ.get("RAY_API_SERVER_ADDRESS") or os.environ.get("RAY_ADDRESS", ""))
     _show_place("artifacts", f"{prepared.store.url} (`alignment artifacts`)")

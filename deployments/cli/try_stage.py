@@ -10,7 +10,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.run import OUTPUTS, OVERRIDES, RECIPE
+from deployments.cli.reports import OUTPUTS
+from deployments.cli.run import OVERRIDES, RECIPE
 from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.in_process import Tried, try_node
 from rlhf_core.pipeline.prepare import prepare

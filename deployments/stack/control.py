@@ -6,14 +6,16 @@ import json
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
 import httpx
+import psutil
 
+from deployments.stack.differences import differences, service_differences
 from deployments.stack.environment import (
     SELECTORS,
     environment_file,
@@ -52,29 +54,61 @@ class ServiceStatus:
 def up(report: Callable[[str], None] = print) -> Stack:
     """Start the services that are not running, wait until all work, and register the deployments.
 
-    Idempotent. Raises StackError with the last log lines of a service that does not start.
+    Idempotent. Never restarts a service that runs: if settings have changed since, it reports which and how to apply
+    them. Raises StackError with the last log lines of a service that does not start.
     """
     folder = stack_folder()
     with _locked(folder):
         recorded = recorded_environment(folder)
         external = external_services(os.environ, recorded)
         _check_external(external)
+        wanted = frozenset(SELECTORS) - external
         supervisor = Supervisor(folder, _link(folder))
-        running = supervisor.pid() is not None
-        stack = open_stack(folder, frozenset(SELECTORS) - external, os.environ, running=running)
+        supervisord = _running(supervisor)
+        owned = _owned(recorded) if supervisord else wanted
+        stack = open_stack(folder, owned, {} if supervisord else os.environ, running=supervisord is not None)
         environment = merged_environment(inherited_environment(), stack.environment())
         all_services = services(stack)
         config = configuration(stack, all_services)
-        if running and not (supervisor.same_as_running(config) and recorded == stack.environment()):
-            report("the settings have changed: restarting the stack")
+        if supervisord is None:
             _stop(folder, supervisor)
-            running = False
-        if not running:
             _start(stack, supervisor, config, environment)
+        else:
+            lines = service_differences(owned, wanted)
+            lines += differences(stack, supervisord, (supervisor.running_config(), config), environment)
+            _report_differences(lines, report)
+            environment = supervisord.environ()
+            os.environ.update(_selected(environment))  # what is checked below is what runs
         _await_all(stack, supervisor, all_services, report)
         if register_deployments(folder, environment):
             report("deployments registered")
         return stack
+
+
+def _running(supervisor: Supervisor) -> psutil.Process | None:
+    """The process of supervisord if a service runs, or is about to."""
+    pid = supervisor.pid()
+    if pid is None:
+        return None
+    states = [process.state for process in supervisor.states().values()]
+    return psutil.Process(pid) if {"RUNNING", "STARTING", "BACKOFF"} & {*states} else None
+
+
+def _owned(recorded: Mapping[str, str]) -> frozenset[str]:
+    return frozenset(name for name, variables in SELECTORS.items() if variables[0] in recorded)
+
+
+def _selected(environment: Mapping[str, str]) -> dict[str, str]:
+    names = [name for names in SELECTORS.values() for name in names]
+    return {name: environment[name] for name in names if name in environment}
+
+
+def _report_differences(lines: list[str], report: Callable[[str], None]) -> None:
+    if lines:
+        report("the stack goes on with the settings that it was started with, which differ from those of this shell:")
+        for line in lines:
+            report(f"  {line}")
+        report("apply them with `alignment down && alignment up`, which ends running jobs; run again to resume them")
 
 
 def status() -> list[ServiceStatus]:
@@ -83,7 +117,7 @@ def status() -> list[ServiceStatus]:
     recorded = recorded_environment(folder)
     if not recorded:
         raise StackError(f"there is no local stack in {folder}: start it with `alignment up`")
-    owned = frozenset(name for name, variables in SELECTORS.items() if variables[0] in recorded)
+    owned = _owned(recorded)
     external = frozenset(SELECTORS) - owned
     stack = open_stack(folder, owned, {}, running=True)
     supervisor = Supervisor(folder, stack.link)

@@ -6,18 +6,19 @@ import hashlib
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
+_AUTOMATIONS = Path(__file__).with_name("automations.py")
 _SOURCES = ("flows", "tasks", "rlhf_core/config")  # these define the typed parameters of the deployments
 
 
 def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
-    """Run `prefect deploy --all`. Returns False, without running it, if the deployments are up to date.
+    """Run `prefect deploy --all` and create the automations. Returns False, without doing it, if all are up to date.
 
     Raises StackError if the file is missing or Prefect rejects it.
     """
@@ -27,8 +28,17 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     state = _digest(environment["PREFECT_API_URL"])
     if stamp.is_file() and stamp.read_text() == state:
         return False
-    command = [str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all"]
-    command += ["--prefect-file", str(DEPLOYMENTS.relative_to(REPOSITORY))]
+    log = folder / "logs" / "deploy.log"
+    log.write_bytes(b"")
+    file = str(DEPLOYMENTS.relative_to(REPOSITORY))
+    deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
+    _run("`prefect deploy --all`", deploy, environment, log)
+    _run("creating the automations", (sys.executable, "-m", "deployments.stack.automations"), environment, log)
+    stamp.write_text(state)
+    return True
+
+
+def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:
     paths = filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))
     done = subprocess.run(
         command,
@@ -40,18 +50,20 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
         text=True,
         check=False,
     )
-    log = folder / "logs" / "deploy.log"
-    log.write_text(done.stdout, encoding="utf-8")
+    with log.open("a", encoding="utf-8") as file:
+        file.write(done.stdout)
     if done.returncode:
         last = [line for line in done.stdout.splitlines() if line.strip()][-5:]
-        raise StackError("\n  ".join(["`prefect deploy --all` failed:", *last, f"full log: {log}"]))
-    stamp.write_text(state)
-    return True
+        raise StackError("\n  ".join([f"{what} failed:", *last, f"full log: {log}"]))
 
 
 def _digest(server: str) -> str:
     """Changes with the server and with every file that defines the deployments."""
-    files = [DEPLOYMENTS, *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py")))]
+    files = [
+        DEPLOYMENTS,
+        _AUTOMATIONS,
+        *(file for source in _SOURCES for file in sorted((REPOSITORY / source).rglob("*.py"))),
+    ]
     digest = hashlib.sha256(server.encode())
     for file in files:
         digest.update(file.read_bytes())

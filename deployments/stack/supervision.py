@@ -98,8 +98,8 @@ class Supervisor:
             last = (done.stderr or done.stdout).strip().splitlines()[-1:] or ["no message"]
             raise StackError(f"supervisord did not start: {last[0]}")
 
-    def same_as_running(self, config: str) -> bool:
-        return self._config.is_file() and self._config.read_text(encoding="utf-8") == config
+    def running_config(self) -> str:
+        return self._config.read_text(encoding="utf-8")
 
     def states(self) -> dict[str, ProcessState]:
         processes = cast(list[dict[str, Any]], self._call("getAllProcessInfo"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -12,6 +13,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from rlhf_core.errors import AlignmentError, StageError
 
 CALL_SECONDS = 6 * 3600.0
+_LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
 GRACE_SECONDS = 5.0  # for the other actors' own errors, once one has failed
 
 
@@ -64,9 +66,22 @@ def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
     elif cause is not None:
         explained = StageError(f"{actor} failed in {what}: {type(cause).__name__}: {cause}")
     else:
-        explained = StageError(f"{actor} died in {what}: {' '.join(str(error).split())}")
+        explained = StageError(f"{actor} died in {what}: {_cause_of_death(' '.join(str(error).split()))}")
     explained.__cause__ = error
     return explained
+
+
+def _cause_of_death(said: str) -> str:
+    """The likely cause, then what Ray says: it lists possible causes, and does not know the signal."""
+    if "low on memory" in said:
+        cause = f"Ray ended it because its node ran low on memory: {_LESS_MEMORY}"
+    elif "node has died" in said or "node died" in said:
+        cause = "its node was lost"
+    elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", said):
+        cause = f"its process ended with status {status[1] or status[2]}: see its log in the Ray dashboard"
+    else:
+        cause = f"its process was killed, usually because memory ran out: {_LESS_MEMORY}"
+    return f"{cause}. Ray says: {said}"
 
 
 def _causal_order(error: RayError) -> int:

@@ -80,8 +80,37 @@ def test_every_service_works(stack: Path) -> None:
 
 def test_a_second_up_changes_nothing(stack: Path) -> None:
     before = {line.name: line.pid for line in control.status()}
-    assert command("up").returncode == 0
+    done = command("up")
+    assert done.returncode == 0
+    assert "differ" not in done.stdout
     assert {line.name: line.pid for line in control.status()} == before
+
+
+def test_up_with_other_settings_restarts_nothing_and_says_what_differs(
+    stack: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = {line.name: line.pid for line in control.status()}
+    ports = (stack / "ports.json").read_text()
+    monkeypatch.setenv("PATH", f"/another/place:{os.environ['PATH']}")
+    monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "7")
+    monkeypatch.setenv("ALIGNMENT_PORT_S3", "1234")
+    monkeypatch.setenv("WANDB_API_KEY", "planted")
+    monkeypatch.setenv("HTTPS_PROXY", "http://user:planted@proxy")
+    monkeypatch.setenv("ALIGNMENT_STORE", "s3://mine")
+    done = command("up")
+    assert done.returncode == 0, done.stderr
+    assert {line.name: line.pid for line in control.status()} == before
+    assert (stack / "ports.json").read_text() == ports
+    lines = done.stdout.splitlines()
+    assert "  ALIGNMENT_RAY_CPUS: (unset) → 7" in lines
+    assert f"  ALIGNMENT_PORT_S3: {json.loads(ports)['s3']} → 1234" in lines
+    assert "  WANDB_API_KEY: (unset) → (a secret)" in lines
+    assert "  HTTPS_PROXY: (unset) → http://…@proxy" in lines
+    assert "  ALIGNMENT_STORE: s3://alignment → s3://mine" in lines
+    assert any(line.startswith("  PATH: ") and "→ /another/place:" in line for line in lines)
+    assert any(line.startswith("  s3: the stack's own → yours") for line in lines)
+    assert "`alignment down && alignment up`" in done.stdout
+    assert "planted" not in done.stdout
 
 
 def test_secrets_are_for_the_user_only(stack: Path) -> None:

@@ -6,22 +6,29 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 from click.testing import Result
 from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
-from prefect.states import AwaitingRetry, Cancelling
+from prefect.deployments.runner import EntrypointType
+from prefect.events import emit_event
+from prefect.states import AwaitingRetry, Cancelling, Pending, Running
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
+from deployments.cli.waiting import awaited
+from deployments.stack.automations import automations, create
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
-from tests.flows.test_running import wait_until
+from tests.flows.few import few
+from tests.flows.test_running import artifacts, newest_run, wait_until
 from tests.services import S3Server, s3_prefix
 
 POOL = "alignment"
@@ -197,6 +204,17 @@ def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     assert report.read_text(encoding="utf-8").lstrip().startswith("<!")
     assert str(report.relative_to(terminal)) in first.stdout
 
+    run = newest_run()
+    assert (run.name, run.tags) == ("smallest, seed 0", ["alignment", "smallest"])
+    (text,) = [str(artifact.data) for artifact in artifacts(run, "markdown") if artifact.key == "report"]
+    assert f"`alignment report {run.id}`" in text
+    assert "X-Amz-" not in text  # a signed link expires
+    report.unlink()
+    shown = alignment("report", str(run.id))
+    assert (shown.stdout, report.is_file()) == (f"{report.relative_to(terminal)}\n", True)
+    unknown = alignment("report", "unknown")
+    assert "has no report of the run unknown" in unknown.stderr
+
     second = alignment("run", "smallest.yaml")
     assert second.exit_code == 0, second.output
     assert "smallest: 0 to compute, 2 to reuse" in second.stdout
@@ -220,3 +238,34 @@ def test_mistakes_end_with_one_sentence(terminal: Path) -> None:
         assert (wrong.exit_code, wrong.stderr) == (
             1, "error: smallest.yaml: unknown key `base.dtpe`, did you mean `dtype`?\n",
         )  # fmt: skip
+
+
+def test_what_a_run_waits_for_is_said(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
+    client.create_work_pool(WorkPoolCreate(name="nobody", type="process"))
+    deployment = few.to_deployment("lonely", work_pool_name="nobody", entrypoint_type=EntrypointType.MODULE_PATH)
+    deployment.apply()  # type: ignore[union-attr]
+    parameters = {"recipe": workplace.recipe, "nodes": NODES}
+    flow_run: Any = run_deployment("few/lonely", parameters=parameters, timeout=0, as_subflow=False)
+
+    def said(seconds: float) -> str:
+        return awaited(client, client.read_flow_run(flow_run.id), datetime.now(UTC) + timedelta(seconds=seconds))
+
+    assert said(0) == ""
+    assert said(30).startswith("no worker polls the work pool `nobody`: see `alignment status`")
+    client.set_flow_run_state(flow_run.id, Pending())
+    assert said(0) == ""
+    assert said(30).startswith("a worker has taken the run, whose process does not start")
+    client.set_flow_run_state(flow_run.id, Running())
+    emit_event("prefect.flow-run.heartbeat", {"prefect.resource.id": f"prefect.flow-run.{flow_run.id}"})
+    wait_until(lambda: said(120).startswith("no heartbeat of the run's process since "))
+    assert said(10) == ""
+    client.set_flow_run_state(flow_run.id, Cancelling())
+    assert said(120) == ""
+
+
+def test_automations_are_created_once(client: SyncPrefectClient, worker: Path) -> None:
+    for _ in range(2):
+        create(client, automations())
+        for wanted in automations():
+            (found,) = client.read_automations_by_name(wanted.name)
+            assert found.enabled

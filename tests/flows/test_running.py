@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterType
+from prefect.client.schemas.objects import Artifact, FlowRun
 
 from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.pipeline.record import read_record
@@ -31,12 +32,23 @@ def newest_run() -> FlowRun:
         return max(client.read_flow_runs(), key=lambda run: run.created.timestamp() if run.created else 0.0)
 
 
+def artifacts(flow_run: FlowRun, kind: str) -> list[Artifact]:
+    of_run = ArtifactFilter(
+        flow_run_id=ArtifactFilterFlowRunId(any_=[flow_run.id]), type=ArtifactFilterType(any_=[kind])
+    )
+    with get_client(sync_client=True) as client:
+        return client.read_artifacts(artifact_filter=of_run)
+
+
 def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
     return {row["stage"]: row["outcome"] for row in rows}
 
 
 def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "computed")
+    progress = [artifact.data for artifact in artifacts(newest_run(), "progress")]
+    assert progress
+    assert set(progress) == {100.0}
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "reused")
     record = read_record(workplace.repository.store, str(newest_run().id))
     assert record is not None
@@ -44,6 +56,10 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
     assert [(node.name, node.outcome, node.metrics.get("rows")) for node in record.nodes] == [
         ("base", "reused", None), ("data.test", "reused", 4), ("data.words", "reused", 4),
     ]  # fmt: skip
+
+    run = newest_run()
+    assert run.name == "few/base+data.test+data.words, seed 0"
+    assert run.tags == ["few"]
 
     workplace.repository.store.delete(f"{workplace.node('data.words').ref.path}/manifest.json")
     expected = {"base": "reused", "data.test": "reused", "data.words": "computed"}

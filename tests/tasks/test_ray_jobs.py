@@ -15,7 +15,7 @@ import pytest
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import LINE_OF_RAY
-from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs, _Client, connect
+from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs, _cause_of_end, _Client, connect
 from tests.cluster import start_ray
 
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"
@@ -87,8 +87,24 @@ def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
     late = f"{LINE_OF_RAY}sft-b100000000000000-{PLACE}-a1: exec python"  # as it may come, see job_log.py
     code = f"import os; print('loading weights', '{late}', sep='\\n', flush=True); os.kill(os.getpid(), 9)"
     job_id, _ = jobs.submit_or_attach(python(code, "b1"))
-    with pytest.raises(JobEndedError, match="exit code -9; last line: loading weights; full log"):
+    said = (
+        r"^its process was killed \(signal 9\), usually because memory ran out\. Ray says: .*exit code -9; "
+        "the log's last line: loading weights; full log"
+    )
+    with pytest.raises(JobEndedError, match=said):
         jobs.follow(job_id, Watcher())
+
+
+@pytest.mark.parametrize(("message", "cause"), [
+    ("Job entrypoint command failed with exit code 137", "its process was killed (signal 9)"),
+    ("Job entrypoint command failed with exit code -11", "its process was ended by signal 11."),
+    ("Job entrypoint command failed with exit code 3", "its process ended with status 3."),
+    ("Unexpected error occurred: The actor died", "Ray lost its process"),
+])  # fmt: skip
+def test_the_cause_comes_before_what_ray_says(message: str, cause: str) -> None:
+    said = _cause_of_end(message)
+    assert said.startswith(cause)
+    assert said.endswith(f" Ray says: {message}")
 
 
 def test_a_second_submitter_attaches_and_reads_the_log_from_its_start(jobs: RayJobs) -> None:

@@ -109,7 +109,7 @@ def test_an_error_of_ours_keeps_its_type_and_names_the_rank(group: RayWorkerGrou
 def test_a_rank_that_dies_is_named_though_the_other_complains_too() -> None:
     group = RayWorkerGroup(HALVES, Worker)
     try:
-        with pytest.raises(StageError, match=r"^rank 1 died in die: "):
+        with pytest.raises(StageError, match=r"^rank 1 died in die: its process .*\. Ray says: "):
             group.call(Worker.die, 1)
     finally:
         group.shutdown()

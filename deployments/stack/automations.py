@@ -1,0 +1,76 @@
+"""Automations of the Prefect server that end the runs whose process has died together with its worker.
+
+A worker that sees a flow's process die marks the run Crashed. If both die, nobody does, and the run would stay Running
+for ever. `alignment up` creates the automations. With a Prefect server and deployments of your own, run
+`python -m deployments.stack.automations` once, with PREFECT_API_URL set; running it again is a no-op.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger, Posture, ResourceSpecification
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.objects import StateType
+
+TAG = "alignment"  # of the deployments in prefect.yaml: a server may have other flows too
+HEARTBEAT = "prefect.flow-run.heartbeat"
+HEARTBEAT_SECONDS = 30  # set in prefect.yaml; the least that Prefect allows
+SILENCE = timedelta(seconds=80)
+START = timedelta(minutes=5)
+_ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry", "Late",
+                                                  "Scheduled", "Paused", "Suspended")}  # fmt: skip
+
+
+def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[AutomationCore]:
+    """silence: without a heartbeat; start: from the worker's taking a run to its running."""
+    return [
+        _crashed(
+            "alignment: runs without a heartbeat",
+            after={HEARTBEAT},
+            expected={HEARTBEAT, *_ENDS},
+            within=silence,
+            message=f"the run's process and its worker have died: no heartbeat for {silence.total_seconds():.0f} s; "
+            "run again, jobs that still run are followed and finished stages are reused",
+        ),
+        _crashed(
+            "alignment: runs that never start",
+            after={"prefect.flow-run.Pending", "prefect.flow-run.Submitting"},
+            expected={"prefect.flow-run.Running", *_ENDS},
+            within=start,
+            message=f"a worker took the run and did not start it within {start.total_seconds():.0f} s: run again",
+        ),
+    ]
+
+
+def _crashed(name: str, after: set[str], expected: set[str], within: timedelta, message: str) -> AutomationCore:
+    return AutomationCore(
+        name=name,
+        trigger=EventTrigger(
+            match=ResourceSpecification({"prefect.resource.id": ["prefect.flow-run.*"]}),
+            match_related=ResourceSpecification(
+                {"prefect.resource.id": [f"prefect.tag.{TAG}"], "prefect.resource.role": ["tag"]}
+            ),
+            for_each={"prefect.resource.id"},
+            after=after,
+            expect=expected,
+            posture=Posture.Proactive,
+            threshold=1,
+            within=within,
+        ),
+        actions=[ChangeFlowRunState(name="Crashed", state=StateType.CRASHED, message=message, force=False)],
+    )
+
+
+def create(client: SyncPrefectClient, wanted: list[AutomationCore]) -> None:
+    for automation in wanted:
+        existing = client.read_automations_by_name(automation.name)
+        if existing:
+            client.update_automation(existing[0].id, automation)
+        else:
+            client.create_automation(automation)
+
+
+if __name__ == "__main__":
+    with get_client(sync_client=True) as _client:
+        create(_client, automations())

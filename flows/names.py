@@ -1,0 +1,34 @@
+"""What a run is called in the Prefect UI: its recipe, seed and overrides, and tags to filter by."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from uuid import UUID
+
+from prefect.client.orchestration import get_client
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.pipeline.recipe import Recipe
+
+_LONGEST = 200  # characters of a name
+
+
+def name_run(run_id: UUID, recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None) -> None:
+    """Names and tags the run. Keeps the tags that it has."""
+    with get_client(sync_client=True) as client:
+        tags = {*client.read_flow_run(run_id).tags, *run_tags(recipe)}
+        client.update_flow_run(run_id, name=run_name(recipe, overrides, only), tags=sorted(tags))
+
+
+def run_name(recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None = None) -> str:
+    """`tiny, seed 0: rl.steps=200`; of chosen nodes alone `tiny/rl, seed 0`."""
+    name = recipe.name if only is None else f"{recipe.name}/{'+'.join(sorted(only))}"
+    others = " ".join(override for override in overrides if not override.startswith("seed="))
+    name = f"{name}, seed {recipe.seed}{': ' if others else ''}{others}"
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
+
+
+def run_tags(recipe: Recipe) -> list[str]:
+    """The recipe, and the algorithms of its RL stages."""
+    algorithms = {stage.algorithm for stage in recipe.stages.values() if isinstance(stage, RLConfig)}
+    return [recipe.name, *sorted(algorithms)]

@@ -1,0 +1,80 @@
+"""What is killed while a node trains, and how the run goes on. Each function returns when the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from tests.chaos.scenario import CHECKPOINT_STEPS, Run, await_service, kill, processes, service
+
+
+def _flow(run: Run, node: str) -> None:
+    """The worker marks the run as crashed. A Retry follows the job, which has gone on."""
+    run.hold(node, CHECKPOINT_STEPS)
+    kill(run.flow_processes())
+    assert run.wait_for_its_end().name == "Crashed"
+    run.retry()
+
+
+def _both(run: Run, node: str) -> None:
+    """An automation of the Prefect server marks the run as crashed."""
+    run.hold(node, CHECKPOINT_STEPS)
+    worker = service("worker")
+    kill([worker, *run.flow_processes()])
+    assert "no heartbeat for" in (run.wait_for_its_end().message or "")
+    await_service("worker", worker)
+    run.retry()
+
+
+def _service(name: str) -> Callable[[Run, str], None]:
+    """It is started again by supervisord; the flow and its job go on."""
+
+    def kill_it(run: Run, node: str) -> None:
+        run.hold(node, CHECKPOINT_STEPS)
+        flow, process = run.flow_processes(), service(name)
+        kill([process])
+        await_service(name, process)
+        assert run.state().name == "Running"
+        assert run.flow_processes() == flow
+
+    return kill_it
+
+
+def _process_of_the_job(title: str) -> Callable[[Run, str], None]:
+    """All of the job ends; after a Retry another job resumes from the newest checkpoint."""
+
+    def kill_it(run: Run, node: str) -> None:
+        step = run.hold(node, CHECKPOINT_STEPS)
+        kill(processes(run.place, title))
+        _resume(run, node, step)
+
+    return kill_it
+
+
+def _head(run: Run, node: str) -> None:
+    """All of the cluster dies with it."""
+    step = run.hold(node, CHECKPOINT_STEPS)
+    head = service("ray")
+    kill([head])
+    await_service("ray", head)
+    _resume(run, node, step)
+
+
+def _resume(run: Run, node: str, step: int) -> None:
+    run.let_go()
+    assert run.wait_for_its_end().name == "Failed"
+    run.retry()
+    assert run.resumed_after(node) >= step  # no step is repeated but those since the newest checkpoint
+
+
+ORDER: Mapping[str, Callable[[Run, str], None]] = {
+    "both": _both,
+    "flow": _flow,
+    "worker": _service("worker"),
+    "server": _service("prefect"),
+    "S3": _service("s3"),
+    "rank": _process_of_the_job("ray::_Rank"),
+    "driver": _process_of_the_job("rlhf_core.stages --store"),
+    "supervisor": _process_of_the_job("ray::JobSupervisor"),
+    "head": _head,
+}
+ENGINE = _process_of_the_job("ray::EngineActor")

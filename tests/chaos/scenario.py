@@ -1,0 +1,297 @@
+"""A small recipe on the local stack, whose parts are killed one after the other while it runs.
+
+`alignment up` starts the stack in a folder of its own. The ranks of a stage that trains are frozen while a part is
+killed, so that the stage cannot end before; afterwards the run must go on by itself, or after a Retry.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import psutil
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import State
+from prefect.deployments import run_deployment
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.states import AwaitingRetry
+
+from deployments.stack import control
+from deployments.stack.automations import automations, create
+from deployments.stack.environment import merged_environment, recorded_environment
+from deployments.stack.processes import processes_of
+from rlhf_core.artifacts.checkpoints import Checkpoints
+from rlhf_core.artifacts.leases import LeaseRecord
+from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.pipeline.prepare import prepare
+from tasks.followers import FollowersRecord
+from tasks.ray_jobs import RayJobs, connect
+
+ROOT = Path(__file__).resolve().parents[2]
+SECONDS = 600.0
+# Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
+SILENCE = timedelta(seconds=40)
+CHECKPOINT_STEPS = 5
+RECIPE: dict[str, Any] = {
+    "name": "chaos", "tracking": {"wandb": False, "tensorboard": False},
+    "data": {"talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}}},
+    "base": {
+        "dtype": "float32",
+        "source": {"type": "scratch", "hidden_size": 64, "intermediate_size": 64, "layers": 1, "heads": 1,
+                   "context_length": 32},
+    },
+    "sft": {
+        "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 150, "max_steps": 300,
+        "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
+        "checkpoint": {"every_steps": CHECKPOINT_STEPS},
+    },
+}  # fmt: skip
+# The long form goes on with RL, whose engine is killed too.
+RL: dict[str, Any] = {
+    "algorithm": "grpo", "dataset": "asked", "steps": 60, "prompts_per_step": 2,
+    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 24, "cpu_cache_gib": 0.25},
+    "grpo": {
+        "rewards": {"exact": {"type": "verifier", "kind": "exact"}}, "group_size": 2,
+        "optimizer": {"learning_rate": 1e-2},
+    },
+    "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
+}  # fmt: skip
+
+
+def write_recipe(folder: Path, *, long: bool = False) -> Path:
+    folder.mkdir()
+    talks = [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)]
+    (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
+    (folder / "asked.jsonl").write_text(
+        "".join(json.dumps({"prompt": f"a{i}", "answer": "1"}) + "\n" for i in range(4))
+    )
+    recipe = RECIPE
+    if long:
+        asked = {"format": "prompts", "source": {"type": "files", "paths": ["asked.jsonl"]}}
+        recipe = {**RECIPE, "data": {**RECIPE["data"], "asked": asked}, "rl": RL}
+    path = folder / "chaos.yaml"
+    path.write_text(json.dumps(recipe))  # which is YAML too
+    return path
+
+
+def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
+    deadline = time.monotonic() + seconds
+    while True:
+        found = condition()
+        if found:
+            return found
+        if time.monotonic() > deadline:
+            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+        time.sleep(0.1)
+
+
+@dataclass(frozen=True)
+class Place:
+    folder: Path  # of the test: the recipe and the stack's state
+    environment: Mapping[str, str]  # of a command that uses the stack
+
+    @property
+    def stack(self) -> Path:
+        return self.folder / "stack"
+
+    @property
+    def recipe(self) -> str:
+        return str(self.folder / "recipe" / "chaos.yaml")
+
+
+@contextmanager
+def started_stack(folder: Path, patch: Any, *, long: bool = False) -> Any:
+    """The local stack; afterwards nothing of it is left."""
+    write_recipe(folder / "recipe", long=long)
+    for name in [n for n in os.environ if n.startswith(("ALIGNMENT_", "AWS_", "RAY_", "PREFECT_"))]:
+        patch.delenv(name)
+    folders = {"ALIGNMENT_STACK_DIR": "stack", "ALIGNMENT_CACHE": "cache", "ALIGNMENT_WORKDIR": "work"}
+    for name, part in folders.items():
+        (folder / part).mkdir()
+        patch.setenv(name, str(folder / part))
+    patch.setenv("RAY_worker_niceness", "0")
+    try:
+        control.up(report=lambda line: None)
+        environment = merged_environment(os.environ, recorded_environment(folder / "stack"))
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        settings = {PREFECT_API_URL: environment["PREFECT_API_URL"], PREFECT_HOME: environment["PREFECT_HOME"]}
+        with temporary_settings(settings):
+            yield Place(folder, environment)
+    finally:
+        control.down(report=lambda line: None)
+
+
+class Run:
+    """A run of the recipe as the deployment `alignment/full`, which is under way."""
+
+    def __init__(self, place: Place, client: SyncPrefectClient) -> None:
+        self.place = place
+        self.store = place.environment["ALIGNMENT_STORE"]
+        self._client = client
+        self._graph = prepare(place.recipe, []).graph
+        self._held: list[psutil.Process] = []
+        create(client, automations(silence=SILENCE))
+        parameters = {"recipe": place.recipe, "overrides": []}
+        flow_run: Any = run_deployment("alignment/full", parameters=parameters, timeout=0, as_subflow=False)
+        self.id: UUID = flow_run.id
+
+    def state(self) -> State:
+        state = self._client.read_flow_run(self.id).state
+        assert state is not None
+        return state
+
+    def wait_for_its_end(self) -> State:
+        found: State = until(lambda: state if (state := self.state()).is_final() else None, "the end of the run")
+        return found
+
+    def retry(self) -> None:
+        """What the Retry button of the UI sends; returns when the next attempt has a process."""
+        self._client.set_flow_run_state(self.id, AwaitingRetry(message="Retry from the UI"), force=True)
+        until(lambda: self.state().name == "Running" and self.flow_processes(), "the next attempt")
+
+    def flow_processes(self) -> list[psutil.Process]:
+        mine = str(self.id)
+        return [p for p in processes(self.place, "flows.process") if _variable(p, "PREFECT__FLOW_RUN_ID") == mine]
+
+    def hold(self, node: str, steps: int) -> int:
+        """Freezes the ranks of `node` once it has `steps` more in a checkpoint; the step of the newest checkpoint."""
+        self.let_go()
+        wanted = self.checkpoint(node) + steps
+
+        def reached() -> bool:
+            assert not (state := self.state()).is_final(), state
+            return self.checkpoint(node) >= wanted
+
+        until(reached, f"a checkpoint of {node}")
+        self._held = processes(self.place, "ray::_Rank")
+        for rank in self._held:
+            rank.suspend()
+        return self.checkpoint(node)
+
+    def let_go(self) -> None:
+        for rank in self._held:
+            with suppress(psutil.NoSuchProcess):
+                rank.resume()
+        self._held = []
+
+    def checkpoint(self, node: str) -> int:
+        """The step of the newest; 0 if there is none."""
+        return Checkpoints(open_store(self.store), self._graph[node].ref).newest_step() or 0
+
+    def resumed_after(self, node: str) -> int:
+        """The step after which the newest job of the node resumed, once it has said so."""
+        stage, key = self._graph[node].stage.name, self._graph[node].ref.key
+
+        def said() -> re.Match[str] | None:
+            found = [job_id for job_id in jobs().running() if job_id.startswith(f"{stage}-{key[:16]}-")]
+            return re.search(r"resumes after step (\d+)", jobs()._client.get_job_logs(found[0])) if found else None
+
+        return int(until(said, "a job that resumes")[1])
+
+
+def jobs() -> RayJobs:
+    return connect()
+
+
+def service(name: str) -> psutil.Process:
+    pid = next(line.pid for line in control.status() if line.name == name)
+    assert pid, name
+    return psutil.Process(pid)
+
+
+def await_service(name: str, killed: psutil.Process) -> None:
+    def back() -> bool:
+        line = next(line for line in control.status() if line.name == name)
+        return line.state == "working" and line.pid not in (0, killed.pid)
+
+    until(back, f"the service {name}")
+
+
+def kill(processes: list[psutil.Process]) -> None:
+    assert processes
+    for process in processes:
+        with suppress(psutil.NoSuchProcess):
+            process.send_signal(signal.SIGKILL)
+
+
+def processes(place: Place, part: str) -> list[psutil.Process]:
+    """Those of the stack with `part` in their command or title."""
+    found = []
+    for process in processes_of(place.stack):
+        with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+            if part in " ".join(process.cmdline()):
+                found.append(process)
+    return found
+
+
+def _variable(process: psutil.Process, name: str) -> str:
+    with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
+        return str(process.environ().get(name, ""))
+    return ""
+
+
+@contextmanager
+def undisturbed(place: Place) -> Iterator[str]:
+    """Yields the URL of another store on the same services, for which a run without a worker computes the recipe
+    meanwhile; it has ended when the block is left."""
+    store = f"{place.environment['ALIGNMENT_STORE']}/undisturbed"
+    code = f"from flows.alignment import alignment; alignment({place.recipe!r})"
+    environment = {**place.environment, "ALIGNMENT_STORE": store, "PYTHONPATH": str(ROOT)}
+    with (place.folder / "undisturbed.log").open("wb") as log:
+        flow = subprocess.Popen([sys.executable, "-c", code], env=environment, cwd=ROOT, stdout=log, stderr=log)
+    try:
+        yield store
+        assert flow.wait(SECONDS) == 0, (place.folder / "undisturbed.log").read_text()[-3000:]
+    finally:
+        flow.kill()
+        flow.wait()
+
+
+def manifests(store: str, place: Place) -> dict[str, Manifest]:
+    """Of each node that the store has."""
+    repository = ArtifactRepository(open_store(store))
+    found = {name: repository.manifest(node.ref) for name, node in prepare(place.recipe, []).graph.items()}
+    return {name: manifest for name, manifest in found.items() if manifest is not None}
+
+
+def weights(found: Mapping[str, Manifest]) -> dict[str, str]:
+    """The hash of each file of weights."""
+    return {
+        f"{name}/{file.path}": file.sha256
+        for name, manifest in found.items()
+        for file in manifest.files
+        if file.path.endswith(".safetensors")
+    }
+
+
+def leftovers(place: Place) -> list[str]:
+    """Leases that are held, runs that follow a job, work folders of jobs."""
+    store = open_store(place.environment["ALIGNMENT_STORE"])
+    found = [str(path) for path in (place.folder / "work").rglob("*")]
+    for path in store.list("leases/"):
+        if not LeaseRecord.model_validate_json(store.get(path) or b"").released:
+            found.append(path)
+    for path in store.list("followers/"):
+        if FollowersRecord.model_validate_json(store.get(path) or b"").expires_at:
+            found.append(path)
+    return found
+
+
+def processes_left(place: Place) -> set[psutil.Process]:
+    session = place.stack / "supervisord.pid"
+    return processes_of(place.stack, sessions=[int(session.read_text())] if session.is_file() else [])

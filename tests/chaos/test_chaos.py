@@ -1,0 +1,100 @@
+"""Every part of a run is killed once while a small recipe runs; it ends with the weights of a run without kills.
+
+`make chaos` adds RL, with its engine killed too.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+
+from tests.chaos.kills import ENGINE, ORDER
+from tests.chaos.scenario import (
+    ROOT,
+    Place,
+    Run,
+    jobs,
+    kill,
+    leftovers,
+    manifests,
+    processes,
+    processes_left,
+    service,
+    started_stack,
+    undisturbed,
+    until,
+    weights,
+)
+
+pytestmark = pytest.mark.timeout(3000)
+LONG = os.environ.get("CHAOS_LONG") == "1"  # set by `make chaos`
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("chaos")
+    with pytest.MonkeyPatch.context() as patch, started_stack(folder, patch, long=LONG) as place:
+        yield place
+    assert processes_left(place) == set()
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
+
+
+def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place, client: SyncPrefectClient) -> None:
+    run = Run(place, client)
+    run.hold("sft", 1)
+    before = {name: manifest.finished_at for name, manifest in manifests(run.store, place).items()}
+    assert before.keys() >= {"data.talks", "base"}
+    for number, (name, kill_it) in enumerate(ORDER.items()):
+        print(f"killing: {name}", flush=True)
+        if number == 0:
+            with undisturbed(place) as store:  # the cores are idle while the run counts as running
+                kill_it(run, "sft")
+        else:
+            kill_it(run, "sft")
+    run.let_go()
+    if LONG:
+        ENGINE(run, "rl")
+        run.let_go()
+    state = run.wait_for_its_end()
+    assert state.name == "Completed", state
+    found = manifests(run.store, place)
+    assert weights(found) == weights(manifests(store, place))
+    assert len(weights(found)) == 3 if LONG else 2
+    assert {name: found[name].finished_at for name in before} == before  # nothing is computed twice
+    until(lambda: not leftovers(place), f"the end of {leftovers(place)}", 60)
+
+
+def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
+    place: Place, client: SyncPrefectClient
+) -> None:
+    command = [sys.executable, "-m", "deployments.cli.main", "run", place.recipe, "sft.max_steps=301"]
+    with (place.folder / "command.log").open("wb") as log:
+        shown = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
+    try:
+        (rank,) = until(lambda: processes(place, "ray::_Rank"), "a job with a rank")
+        rank.suspend()
+        (job_id,) = jobs().running()
+        kill([service("worker"), *processes(place, "flows.process")])
+        shown.send_signal(signal.SIGINT)
+        assert shown.wait(120) == 1
+    finally:
+        shown.kill()
+        shown.wait()
+    output = (place.folder / "command.log").read_text()
+    assert "no process of the run answers: stopping its jobs from here" in output
+    assert str(jobs()._details(job_id).status) == "STOPPED"
+    newest = max(client.read_flow_runs(), key=lambda run: run.created.timestamp() if run.created else 0.0)
+    assert newest.state_name == "Cancelled"
+    assert [run.name for run in client.read_flow_runs() if run.state and not run.state.is_final()] == []
+    until(lambda: not leftovers(place), f"the end of {leftovers(place)}", 60)
