@@ -8,7 +8,7 @@ LINTED := rlhf_core flows tasks deployments tests benchmarks
 FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
 	tests/rlhf_core/algorithms tests/deployments/test_setup.py
 
-.PHONY: help setup demo test two-nodes rl-matrix check fast format lint types up status down
+.PHONY: help setup demo test two-nodes chaos rl-matrix check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -25,6 +25,9 @@ test: setup  ## all tests
 
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes
+
+chaos: setup  ## every part of a run is killed once, as in the tests, and then RL with its engine; some ten minutes
+	@CHAOS_LONG=1 $(QUICK) $(BIN)/python -m pytest -q tests/chaos
 
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix

@@ -34,7 +34,7 @@ def main() -> int:
     if status and not _final_states(run_id) - earlier:
         os.write(terminal, f"the flow run {run_id} ended with status {status}, its output is in {log}\n".encode())
         return status
-    log.unlink()  # Prefect has it all
+    log.unlink(missing_ok=True)  # Prefect has it all
     return 0
 
 

@@ -21,6 +21,7 @@ def _both(run: Run, node: str) -> None:
     worker = service("worker")
     kill([worker, *run.flow_processes()])
     assert "no heartbeat for" in (run.wait_for_its_end().message or "")
+    run.restore_automations()
     await_service("worker", worker)
     run.retry()
 

@@ -164,6 +164,10 @@ class Run:
         self._client.set_flow_run_state(self.id, AwaitingRetry(message="Retry from the UI"), force=True)
         until(lambda: self.state().name == "Running" and self.flow_processes(), "the next attempt")
 
+    def restore_automations(self) -> None:
+        """As `up` made them: a server that restarts needs more patience."""
+        create(self._client, automations())
+
     def flow_processes(self) -> list[psutil.Process]:
         mine = str(self.id)
         return [p for p in processes(self.place, "flows.process") if _variable(p, "PREFECT__FLOW_RUN_ID") == mine]

@@ -24,7 +24,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.main import app
 from deployments.cli.waiting import awaited
-from deployments.stack.automations import automations, create
+from deployments.stack.automations import HEARTBEAT_SECONDS, TAG, automations, create
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
@@ -169,6 +169,12 @@ def test_the_shipped_deployments_register_with_typed_parameters(client: SyncPref
     assert (full.work_pool_name, alone.work_pool_name) == (POOL, POOL)
     assert (full.entrypoint, full.parameters) == ("flows/alignment.py:alignment", {"recipe": "tiny", "overrides": []})
     assert full.pull_steps == [{"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}]
+    for deployment in (full, alone):
+        assert deployment.tags == [TAG]
+        assert deployment.job_variables == {
+            "command": "python -m flows.process",
+            "env": {"PREFECT_FLOWS_HEARTBEAT_FREQUENCY": str(HEARTBEAT_SECONDS)},
+        }
     schema = full.parameter_openapi_schema or {}
     types = {name: (field["type"], "description" in field) for name, field in schema["properties"].items()}
     assert types == {"recipe": ("string", True), "overrides": ("array", True)}
