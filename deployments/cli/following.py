@@ -113,7 +113,9 @@ class _FollowedRun:
                 if flow_run.state is not None and flow_run.state.is_final():
                     return flow_run.state
                 self._note_what_it_waits_for(flow_run)
-            except httpx.TransportError as error:
+            except httpx.HTTPError as error:
+                if not _is_unavailable(error):
+                    raise
                 if time.monotonic() - answered_at > _LOST_SECONDS:
                     raise StackError(
                         f"lost the Prefect server ({error}); the run {self._run_id} may still be running, see "
@@ -131,7 +133,9 @@ class _FollowedRun:
                 if state is not None and state.is_final():
                     return state
                 time.sleep(_POLL_SECONDS)
-        except httpx.TransportError as error:
+        except httpx.HTTPError as error:
+            if not _is_unavailable(error):
+                raise
             self._stop_jobs()
             raise StackError(
                 f"the run's jobs are stopped, but no Prefect server answers ({error}): its state is as it was"
@@ -175,6 +179,11 @@ class _FollowedRun:
         )
         progress = {artifact.task_run_id: artifact for artifact in artifacts}
         return [_node_view(name, newest.get(name), progress) for name in self._nodes]
+
+
+def _is_unavailable(error: httpx.HTTPError) -> bool:
+    """No answer, or that of a server that is overloaded or restarts."""
+    return not isinstance(error, httpx.HTTPStatusError) or error.response.status_code >= 500
 
 
 def _started_at(task_run: TaskRun) -> float:

@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 from prefect.events.filters import EventFilter, EventNameFilter, EventResourceFilter
+from prefect.exceptions import ObjectNotFound
 
 from deployments.stack.automations import HEARTBEAT, HEARTBEAT_SECONDS, SILENCE
 
@@ -53,7 +54,10 @@ def _silence(client: SyncPrefectClient, flow_run: FlowRun, now: datetime) -> str
 
 def _worker(client: SyncPrefectClient, flow_run: FlowRun, now: datetime) -> str:
     pool = flow_run.work_pool_name or ""
-    workers = client.read_workers_for_work_pool(pool) if pool else []
+    try:
+        workers = client.read_workers_for_work_pool(pool) if pool else []
+    except ObjectNotFound:
+        workers = []
     polled = [worker.last_heartbeat_time for worker in workers if worker.last_heartbeat_time is not None]
     if not polled:
         return f"no worker polls the work pool `{pool}`: see `alignment status`, or start one with `alignment up`"
