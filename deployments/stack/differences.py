@@ -53,7 +53,7 @@ def service_differences(owned: frozenset[str], wanted: frozenset[str]) -> list[s
     return [
         f"{name}: the stack's own → yours ({' or '.join(SELECTORS[name])} is set)"
         if name in owned
-        else f"{name}: yours → the stack's own ({' and '.join(SELECTORS[name])} are not set)"
+        else f"{name}: yours → the stack's own ({' and '.join(SELECTORS[name])} unset)"
         for name in SELECTORS
         if (name in owned) != (name in wanted)
     ]
