@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ import psutil
 
 from deployments.stack.environment import BUCKET, REPOSITORY
 from deployments.stack.settings import LOOPBACK, Stack
+from rlhf_core.warm.client import SOCKET_VARIABLE
 
 WORK_POOL = "alignment"
 MIB = 1024**2
@@ -40,6 +42,8 @@ def services(stack: Stack) -> list[Service]:
     if "s3" in stack.owned:
         owned.append(_s3(stack))
     if "ray" in stack.owned:
+        if _starts_warm():
+            owned.append(_warm(stack))
         owned.append(_ray(stack))
     if "prefect" in stack.owned:
         owned.append(_prefect_server(stack))
@@ -114,9 +118,30 @@ def _ray(stack: Stack) -> Service:
     # Ray replaces a loopback address by the machine's own and then listens on all addresses, unless it assumes that
     # the cluster has one node. This switch makes it assume that, on Linux too.
     environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
+    if _starts_warm():
+        environment[SOCKET_VARIABLE] = str(stack.link / "warm.sock")
     return Service(
         "ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False
     )
+
+
+def _starts_warm() -> bool:
+    """A fork cannot use a GPU that the process it comes from has touched, and imports may touch it."""
+    return os.environ.get("ALIGNMENT_WARM", "1") != "0" and not list(Path("/dev").glob("nvidia[0-9]*"))
+
+
+def _warm(stack: Stack) -> Service:
+    """Not waited for: until it has imported everything, jobs start as fresh processes."""
+    command = (sys.executable, "-m", "rlhf_core.warm.server", str(stack.link / "warm.sock"))
+    # Its forks, the jobs, end with it: no reason to look for them at its start.
+    return Service("warm", command, "", lambda: _check_warm(stack), ends_leftovers=False)
+
+
+def _check_warm(stack: Stack) -> None:
+    path = stack.link / "warm.sock"
+    if path.exists():
+        with socket.socket(socket.AF_UNIX) as connection:
+            connection.connect(str(path))
 
 
 def _object_store_memory() -> int:

@@ -15,7 +15,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors.calls import wait
-from rlhf_core.actors.placement import reserve
+from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import StageContext
@@ -184,6 +184,6 @@ def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundl
         num_cpus=config.cpus_per_engine,
         num_gpus=config.gpus_per_engine,
         max_restarts=0,  # an engine that comes back would serve the weights of version 0
-        runtime_env={"env_vars": environment},
+        runtime_env=runtime_environment(environment),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
     ).remote(name)  # fmt: skip

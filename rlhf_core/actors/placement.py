@@ -6,8 +6,9 @@ import math
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
@@ -17,6 +18,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import ProgressReporter
+from rlhf_core.warm.client import python_command
 
 Bundle = dict[str, float]
 
@@ -38,6 +40,14 @@ def connect() -> None:
     if threading.current_thread() is threading.main_thread():
         # Ray puts a handler in place that aborts the process: a job that is stopped must end its work in order.
         signal.signal(signal.SIGTERM, on_stop)
+
+
+def runtime_environment(variables: Mapping[str, str]) -> dict[str, Any]:
+    """Ray's runtime_env of an actor with these environment variables, which starts warm where this node can."""
+    environment: dict[str, Any] = {"env_vars": dict(variables)}
+    if (command := python_command()) is not None:
+        environment["py_executable"] = command
+    return environment
 
 
 def worker_bundles(placement: Placement) -> list[Bundle]:

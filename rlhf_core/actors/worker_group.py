@@ -12,7 +12,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors.calls import CALL_SECONDS, wait
-from rlhf_core.actors.placement import reserve, worker_bundles
+from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.config.placement import Placement
 
 W = TypeVar("W")
@@ -99,7 +99,7 @@ class RayWorkerGroup(Generic[W]):
             num_cpus=placement.cpus_per_worker,
             num_gpus=placement.gpus_per_worker,
             max_restarts=0,  # a restarted rank would have lost its weights: the stage's job fails, and is retried whole
-            runtime_env={"env_vars": environment},
+            runtime_env=runtime_environment(environment),
             scheduling_strategy=PlacementGroupSchedulingStrategy(
                 group, placement_group_bundle_index=bundle, placement_group_capture_child_tasks=True
             ),

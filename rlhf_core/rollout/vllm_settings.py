@@ -12,13 +12,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
-_ENVIRONMENT = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",  # by default an engine takes all cores but one; here it shares them
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 _LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
 _WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
 _GIB = 2**30
@@ -33,8 +28,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     config = settings.config
     _check_length(config.max_length, model)
     # vLLM reads its environment when imported, and importing it takes seconds: so here, and not above.
-    os.environ.update(_ENVIRONMENT)
-    os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # an error is raised too; its dump has a hundred pages
+    set_vllm_environment()
     from vllm.platforms import current_platform
 
     ranks = config.tensor_parallel_size * config.pipeline_parallel_size

@@ -1,0 +1,58 @@
+"""What a job runs: one stage, whose errors become messages and an exit status. Started by __main__.py."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import sys
+import traceback
+from types import FrameType
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.stages.runner import run_job
+from rlhf_core.tracking.protocol import JobError, encode
+
+STOPPED = 128 + signal.SIGTERM
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m rlhf_core.stages", description="Compute one artifact.")
+    parser.add_argument("--store", required=True, help="s3://bucket/prefix or the path of a folder")
+    parser.add_argument("--stage", required=True)
+    parser.add_argument("--key", required=True)
+    arguments = parser.parse_args()
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))
+    except KeyboardInterrupt:
+        _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
+        return STOPPED
+    except SystemExit as error:
+        # Ray replaces our handler of SIGTERM by its own, which exits with the signal's number.
+        if error.code == signal.SIGTERM:
+            _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
+            return STOPPED
+        return _failed(error)
+    except Exception as error:
+        return _failed(error)
+    return 0
+
+
+def _stop(number: int, frame: FrameType | None) -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
+    raise KeyboardInterrupt
+
+
+def _failed(error: BaseException) -> int:
+    sys.stderr.flush()
+    traceback.print_exception(error, file=sys.stdout)
+    _print_error(type(error).__name__, str(error))
+    return 1
+
+
+def _print_error(kind: str, message: str) -> None:
+    print(encode(JobError(kind, message)), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

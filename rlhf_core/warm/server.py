@@ -1,0 +1,302 @@
+"""The warm process: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]` imports libraries once and forks at a request.
+
+One thread, as a fork needs it. Our own code is not imported: a program reads it as it is when it starts. Libraries that
+were installed anew, or variables that they read when they are imported, would be others than a fresh process has: then
+a request is refused, and its client starts a plain Python. For nodes without GPUs, since some of what is imported may
+touch the driver, which no fork can use after that.
+"""
+
+from __future__ import annotations
+
+import atexit
+import ctypes
+import gc
+import importlib
+import json
+import os
+import runpy
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NoReturn
+
+from rlhf_core.rollout.vllm_environment import set_vllm_environment
+
+# What the jobs, ranks and engines of the shipped stages import, by what takes the time.
+LIBRARIES = (
+    "torch",
+    "transformers.models.llama.modeling_llama",
+    "peft",
+    "deepspeed",
+    "vllm.entrypoints.llm",
+    "vllm.v1.worker.cpu_worker",
+    "s3fs",
+    "wandb",
+    "tensorboard.summary.writer.event_file_writer",
+    "reasoning_gym",
+)
+# Read by libraries when they are imported, some once and for all.
+_READ_AT_IMPORT = (
+    "ACCELERATE_", "CUDA_", "DS_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
+)  # fmt: skip
+# Set again in the fork, or read when they are needed.
+_FREE = frozenset({"HF_HUB_OFFLINE", "HF_TOKEN", "PYTHONBREAKPOINT", "PYTHONPATH", "PYTHONUNBUFFERED"})
+_REQUEST_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    arguments: list[str]  # of `python`: a script's path or `-m MODULE`, and what follows
+    folder: str
+    environment: dict[str, str]
+    umask: int
+    descriptors: list[int]  # standard input, output, error
+
+
+def preload(libraries: Sequence[str] = LIBRARIES) -> None:
+    """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
+    set_vllm_environment()
+    # Ray reads the variables of the worker that it is in when it is first imported: each fork does that itself.
+    sys.modules["ray"] = None  # type: ignore[assignment]
+    for library in libraries:
+        try:
+            importlib.import_module(library)
+        except ImportError as error:
+            print(f"not preloaded: {library} ({error})", flush=True)
+    del sys.modules["ray"]
+    threads = len(list(Path("/proc/self/task").iterdir()))
+    if threads > 1:
+        raise RuntimeError(f"{threads - 1} threads were started by what was imported: a fork would lack them")
+    gc.collect()
+    gc.freeze()  # else the collector of every fork walks over all that, and copies its memory
+
+
+class Server:
+    """Answers one request after another; `serve` returns only in the forks, with what they are to run."""
+
+    def __init__(self, path: Path, environment: Mapping[str, str]) -> None:
+        """environment: this process's as it was before anything was imported."""
+        self._environment = _read_at_import(environment)
+        self._site = _site_stamps()
+        self._pid = os.getpid()
+        self._listening = socket.socket(socket.AF_UNIX)
+        self._listening.bind(str(path))
+        path.chmod(0o600)
+        self._listening.listen(64)
+        self._woken, self._waker = socket.socketpair()
+        self._woken.setblocking(False)
+        self._waker.setblocking(False)
+        self._clients: dict[int, socket.socket] = {}  # by the pid of the fork
+        self._selector = selectors.DefaultSelector()
+        for watched in (self._listening, self._woken):
+            self._selector.register(watched, selectors.EVENT_READ)
+
+    def serve(self) -> Request:
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # a handler, so that the selector wakes
+        signal.set_wakeup_fd(self._waker.fileno(), warn_on_full_buffer=False)
+        while True:
+            for key, _ in self._selector.select():
+                if key.fileobj is self._woken:
+                    self._woken.recv(4096)
+                elif key.fileobj is self._listening:
+                    connection, _ = self._listening.accept()
+                    connection.settimeout(_REQUEST_SECONDS)
+                    if (request := self._answer(connection)) is not None:
+                        return request
+                elif key.data in self._clients:
+                    self._hear(key.data)
+            self._reap()
+
+    def _answer(self, connection: socket.socket) -> Request | None:
+        """Forks if the request can be served; it is returned in the fork only."""
+        try:
+            request = _received(connection)
+        except (OSError, ValueError, KeyError) as error:
+            print(f"no request: {error}", flush=True)
+            connection.close()
+            return None
+        why = self._why_not(request)
+        pid = 0 if why else os.fork()
+        if not why and pid == 0:
+            self._leave()
+            return request
+        for descriptor in request.descriptors:
+            os.close(descriptor)
+        with suppress(OSError):  # a client that is gone is seen, and its fork ended, when its connection is read
+            connection.sendall(why.encode() or b"running")
+        if why:
+            connection.close()
+        else:
+            self._clients[pid] = connection
+            self._selector.register(connection, selectors.EVENT_READ, pid)
+        return None
+
+    def _why_not(self, request: Request) -> str:
+        """Why a fork would not be what a fresh process is; empty if it would be."""
+        wanted = _read_at_import(request.environment)
+        if differing := sorted(
+            n for n in wanted.keys() | self._environment if wanted.get(n) != self._environment.get(n)
+        ):
+            return f"it was started with other values of {', '.join(differing)}"
+        if _site_stamps() != self._site:
+            return "packages were installed since it was started"
+        return ""
+
+    def _hear(self, pid: int) -> None:
+        """A client passes signals on, one byte each; one that is gone takes its program along."""
+        try:
+            numbers = self._clients[pid].recv(64)
+        except OSError:
+            numbers = b""
+        try:
+            if not numbers:
+                self._forget(pid)
+                os.killpg(pid, signal.SIGKILL)
+            for number in numbers:
+                os.kill(pid, number)
+        except ProcessLookupError:
+            pass  # it has ended by itself, or has not made its group yet and is about to see that we hung up
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status, used = os.wait4(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            print(f"{pid} ended ({status}) after {used.ru_utime + used.ru_stime:.2f} s of processor time", flush=True)
+            if (client := self._clients.get(pid)) is not None:
+                with suppress(OSError):  # where the client was killed meanwhile
+                    client.sendall(str(os.waitstatus_to_exitcode(status)).encode())
+                self._forget(pid)
+
+    def _forget(self, pid: int) -> None:
+        client = self._clients.pop(pid)
+        self._selector.unregister(client)
+        client.close()
+
+    def _leave(self) -> None:
+        """In a fork: give up what belongs to the warm process."""
+        os.setsid()  # its own group, which is killed with its client
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != self._pid:
+            os._exit(1)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        self._selector.close()
+        for opened in (self._listening, self._woken, self._waker, *self._clients.values()):
+            opened.close()
+
+
+def run(request: Request, base_path: Sequence[str]) -> None:
+    """What a fresh interpreter does with its command line. base_path: sys.path without what PYTHONPATH adds."""
+    for target, descriptor in enumerate(request.descriptors):
+        os.dup2(descriptor, target)
+        os.close(descriptor)
+    os.chdir(request.folder)
+    os.umask(request.umask)
+    os.environ.clear()
+    os.environ.update(request.environment)
+    if request.environment.get("PYTHONUNBUFFERED"):
+        for stream in (sys.stdout, sys.stderr):
+            stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # both are text
+    for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
+        del sys.modules[name]
+    _take_over_state()
+    python_path = [path for path in request.environment.get("PYTHONPATH", "").split(":") if path]
+    first, *others = request.arguments
+    if first == "-m":
+        module, *others = others
+        sys.argv = [module, *others]
+        sys.path[:] = [request.folder, *python_path, *base_path]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    else:
+        sys.argv = [first, *others]
+        sys.path[:] = [str(Path(first).resolve().parent), *python_path, *base_path]
+        runpy.run_path(first, run_name="__main__")
+
+
+def _take_over_state() -> None:
+    """What libraries keep of a process: each fork has its own."""
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed()  # the global generator, which is as random in a fresh process
+    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
+        offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
+        constants.HF_HUB_OFFLINE = offline.upper() in constants.ENV_VARS_TRUE_VALUES  # type: ignore[attr-defined]
+
+
+def _received(connection: socket.socket) -> Request:
+    _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
+    if uid != os.getuid():
+        raise ValueError(f"it comes from user {uid}")
+    header, descriptors, _, _ = socket.recv_fds(connection, 8, 3)
+    try:
+        size = int.from_bytes(header, "big")
+        content = bytearray()
+        while len(content) < size:
+            if not (more := connection.recv(size - len(content))):
+                raise ValueError("it is cut off")
+            content += more
+        asked = json.loads(content)
+        return Request(asked["arguments"], asked["folder"], asked["environment"], asked["umask"], descriptors)
+    except BaseException:
+        for descriptor in descriptors:
+            os.close(descriptor)
+        raise
+
+
+def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:
+    return {n: value for n, value in environment.items() if n.startswith(_READ_AT_IMPORT) and n not in _FREE}
+
+
+def _site_stamps() -> dict[str, int]:
+    """When packages were last installed or removed."""
+    folders = (Path(path) for path in sys.path if path.endswith(("site-packages", "dist-packages")))
+    return {str(folder): folder.stat().st_mtime_ns for folder in folders if folder.is_dir()}
+
+
+def main(arguments: list[str]) -> None:
+    path, *libraries = arguments
+    environment = dict(os.environ)
+    added = [str(Path.cwd()), *environment.get("PYTHONPATH", "").split(":")]
+    base_path = [entry for entry in sys.path if entry not in added]
+    Path(path).unlink(missing_ok=True)  # a predecessor's: until we listen, clients need not try
+    preload(libraries or LIBRARIES)
+    server = Server(Path(path), environment)
+    print("ready", flush=True)
+    request = server.serve()
+    _exit_after(lambda: run(request, base_path))
+
+
+def _exit_after(program: Callable[[], None]) -> NoReturn:
+    """What an interpreter does at its end, but for taking all those modules apart, which takes as long as a stage."""
+    status = 1
+    try:
+        program()
+        status = 0
+    except SystemExit as ended:
+        if not (ended.code is None or isinstance(ended.code, int)):
+            print(ended.code, file=sys.stderr)
+        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as multiprocessing's forks do
+        atexit._run_exitfuncs()
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(status & 0xFF)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,148 @@
+"""A program run by the warm Python looks like the same program run by a fresh one."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from rlhf_core.warm import client
+
+ROOT = Path(__file__).resolve().parents[3]
+SHOWN = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('GREETING'), 'numpy' in sys.modules)\n"
+
+
+class Warm:
+    """A warm process that has imported numpy alone."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.socket = folder / "warm.sock"
+        self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(ROOT)}
+        command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy"]
+        self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment)
+        while not self.socket.exists():
+            assert self.process.poll() is None
+            time.sleep(0.02)
+
+    def start(self, code: str, *arguments: str, **environment: str) -> subprocess.Popen[str]:
+        (script := self.folder / "program.py").write_text(code)
+        command = [sys.executable, "-IS", client.__file__, str(script), *arguments]
+        return subprocess.Popen(
+            command, cwd=self.folder, env={**self.environment, **environment},
+            text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+
+    def run(self, code: str, *arguments: str, **environment: str) -> tuple[int, str, str]:
+        process = self.start(code, *arguments, **environment)
+        output, error = process.communicate(timeout=60)
+        return process.returncode, output, error
+
+    def start_sleeper(self, before: str = "") -> tuple[subprocess.Popen[str], psutil.Process]:
+        """The client, and the program, which waits."""
+        started = self.start(f"import os, time\n{before}\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
+        assert started.stdout is not None
+        return started, psutil.Process(int(started.stdout.readline()))
+
+
+@pytest.fixture(scope="module")
+def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
+    started = Warm(tmp_path_factory.mktemp("warm"))
+    yield started
+    started.process.kill()
+    started.process.wait()
+
+
+def test_a_program_has_its_arguments_folder_and_environment_and_the_imports_are_there(warm: Warm) -> None:
+    status, output, error = warm.run(SHOWN, "one", "two words", GREETING="hello")
+    assert (status, output, error) == (0, f"['one', 'two words'] {warm.folder} hello True\n", "")
+
+
+def test_our_own_code_is_read_anew(warm: Warm) -> None:
+    code = "import sys; print([name for name in sys.modules if name.startswith('rlhf_core')], sys.modules['__main__'])"
+    status, output, _ = warm.run(code)
+    assert status == 0
+    assert output.startswith("[] <module '__main__'")
+
+
+@pytest.mark.parametrize(
+    ("ending", "status", "said"),
+    [
+        ("sys.exit(3)", 3, ""),
+        ("sys.exit('no')", 1, "no\n"),
+        ("atexit.register(print, 'last', file=sys.stderr)", 0, "last\n"),
+        ("os.kill(os.getpid(), 9)", -9, ""),
+        ("os.kill(os.getpid(), 15)", -15, ""),
+    ],
+)
+def test_it_ends_as_the_program_ends(warm: Warm, ending: str, status: int, said: str) -> None:
+    assert warm.run(f"import atexit, os, sys; {ending}") == (status, "", said)
+
+
+def test_an_exception_is_printed_and_is_a_failure(warm: Warm) -> None:
+    status, _, error = warm.run("raise ValueError('wrong')")
+    assert status == 1
+    assert error.endswith("ValueError: wrong\n")
+
+
+def test_signals_reach_the_program(warm: Warm) -> None:
+    handler = "import signal, sys; signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(7))"
+    started, _ = warm.start_sleeper(handler)
+    started.terminate()
+    assert started.wait(timeout=30) == 7
+
+
+def test_a_client_that_is_killed_takes_the_program_and_its_children_along(warm: Warm) -> None:
+    child = "import subprocess; child = subprocess.Popen(['sleep', '60'])"
+    started, program = warm.start_sleeper(child)
+    family = [program, *program.children()]
+    assert len(family) == 2
+    started.send_signal(signal.SIGKILL)
+    assert psutil.wait_procs(family, timeout=30)[1] == []
+
+
+@pytest.mark.parametrize("variable", ["HF_HOME", "VLLM_LOGGING_LEVEL", "PYTHONHASHSEED"])
+def test_other_values_of_what_is_read_at_import_start_a_fresh_process(warm: Warm, variable: str) -> None:
+    status, output, error = warm.run(SHOWN, **{variable: "1"})
+    assert (status, output) == (0, f"[] {warm.folder} None False\n")
+    assert error == f"started without the warm process: it was started with other values of {variable}\n"
+
+
+def test_packages_installed_since_start_a_fresh_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from rlhf_core.warm import server
+
+    (site := tmp_path / "site-packages").mkdir()
+    monkeypatch.setattr(sys, "path", [str(site)])
+    before = server._site_stamps()
+    (site / "new").mkdir()
+    assert server._site_stamps() != before
+
+
+def test_without_a_warm_process_it_is_a_plain_python(warm: Warm) -> None:
+    status, output, error = warm.run(SHOWN, **{client.SOCKET_VARIABLE: str(warm.folder / "none.sock")})
+    assert (status, output) == (0, f"[] {warm.folder} None False\n")
+    assert "started without the warm process: [Errno 2] No such file" in error
+    assert warm.run(SHOWN, **{client.SOCKET_VARIABLE: ""})[1:] == (output, "")
+
+
+def test_what_the_warm_process_started_ends_with_it(tmp_path: Path) -> None:
+    warm = Warm(tmp_path)
+    started, program = warm.start_sleeper()
+    warm.process.kill()
+    warm.process.wait()
+    assert started.wait(timeout=30) == -signal.SIGKILL
+    assert psutil.wait_procs([program], timeout=30)[1] == []
+
+
+def test_threads_of_what_was_imported_are_refused(tmp_path: Path) -> None:
+    code = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
+    (tmp_path / "threaded.py").write_text(code)
+    command = [sys.executable, "-c", "from rlhf_core.warm.server import preload; preload(['threaded'])"]
+    environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert "RuntimeError: 1 threads were started by what was imported" in done.stderr
