@@ -74,7 +74,7 @@ def test_every_service_works(stack: Path) -> None:
     done = command("status")
     assert done.returncode == 0, done.stdout
     assert {line.name: line.state for line in control.status()} == {
-        "s3": "working", "ray": "working", "prefect": "working", "worker": "working",
+        "s3": "working", "warm": "working", "ray": "working", "prefect": "working", "worker": "working",
     }  # fmt: skip
 
 
