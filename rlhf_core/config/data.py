@@ -19,11 +19,13 @@ OnOverlap = Literal["error", "allow"]
 
 
 class FilesSource(Config):
-    """Local, S3 or any fsspec files: json, jsonl, csv, parquet."""
+    """Local, S3 or any fsspec files: json, jsonl, csv, tsv, parquet."""
 
     type: Literal["files"]
     paths: tuple[str, ...] = Field(
-        min_length=1, description="files or URLs; relative paths start at the recipe's folder"
+        min_length=1,
+        description="files, folders, patterns such as `part-*.jsonl`, or URLs of files; relative paths start at the "
+        "recipe's folder",
     )
 
     def named_files(self) -> Iterator[str]:

@@ -11,6 +11,7 @@ from rlhf_core.data.files import BadRow, raise_bad_row
 from rlhf_core.data.formats import Row, RowError, canonical_row
 
 _EXAMPLES = 3
+_REASONS = 20
 
 
 @dataclass
@@ -25,7 +26,8 @@ class BadRows:
         return sum(self.reasons.values())
 
     def __call__(self, where: str, error: RowError) -> None:
-        self.reasons[error.reason] = self.reasons.get(error.reason, 0) + 1
+        reason = error.reason if error.reason in self.reasons or len(self.reasons) < _REASONS else "other reasons"
+        self.reasons[reason] = self.reasons.get(reason, 0) + 1
         if len(self.examples) < _EXAMPLES:
             self.examples.append(str(error.at(where)))
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.base_model import BaseModelConfig
+from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import StageError, did_you_mean
 
 if TYPE_CHECKING:
@@ -89,6 +90,10 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
             r'as in "{prompt}\n"'
         )
     if base.template_file is not None:
+        problem = file_problem(root / base.template_file)
+        if problem:
+            yield f"{section}.chat_template: {base.template_file}: {problem}"
+            return
         try:
             check_jinja((root / base.template_file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
+
+from rlhf_core.data.json_text import JSONTextError, parse_json
 
 _FORM = "{type: function, function: {name, …}}"
 
@@ -60,6 +61,6 @@ def _function(value: Any, index: int) -> dict[str, Any]:
 
 def _json(text: str, what: str) -> Any:
     try:
-        return json.loads(text)
-    except ValueError as error:
+        return parse_json(text)
+    except JSONTextError as error:
         raise ToolError(f"{what} text that is no JSON ({error})") from error

@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean
 
 
@@ -47,6 +48,9 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
 
 
 def _parse(file: Path, shown: str) -> ast.Module:
+    problem = file_problem(file)
+    if problem:
+        raise RecipeError(f"{shown}: {problem}")
     try:
         return ast.parse(file.read_bytes(), str(file))
     except OSError as error:
@@ -54,7 +58,7 @@ def _parse(file: Path, shown: str) -> ast.Module:
     except SyntaxError as error:
         code = f": {error.text.strip()}" if error.text else ""
         raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {error.msg}{code}") from error
-    except ValueError as error:  # null bytes
+    except (ValueError, RecursionError, MemoryError) as error:  # null bytes; thousands of brackets
         raise RecipeError(f"{shown}: is not a Python file ({error})") from error
 
 

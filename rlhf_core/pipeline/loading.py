@@ -15,6 +15,7 @@ from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.places import Override, Places
+from rlhf_core.pipeline.patterns import with_files
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
 
@@ -52,7 +53,8 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         if section is None and key in Recipe.block_names()
     )
     applied = [_apply_override(data, override) for override in overrides]
-    return LoadedRecipe(_validate(data, Places(path, applied)), path.parent.resolve(), notes)
+    root = path.parent.resolve()
+    return LoadedRecipe(with_files(_validate(data, Places(path, applied)), root), root, notes)
 
 
 def _find(name_or_path: str) -> Path:

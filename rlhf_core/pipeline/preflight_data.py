@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import glob
+import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 
 from rlhf_core.config.data import (
@@ -19,8 +20,9 @@ from rlhf_core.config.data import (
 )
 from rlhf_core.config.inputs import InputSetting
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
-from rlhf_core.data.files import BadRow, file_type, iterate_file
+from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
+from rlhf_core.data.opening import file_problem
 from rlhf_core.data.overlap import overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.data.user_code import check_function
@@ -30,9 +32,9 @@ from rlhf_core.pipeline.recipe import Recipe
 
 Located = tuple[str, Row]  # where the row is, the canonical row
 
-_LARGE_FILE = 64 * 2**20  # bytes; of a larger file only the beginning is read
+# Of a source the beginning is read: so many rows and decompressed bytes; of each file at least its first row.
 _ROWS = 20_000
-_ROWS_OF_LARGE_FILE = 1000
+_BYTES = 64 * 2**20
 _GENERATED_ROWS = 20  # of each reasoning-gym task
 _GENERATING_SECONDS = 0.2
 
@@ -175,7 +177,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: Ba
     """Rows that could be read quickly. Raises RowError or RecipeError for the first problem."""
     match source:
         case FilesSource():
-            return [row for path in source.paths for row in _check_file(path, config, root, bad_row)]
+            return list(_check_files(source, config, root, bad_row))
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 check_task(task, options)
@@ -187,19 +189,32 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: Ba
             return []  # nothing is fetched before the run
 
 
-def _check_file(path: str, config: DatasetConfig, root: Path, bad_row: BadRow) -> list[Located]:
-    suffix = file_type(path)
-    if "://" in path:
-        return []
+def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow) -> Iterator[Located]:
+    budget = Budget(_BYTES)
+    rows = 0
+    for path in source.paths:
+        if "://" in path:
+            file_type(path)
+            continue
+        problem = _path_problem(path, root)
+        if problem:
+            raise RowError(f"{path}: {problem}")
+        budget.num_bytes = max(budget.num_bytes, 1)
+        for located in _canonical(iterate_file(str(root / path), path, bad_row, budget), config, bad_row):
+            rows += 1
+            yield located
+            if rows >= _ROWS:
+                break
+
+
+def _path_problem(path: str, root: Path) -> str | None:
     local = root / path
-    if not local.is_file():
-        what = "is a folder, name the files in it" if local.is_dir() else "there is no such file"
-        raise RowError(f"{path}: {what} (looked for {local})")
-    large = local.stat().st_size > _LARGE_FILE
-    if large and suffix == ".json":
-        return []  # one value, which can only be read whole
-    rows = iterate_file(str(local), path, bad_row)
-    return list(_canonical(islice(rows, _ROWS_OF_LARGE_FILE if large else _ROWS), config, bad_row))
+    if glob.has_magic(path) and not os.path.lexists(local):
+        return f"no file matches this pattern (looked in {root})"
+    if local.is_dir():
+        return f"there is no data file in this folder, whose name ends in {', '.join(SUFFIXES)}"
+    problem = file_problem(local)
+    return problem and f"{problem} (looked for {local})"
 
 
 def _canonical(rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:

@@ -9,6 +9,7 @@ from typing import Any
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared
 
@@ -38,8 +39,12 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
 
 
 def store_spec(node: Node, settings: RunSettings, repository: ArtifactRepository) -> None:
-    for path in node.user_files:
-        repository.put_blob(settings.root / path)
+    """Raises RecipeError for a user's file that is not the one any more whose content the key was made of."""
+    for path, planned in node.user_files.items():
+        if repository.put_blob(settings.root / path) != planned:
+            raise RecipeError(
+                f"{path}: this file changed after the run was planned: run again to plan with it as it is"
+            )
     repository.write_spec(_spec(node, settings))
 
 

@@ -43,6 +43,9 @@ def canonical_row(source: Mapping[str, Any], data_format: str, columns: Mapping[
     columns: canonical column -> the source's column.
     Raises RowError that names the column, and the columns there are.
     """
+    for name in source:
+        if not isinstance(name, str):
+            raise RowError(f"a column is called {name!r}, which is not text", "a column's name is not text")
     row = format_of(data_format).canonical(_renamed(source, columns))
     row.pop("id", None)
     return {"id": row_id(row), **row}

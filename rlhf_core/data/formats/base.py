@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -14,6 +15,9 @@ from rlhf_core.errors import RecipeError, did_you_mean
 
 Row = dict[str, Any]
 _ID_LENGTH = 16  # hex digits: 64 bits
+_MAX_DEPTH = 100
+_SHOWN_COLUMNS = 20
+_SHOWN_CHARACTERS = 1000
 
 
 class RowError(ValueError):
@@ -23,8 +27,8 @@ class RowError(ValueError):
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
-        super().__init__(message)
-        self.reason = reason or message
+        super().__init__(_one_line(message))
+        self.reason = _one_line(reason or message)
 
     def at(self, where: str) -> RowError:
         """The same error with its place in front."""
@@ -102,23 +106,67 @@ class Rows:
 
 
 def row_id(row: Mapping[str, Any]) -> str:
-    """Content hash of a canonical row without its `id`."""
+    """Content hash of a canonical row without its `id`.
+
+    Raises RowError for one that JSON cannot hold, or that is no sound text: NUL characters, halves of surrogate pairs.
+    """
     try:
-        content = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False).encode()
-    except UnicodeEncodeError as error:  # half of a surrogate pair, which JSON can escape and UTF-8 cannot hold
-        reason = "a text is not valid Unicode"
-        raise RowError(f"{reason} ({error.reason})", reason) from error
-    except (TypeError, ValueError) as error:
-        reason = "a value cannot be written as JSON"
-        raise RowError(f"{reason} ({error})", reason) from error
+        text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+        content = text.encode()
+    except (TypeError, ValueError, RecursionError) as error:
+        require_sound(row)
+        raise RowError(f"a value cannot be written as JSON ({error})", "a value cannot be written as JSON") from error
+    if "\\u0000" in text or text.count("{") + text.count("[") > _MAX_DEPTH:
+        require_sound(row)
     return hashlib.sha256(content).hexdigest()[:_ID_LENGTH]
+
+
+def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
+    """Raise RowError, which names the place, for what `row_id` refuses. place: column, and the keys below it."""
+    column = place[0] if place else ""
+
+    def problem(what: str) -> RowError:
+        return RowError(f"`{'.'.join(place)}` {what}", f"`{column}` {what}")
+
+    if len(place) > _MAX_DEPTH:
+        raise RowError(f"`{column}` has more than {_MAX_DEPTH} lists and mappings inside each other")
+    if isinstance(value, str):
+        if "\0" in value:
+            raise problem("holds a NUL character")
+        if not is_unicode(value):
+            raise problem("is not valid Unicode: it holds half a surrogate pair")
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            if not isinstance(key, str):
+                raise problem(f"has a key that is {type(key).__name__}, not text")
+            require_sound(key, place)
+            require_sound(item, (*place, key))
+    elif isinstance(value, list | tuple):
+        for index, item in enumerate(value):
+            require_sound(item, (*place, str(index)))
+    elif isinstance(value, float):
+        if not math.isfinite(value):
+            raise problem("is NaN or infinite")
+    elif not (value is None or isinstance(value, int)):
+        raise problem(f"is {type(value).__name__}, which JSON cannot hold: write it as text or a number")
+
+
+def is_unicode(text: str) -> bool:
+    """False for text with half of a surrogate pair, which JSON can escape and UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def missing_column(name: str, known: Iterable[str]) -> RowError:
     names = sorted(known)
     reason = f"no column `{name}`"
-    known_names = ", ".join(names) or "none"
-    return RowError(f"{reason}{did_you_mean(name, names)}; it has {known_names} (see `columns` in the recipe)", reason)
+    shown = ", ".join(names[:_SHOWN_COLUMNS]) + (", …" if len(names) > _SHOWN_COLUMNS else "")
+    return RowError(
+        f"{reason}{did_you_mean(name, names)}; it has {shown or 'none'} (see `columns` in the recipe)", reason
+    )
 
 
 def normalised(text: str) -> str:
@@ -136,14 +184,28 @@ def filled(row: Row, column: str) -> str:
 
 
 def plain(value: Any, column: str) -> str:
-    """Text, or a number as text: answers are often written as numbers in JSON."""
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise RowError(f"`{column}` must be text, this is {type(value).__name__}", f"`{column}` is not text")
+    """Text, or a finite number as text: answers are often written as numbers in JSON."""
+    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+    if not (isinstance(value, str) or number):
+        shown = value if isinstance(value, float) else type(value).__name__
+        raise RowError(f"`{column}` must be text, this is {shown}", f"`{column}` is not text")
     return str(value)
 
 
 def number(value: Any, column: str) -> float:
+    """A finite number, or one as text, as CSV has it."""
     try:
-        return float(value)
-    except (TypeError, ValueError) as error:
-        raise RowError(f"`{column}` must be a number, this is {value!r}", f"`{column}` is not a number") from error
+        found = math.nan if isinstance(value, bool) else float(value)
+    except (TypeError, ValueError, OverflowError):
+        found = math.nan
+    if not math.isfinite(found):
+        raise RowError(f"`{column}` must be a number, this is {str(value)[:40]!r}", f"`{column}` is not a number")
+    return found
+
+
+def _one_line(text: str) -> str:
+    """`text` as it can be printed: what a row holds may hold line ends, control characters and broken Unicode."""
+    line = " ".join(text.split())
+    if not line.isprintable():
+        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"

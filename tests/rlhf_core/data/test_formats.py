@@ -155,8 +155,13 @@ def test_columns_rename_the_source() -> None:
         ),
         ("prompts", {"prompt": [USER, FOUR]}, {}, "`prompt` ends with an assistant turn"),
         ("prompts", {"prompt": "a", "answer": True}, {}, "`answer` must be text, this is bool"),
-        ("prompts", {"prompt": "a", "when": object()}, {}, "a value cannot be written as JSON"),
-        ("prompts", {"prompt": "a", "level": float("nan")}, {}, "a value cannot be written as JSON"),
+        (
+            "prompts",
+            {"prompt": "a", "when": object()},
+            {},
+            "`when` is object, which JSON cannot hold: write it as text or a number",
+        ),
+        ("prompts", {"prompt": "a", "level": float("nan")}, {}, "`level` is NaN or infinite"),
     ],
 )
 def test_a_wrong_row_says_what_is_wrong(

@@ -131,7 +131,7 @@ def test_a_shipped_template_adds_no_special_token() -> None:
             {"chat_template": "chatlm"},
             "base.chat_template: there is no template `chatlm`, did you mean `chatml`?; there",
         ),
-        ({"chat_template": "none.jinja"}, "none.jinja: this file cannot be read (No such file or directory)"),
+        ({"chat_template": "none.jinja"}, "none.jinja: there is no such file"),
         (
             {"chat_template": "wrong.jinja"},
             "wrong.jinja: syntax error in line 2 of the chat template: Unexpected end of",

@@ -56,7 +56,7 @@ def test_what_is_wrong_with_the_file(tmp_path: Path, text: str, message: str) ->
 
 
 def test_a_missing_file(tmp_path: Path) -> None:
-    with pytest.raises(RecipeError, match=r"my/rewards\.py: cannot be read \(No such file"):
+    with pytest.raises(RecipeError, match=r"my/rewards\.py: there is no such file"):
         check_function(tmp_path / "rewards.py", "reward", "my/rewards.py")
 
 

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from rlhf_core.pipeline import preflight_data
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
+    both,
     file,
     gym,
     put,
@@ -30,7 +33,26 @@ EXACT = {"type": "verifier"}
             lambda r, root: (root / "talks.jsonl").unlink(),
             "data.talks: talks.jsonl: there is no such file (looked for /",
         ),
-        (put("data", "talks", "source", "paths", value=["."]), "data.talks: .: files must end in .json"),
+        (
+            both(put("data", "talks", "source", "paths", value=["a.txt"]), file("a.txt", "text")),
+            "data.talks: a.txt: files must end in .json",
+        ),
+        (
+            both(put("data", "talks", "source", "paths", value=["more"]), lambda r, root: (root / "more").mkdir()),
+            "data.talks: more: there is no data file in this folder, whose name ends in .json",
+        ),
+        (
+            put("data", "talks", "source", "paths", value=["more-*.jsonl"]),
+            "data.talks: more-*.jsonl: no file matches this pattern (looked in /",
+        ),
+        (
+            both(lambda r, root: (root / "talks.jsonl").unlink(), lambda r, root: os.mkfifo(root / "talks.jsonl")),
+            "data.talks: talks.jsonl: is a named pipe, not a file: write its content to a file (looked for /",
+        ),
+        (
+            both(lambda r, root: (root / "rewards.py").unlink(), lambda r, root: os.mkfifo(root / "rewards.py")),
+            "rl.ppo.rewards.own: rewards.py: is a named pipe, not a file",
+        ),
         (file("talks.jsonl", "\n"), "data.talks: talks.jsonl: the file has no rows"),
         (file("talks.jsonl", '{"prompt": "a", "completion": "b"}\noops\n'), "data.talks: talks.jsonl line 2: not JSON"),
         (
@@ -109,6 +131,46 @@ def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Probl
         "data.talks: 2 bad rows are dropped: 1 not JSON, 1 no column `completion`; "
         "first: talks.jsonl line 2: not JSON (Expecting value, column 1)"
     ]
+
+
+def test_folders_and_patterns_stand_for_the_files_in_them(tmp_path: Path) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["talks"]["source"]["paths"] = ["more", "part-[0-9].jsonl", "talks.jsonl"]
+        (root / "more").mkdir()
+        for name in ("more/b.jsonl", "more/a.csv", "part-2.jsonl", "part-1.jsonl", "part-x.jsonl", "more/.c.jsonl"):
+            (root / name).write_text(
+                "prompt,completion\na,b" if name.endswith("csv") else '{"prompt": "a", "answer": "b"}'
+            )
+        (root / "more" / "read.me").write_text("text")
+
+    loaded = load_recipe(write(tmp_path, change))
+    expected = ("more/a.csv", "more/b.jsonl", "part-1.jsonl", "part-2.jsonl", "talks.jsonl")
+    assert loaded.recipe.data["talks"].source.paths == expected  # type: ignore[union-attr]
+    assert preflight(loaded) == []
+
+
+def test_of_many_files_the_beginning_is_read_and_of_each_its_first_row(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["text"]["source"]["paths"] = ["more"]
+        (root / "more").mkdir()
+        for name in "abc":
+            (root / "more" / f"{name}.jsonl").write_text('{"text": "x"}\n{"text": "x"}\n{"text": 3.5}\nno\n')
+
+    monkeypatch.setattr(preflight_data, "_ROWS", 3)
+    loaded = load_recipe(write(tmp_path, change))
+    places = [where for where, _ in preflight_data.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    assert places == [
+        "more/a.jsonl line 1",
+        "more/a.jsonl line 2",
+        "more/a.jsonl line 3",
+        "more/b.jsonl line 1",
+        "more/c.jsonl line 1",
+    ]
+    monkeypatch.setattr(preflight_data, "_BYTES", 20)
+    places = [where for where, _ in preflight_data.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    assert places == ["more/a.jsonl line 1", "more/a.jsonl line 2", "more/b.jsonl line 1", "more/c.jsonl line 1"]
 
 
 OVERLAP = (

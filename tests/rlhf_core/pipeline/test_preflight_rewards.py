@@ -26,7 +26,7 @@ from tests.rlhf_core.pipeline.recipes import (
         (file("rewards.py", "x = 1\n"), "rl.ppo.rewards.own: rewards.py: there is no function `reward`"),
         (
             put("rl", "ppo", "rewards", "own", "path", value="no.py"),
-            "rl.ppo.rewards.own: no.py: cannot be read (No such file",
+            "rl.ppo.rewards.own: no.py: there is no such file",
         ),
         (
             put(

@@ -34,5 +34,5 @@ def test_a_chat_template_file_is_the_users_and_a_name_is_not(tmp_path: Path) -> 
     (tmp_path / "own.jinja").write_text("b")
     assert user_files(named, tmp_path) != first
     assert user_files(BaseModelConfig.model_validate({"source": source, "chat_template": "plain"}), tmp_path) == {}
-    with pytest.raises(RecipeError, match=r"other\.jinja: the recipe names this file, but it cannot be read"):
+    with pytest.raises(RecipeError, match=r"other\.jinja: the recipe names this file, but there is no such file"):
         user_files(named.model_copy(update={"chat_template": "other.jinja"}), tmp_path)

@@ -1,0 +1,63 @@
+"""JSON that means one thing: a key twice, NaN and infinity are mistakes, though Python's reader takes them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+
+class JSONTextError(ValueError):
+    """The text says what is wrong. reason: the same without what belongs to this text alone."""
+
+    def __init__(self, message: str, reason: str = "not JSON") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Decoder:
+    """Reads one value after the other out of a text."""
+
+    def __init__(self) -> None:
+        self.problem: JSONTextError | None = None  # of the value decoded last: it has an end, but not one meaning
+        self._decoder = json.JSONDecoder(object_pairs_hook=self._object, parse_constant=self._constant)
+
+    def decode(self, text: str, start: int) -> tuple[Any, int]:
+        """The value that begins at `start`, and where it ends.
+
+        Raises json.JSONDecodeError, which has the place; JSONTextError for what no reader should be asked to read.
+        """
+        self.problem = None
+        try:
+            return self._decoder.raw_decode(text, start)
+        except json.JSONDecodeError:
+            raise
+        except RecursionError as error:
+            raise JSONTextError("not JSON that can be read: thousands of lists inside each other") from error
+        except ValueError as error:
+            raise JSONTextError("not JSON that can be read: a number of thousands of digits") from error
+
+    def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        found = dict(pairs)
+        if len(found) != len(pairs):
+            names = [name for name, _ in pairs]
+            twice = next(name for name in names if names.count(name) > 1)
+            self.problem = JSONTextError(f"the key `{twice}` occurs twice in one object", "a key occurs twice")
+        return found
+
+    def _constant(self, name: str) -> None:
+        self.problem = JSONTextError(f"{name} is no JSON: write a number, or null", "NaN or infinity is no JSON")
+
+
+def parse_json(text: str) -> Any:
+    """The value that is the whole text. Raises JSONTextError."""
+    decoder = Decoder()
+    content = text.strip(" \t\r\n")
+    try:
+        value, end = decoder.decode(content, 0)
+    except json.JSONDecodeError as error:
+        raise JSONTextError(f"not JSON ({error.msg}, column {error.colno})") from error
+    if end != len(content):
+        raise JSONTextError(f"not JSON (more text after its end, column {end + 1})")
+    if decoder.problem is not None:
+        raise decoder.problem
+    return value

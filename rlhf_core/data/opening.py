@@ -1,0 +1,120 @@
+"""Data files as bytes: regular files alone, decompressed by their ending, and of the kind that their name says."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import stat
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, Any
+
+import fsspec
+
+from rlhf_core.data.formats import RowError
+
+COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
+HEAD_BYTES = 2**16
+_DAMAGED = (OSError, EOFError, zlib.error, lzma.LZMAError, zipfile.BadZipFile, NotImplementedError)
+_KINDS = {
+    stat.S_ISDIR: "is a folder, not a file",
+    stat.S_ISFIFO: "is a named pipe, not a file: write its content to a file",
+    stat.S_ISSOCK: "is a socket, not a file",
+    stat.S_ISCHR: "is a device, not a file",
+    stat.S_ISBLK: "is a device, not a file",
+}
+# How files of other kinds begin, and what to do about them.
+_OTHER_KINDS = (
+    (b"\x1f\x8b", "is compressed by gzip: let its name end in .gz"),
+    (b"BZh", "is compressed by bzip2: let its name end in .bz2"),
+    (b"\xfd7zXZ\0", "is compressed by xz: let its name end in .xz"),
+    (b"\x28\xb5\x2f\xfd", "is compressed by zstd: let its name end in .zst"),
+    (b"PK\x03\x04", "is a zip archive: let its name end in .zip"),
+    (b"PAR1", "is a parquet file: let its name end in .parquet"),
+    (b"\xff\xfe", "is UTF-16 text: save it as UTF-8"),
+    (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
+    (b"version https://git-lfs", "is a pointer of git-lfs, not the file: run `git lfs pull`"),
+    (b"<!DOCTYPE html", "is a web page, not data: download the file itself"),
+    (b"<html", "is a web page, not data: download the file itself"),
+)
+
+
+def file_problem(path: Path) -> str | None:
+    """Why a path of this machine cannot be opened as a file; None if it can. Opens nothing: a pipe might not answer."""
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "there is no such file"
+    except (OSError, ValueError) as error:
+        return f"cannot be read ({error.strerror if isinstance(error, OSError) else error})"
+    kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)
+    return kind if kind or os.access(path, os.R_OK) else "cannot be read (Permission denied)"
+
+
+@contextmanager
+def open_data(path: str, shown: str) -> Iterator[IO[bytes]]:
+    """The content of the data file, decompressed.
+
+    path: where to read it, local or a URL; shown: how the recipe names it, whose ending says the compression.
+    Raises RowError, also where the body meets the end or the damage of a compressed file.
+    """
+    compression = compression_of(shown)
+    remote = "://" in path
+    problem = None if remote else file_problem(Path(path))
+    if problem:
+        raise RowError(f"{shown}: {problem}")
+    try:
+        with fsspec.open(path, "rb") if remote else Path(path).open("rb") as file:
+            yield _OPENERS[compression](file, shown) if compression else file
+    except FileNotFoundError as error:
+        raise RowError(f"{shown}: there is no such file") from error
+    except _DAMAGED as error:
+        what = f"is cut off, damaged, or no {compression} file: copy it again" if compression else "cannot be read"
+        raise RowError(f"{shown}: {what} ({type(error).__name__}: {error})") from error
+
+
+def compression_of(shown: str) -> str:
+    """The ending that says how the file is compressed; empty if it is not."""
+    suffix = PurePosixPath(shown).suffix.lower()
+    return suffix if suffix in COMPRESSIONS else ""
+
+
+def read_head(path: str, shown: str) -> bytes:
+    """The beginning of the decompressed file. Raises RowError for one of another kind than text."""
+    with open_data(path, shown) as file:
+        head = file.read(HEAD_BYTES)
+    for begin, problem in _OTHER_KINDS:
+        if head.startswith(begin):
+            raise RowError(f"{shown}: {'its content' if compression_of(shown) else 'the file'} {problem}")
+    return head
+
+
+def _zstd(file: Any, shown: str) -> IO[bytes]:
+    import pyarrow as pa
+
+    return io.BufferedReader(pa.CompressedInputStream(file, "zstd"))
+
+
+def _zip(file: Any, shown: str) -> IO[bytes]:
+    archive = zipfile.ZipFile(file)
+    members = [member for member in archive.infolist() if not member.is_dir() and "__MACOSX" not in member.filename]
+    if len(members) != 1:
+        raise RowError(f"{shown}: the archive holds {len(members)} files, not one: unpack it and name them")
+    if members[0].flag_bits & 1:
+        raise RowError(f"{shown}: the archive is encrypted: unpack it")
+    return archive.open(members[0])
+
+
+_OPENERS: dict[str, Callable[[Any, str], Any]] = {
+    ".gz": lambda file, shown: gzip.GzipFile(fileobj=file),
+    ".bz2": lambda file, shown: bz2.BZ2File(file),
+    ".xz": lambda file, shown: lzma.LZMAFile(file),  # noqa: SIM115  closed with the file below it
+    ".zst": _zstd,
+    ".zip": _zip,
+}

@@ -1,0 +1,33 @@
+"""Rows of parquet."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_core.data.formats import RowError
+from rlhf_core.data.json_rows import Parsed
+from rlhf_core.data.opening import open_data
+
+
+def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
+    """Raises RowError for a file that is damaged, or names a column twice."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    with open_data(path, shown) as file:
+        try:
+            table = parquet.ParquetFile(file)
+            names = table.schema_arrow.names
+            twice = next((name for name in names if names.count(name) > 1), None)
+            if twice is not None:
+                raise RowError(f"{shown}: two columns are called `{twice}`: rename one of them")
+            index = 0
+            for batch in table.iter_batches(batch_size=1024):
+                num_bytes = batch.nbytes // max(1, batch.num_rows) + 1
+                for row in batch.to_pylist():
+                    yield f"{shown} row {index}", row, num_bytes
+                    index += 1
+        except RowError:
+            raise
+        except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
+            raise RowError(f"{shown}: not a parquet file, or a damaged one: copy it again ({error})") from error
