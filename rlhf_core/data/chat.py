@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rlhf_core.data.rendering import Message, Tools, render, require_written, untagged
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
+from rlhf_core.data.special_tokens import is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError
 
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
@@ -37,29 +38,31 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
-    """A document: BOS if the tokenizer adds one (never two), the text, EOS."""
-    ids = list(tokenizer(text, verbose=False)["input_ids"])  # the caller checks lengths
-    bos, eos = tokenizer.bos_token_id, tokenizer.eos_token_id
-    if bos is not None and ids[:2] == [bos, bos]:
-        ids = ids[1:]
+    """A document: BOS if the tokenizer adds one, the text, EOS. Special tokens in the text are text."""
+    ids = token_ids(tokenizer, marked(tokenizer, text), add_special_tokens=True)  # the caller checks lengths
+    eos = tokenizer.eos_token_id
     return ids if ids and ids[-1] == eos else [*ids, eos]
 
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
     """What an engine is given to answer: the chat template with its generation prompt."""
+    messages, tools = _texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
-    return _ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
+    return token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
 
 
 def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[Encoded]:
-    """Sequences in which every assistant turn is trained exactly once, with the token that ends it.
+    """Sequences in which every assistant turn that answers something is trained exactly once, with the token that ends
+    it.
 
     Mostly one; several where the template rewrites earlier turns. What follows the last assistant turn is left out.
     Raises ConversationError for one that the template cannot write as it is.
     """
-    replies = [index for index, message in enumerate(messages) if message["role"] == "assistant"]
+    # One that begins the conversation answers nothing: the turns after it read it.
+    replies = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
     if not replies:
         raise ConversationError("the conversation has no assistant turn, so there is nothing to train on")
+    messages, tools = _texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
     sequences: list[list[_Turn]] = []
     for index in replies:
@@ -75,8 +78,10 @@ def encode_completion(
     tokenizer: Tokenizer, prompt: Sequence[Message], completion: str, tools: Tools | None = None
 ) -> Encoded:
     """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
-    require_written(tokenizer, prompt, tools)
-    return _sequence([_turn(tokenizer, [*prompt, {"role": "assistant", "content": completion}], tools)])
+    reply = {"role": "assistant", "content": completion}
+    messages, tools = _texts_marked(tokenizer, [*prompt, reply], tools)
+    require_written(tokenizer, messages[:-1], tools)
+    return _sequence([_turn(tokenizer, messages, tools)])
 
 
 def encode_feedback(
@@ -90,23 +95,25 @@ def encode_feedback(
     Raises StageError if the template would write the conversation in another way than its parts: if it rewrites an
     earlier turn, or does not end the turn by a special token.
     """
-    *before, reply = messages
-    marked = [*before, {**reply, "content": _REPLY}]
+    whole_conversation, tools = _texts_marked(tokenizer, [*messages, *feedback], tools)
+    *before, reply = whole_conversation[: len(messages)]
+    feedback = whole_conversation[len(messages) :]
+    shown = [*before, {**reply, "content": _REPLY}]
     asked = render(tokenizer, before, tools, generation_prompt=True)
-    start, _, end = render(tokenizer, marked, tools, generation_prompt=False).partition(_REPLY)
-    kept, _, rest = render(tokenizer, [*marked, *feedback], tools, generation_prompt=True).partition(_REPLY)
+    start, _, end = render(tokenizer, shown, tools, generation_prompt=False).partition(_REPLY)
+    kept, _, rest = render(tokenizer, [*shown, *feedback], tools, generation_prompt=True).partition(_REPLY)
     if not start.startswith(asked):
         raise StageError(_unlike_parts("writes a reply in another way than it asks for it"))
-    whole = render(tokenizer, [*messages, *feedback], tools, generation_prompt=True)
+    whole = render(tokenizer, whole_conversation, tools, generation_prompt=True)
     if kept != start or "".join(whole.split()) != "".join(f"{start}{reply['content']}{rest}".split()):
         raise StageError(_unlike_parts("rewrites earlier turns, such as leaving out their reasoning"))
-    stop = next((token for token in _ids(tokenizer, end) if token in stop_token_ids(tokenizer)), None)
+    stop = next((token for token in token_ids(tokenizer, end) if token in stop_token_ids(tokenizer)), None)
     if stop is None or not rest.startswith(end):
         raise StageError(_unlike_parts("does not end each assistant turn with a special token"))
-    require_written(tokenizer, [*marked, *feedback], tools)
+    require_written(tokenizer, [*shown, *feedback], tools)
     # The text behind the token is tokenised with it: some tokenizers put a space before every text.
     written = str(tokenizer.convert_ids_to_tokens(stop))
-    ids = _ids(tokenizer, written + rest.partition(written)[2])
+    ids = token_ids(tokenizer, written + rest.partition(written)[2])
     return ids[ids.index(stop) + 1 :]
 
 
@@ -115,6 +122,25 @@ def require_turns_follow(tokenizer: Tokenizer) -> None:
     way than its parts, so that what was sampled in one turn could not stay in front of the next."""
     question = {"role": "user", "content": "question"}
     encode_feedback(tokenizer, [question, {"role": "assistant", "content": _REASONED}], [question])
+
+
+def _texts_marked(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
+) -> tuple[list[Message], Tools | None]:
+    """Messages and tools as `marked` gives them.
+
+    Raises ConversationError if the template looks into texts, and would write something else where they are marked.
+    """
+    texts, schemas = [marked(tokenizer, message) for message in messages], marked(tokenizer, tools)
+    if texts != list(messages) or schemas != tools:
+        asks = messages[-1]["role"] != "assistant"
+        written = unmarked(render(tokenizer, texts, schemas, generation_prompt=asks))
+        if written != render(tokenizer, messages, tools, generation_prompt=asks):
+            raise ConversationError(
+                "a text holds a special token of the tokenizer, which the chat template does not write as it stands: "
+                "take it out of the row"
+            )
+    return texts, schemas
 
 
 def _unlike_parts(how: str) -> str:
@@ -148,8 +174,8 @@ def _template_endings(tokenizer: Tokenizer, template: str) -> tuple[tuple[int, .
     endings = []
     whole = render(tokenizer, [question, {"role": "assistant", "content": "answer"}], None, generation_prompt=False)
     _, found, text = whole.rpartition("answer")
-    ids = _ids(tokenizer, text)
-    special = [index for index, token in enumerate(ids) if _is_special(tokenizer, token)]
+    ids = token_ids(tokenizer, text)
+    special = [index for index, token in enumerate(ids) if is_special(tokenizer, token)]
     if found and special:
         endings.append(tuple(ids[special[0] :]))
     if "tool_calls" in template:
@@ -165,8 +191,8 @@ def _tool_call_endings(tokenizer: Tokenizer, question: Message) -> list[tuple[in
         whole = render(tokenizer, [question, calling], None, generation_prompt=False)
     except StageError:
         return []  # a row with tool calls will be refused with the reason
-    ids = _ids(tokenizer, whole.removeprefix(before)) if whole.startswith(before) else []
-    last = max((index for index, token in enumerate(ids) if _is_special(tokenizer, token)), default=0)
+    ids = token_ids(tokenizer, whole.removeprefix(before)) if whole.startswith(before) else []
+    last = max((index for index, token in enumerate(ids) if is_special(tokenizer, token)), default=0)
     if last == 0 or decode_completion(tokenizer, ids[last:]).strip():
         return []  # no call is written, or it does not end with a special token
     return [tuple(ids[last:])]
@@ -185,8 +211,6 @@ class _Turn:
 def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> _Turn:
     """The last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its prompt."""
     index = len(messages) - 1
-    if index == 0:
-        raise ConversationError("the conversation begins with an assistant turn, which answers nothing: leave it out")
     before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
     whole = render(tokenizer, messages, tools, generation_prompt=False)
     if not whole.startswith(before):
@@ -196,10 +220,10 @@ def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
             f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
             "it is asked with; change the base stage's chat_template"
         )
-    prompt, tokens = _ids(tokenizer, before), _ids(tokenizer, whole)
+    prompt, tokens = token_ids(tokenizer, before), token_ids(tokenizer, whole)
     # Tokenised as one text where that begins with the prompt's tokens: some tokenizers put a space before every text.
     as_one_text = tokens[: len(prompt)] == prompt
-    written = tokens[len(prompt) :] if as_one_text else _ids(tokenizer, whole[len(before) :])
+    written = tokens[len(prompt) :] if as_one_text else token_ids(tokenizer, whole[len(before) :])
     end = _end_of_turn(tokenizer, written)
     _require_tagged(tokenizer, messages, tools, start=len(before))
     if end is None:
@@ -245,16 +269,6 @@ def _sequence(turns: Sequence[_Turn]) -> Encoded:
         start = len(turn.prompt)
         mask[start : start + len(turn.completion)] = [True] * len(turn.completion)
     return ids, mask
-
-
-def _ids(tokenizer: Tokenizer, text: str) -> list[int]:
-    # The template has written every special token already: BOS must not be added again.
-    return list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]) if text else []
-
-
-def _is_special(tokenizer: Tokenizer, token: int) -> bool:
-    added = tokenizer.added_tokens_decoder.get(token)
-    return token in tokenizer.all_special_ids or (added is not None and added.special)
 
 
 def _eos(tokenizer: Tokenizer) -> int:

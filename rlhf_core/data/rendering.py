@@ -108,6 +108,30 @@ def _require_keys_written(tokenizer: Tokenizer, messages: Sequence[Message], too
                 f"the chat template does not write `{key}` of turn {len(before)}, so the model would never learn "
                 f"them; {_REMEDY}"
             )
+    if reply.get("tool_calls"):
+        _require_calls_written(tokenizer, before, reply, tools)
+
+
+def _require_calls_written(
+    tokenizer: Tokenizer, before: Sequence[Message], reply: Message, tools: Tools | None
+) -> None:
+    """Raise ConversationError if the template leaves out one of several calls, its name or arguments, or the text
+    beside them."""
+    text = render(tokenizer, [*before, reply], tools, generation_prompt=False)
+    changed: list[tuple[str, Message]] = []
+    if reply["content"].strip():
+        changed.append(("the text beside `tool_calls`", {**reply, "content": _marker(len(before))}))
+    for index, call in enumerate(reply["tool_calls"]):
+        for key, other in (("name", _marker(index)), ("arguments", {_marker(index): _marker(index)})):
+            calls = [*reply["tool_calls"]]
+            calls[index] = {**call, "function": {**call["function"], key: other}}
+            changed.append((f"`tool_calls[{index}].{key}`", {**reply, "tool_calls": calls}))
+    for what, message in changed:
+        if text == _rendered(tokenizer, [*before, message], tools, generation_prompt=False):
+            raise ConversationError(
+                f"the chat template does not write {what} of turn {len(before)}, so the model would never learn it; "
+                f"{_REMEDY}"
+            )
 
 
 def _rendered(

@@ -12,6 +12,7 @@ from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.formats import Format, format_of
+from rlhf_core.data.special_tokens import special_tokens_in
 from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError, StageError
@@ -70,6 +71,7 @@ def check_lengths(
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
+        notes += _special_tokens(use, tokenizers[model], rows, format_of(config.format))
         if unwritable and config.on_bad_row == "error":
             problems.append(
                 f"{use.setting}: {unwritable[0]}; or set data.{use.dataset}.on_bad_row to drop, which drops at least "
@@ -124,6 +126,19 @@ def _lost(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], rows: int, 
             f"{use.setting}: {'at least ' if rows > len(lengths) else ''}{too_long} of {rows} "
             f"rows of `data.{use.dataset}` that can be read here are longer than {limit.room} tokens: "
             f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
+        )
+
+
+def _special_tokens(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
+    """A sentence, if there are texts that hold special tokens: perhaps somebody has applied a chat template already."""
+    found = [
+        (where, tokens) for where, row in rows if (tokens := special_tokens_in(tokenizer, data_format.whole_text(row)))
+    ]
+    if found:
+        where, tokens = found[0]
+        yield (
+            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold special tokens of the "
+            f"tokenizer, such as `{tokens[0]}` in {where}, which are read as text: only the chat template writes them"
         )
 
 

@@ -24,17 +24,17 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 
 _STAGES = (
-    Stage("dataset", 3, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("dataset", 4, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
     Stage("overlap", 2, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
     Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
-    Stage("pretrain", 1, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),
-    Stage("sft", 1, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),
-    Stage("reward_model", 2, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
+    Stage("pretrain", 2, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),
+    Stage("sft", 2, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),
+    Stage("reward_model", 3, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
           runs="actors", needs_template=True, serves=True),
-    Stage("rl", 4, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
+    Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
-    Stage("evaluation", 2, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
+    Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("report", 3, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
           files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),

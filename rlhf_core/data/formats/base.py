@@ -139,7 +139,7 @@ def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise problem(f"has a key that is {type(key).__name__}, not text")
-            require_sound(key, place)
+            require_sound(key, (*place, key))
             require_sound(item, (*place, key))
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):

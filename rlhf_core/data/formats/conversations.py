@@ -7,7 +7,14 @@ from typing import Any
 
 from rlhf_core.data.chat import encode_conversation
 from rlhf_core.data.formats.base import Generated, Row, RowError, filled, missing_column
-from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_messages, read_prompt
+from rlhf_core.data.formats.messages import (
+    MESSAGE_COLUMNS,
+    Message,
+    MessageFormat,
+    prompt_column,
+    read_messages,
+    read_prompt,
+)
 from rlhf_core.data.rendering import Tokenizer
 
 
@@ -16,15 +23,17 @@ class Conversations(MessageFormat):
     column = "messages"
 
     def without_tools(self, row: Row) -> Row:
-        if "messages" in row:
-            messages = read_messages(row["messages"], "messages")
+        column = next((name for name in MESSAGE_COLUMNS if name in row), None)
+        if column is not None and not ("prompt" in row and "completion" in row):
+            messages = read_messages(row[column], column)
         elif prompt_column(row) is not None:
-            completion = "completion" if "completion" in row or "answer" not in row else "answer"
-            messages = [*read_prompt(row), {"role": "assistant", "content": filled(row, completion)}]
+            column = "completion" if "completion" in row or "answer" not in row else "answer"
+            messages = [*read_prompt(row), *_completion(row, column)]
         else:
             raise missing_column("messages", row)
-        if not any(message["role"] == "assistant" for message in messages):
-            raise RowError("`messages` has no assistant turn, so there is nothing to train on")
+        if not any(message["role"] == "assistant" for message in messages[1:]):
+            first = "" if messages[0]["role"] != "assistant" else " but the first message, which answers nothing"
+            raise RowError(f"`{column}` has no assistant turn{first}, so there is nothing to train on")
         return {"messages": messages}
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
@@ -32,3 +41,9 @@ class Conversations(MessageFormat):
 
     def generated(self, item: Generated) -> Row:
         return {"prompt": item.question, "completion": item.right_answer()}
+
+
+def _completion(row: Row, column: str) -> list[Message]:
+    if isinstance(row.get(column), list | tuple):
+        return read_messages(row[column], column)
+    return [{"role": "assistant", "content": filled(row, column)}]

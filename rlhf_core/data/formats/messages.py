@@ -3,16 +3,29 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.formats.base import Format, Row, RowError, filled, missing_column
+from rlhf_core.data.formats.base import Format, Row, RowError, filled, missing_column, plain
+from rlhf_core.data.json_text import JSONTextError, parse_json
 from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
 
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")
-_ROLE_NAMES = {"human": "user", "gpt": "assistant", **{role: role for role in ROLES}}
-_TEXT_KEYS = ("reasoning_content", "name", "tool_call_id")  # of a message
+# As data sets call them: OpenAI's, ShareGPT's and its collections'.
+_ROLE_NAMES = {
+    **{role: role for role in ROLES},
+    "developer": "system",
+    "human": "user",
+    **dict.fromkeys(("gpt", "model", "chatgpt", "bing", "bard", "function_call"), "assistant"),
+    **dict.fromkeys(("function", "function_response", "observation"), "tool"),
+}
+MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
+_PROMPT_COLUMNS = ("prompt", "question", *MESSAGE_COLUMNS)
+_REASONING = ("reasoning_content", "reasoning", "thinking")
+_TEXT_KEYS = ("name", "tool_call_id")  # of a message
+_TEXT_PARTS = ("text", "input_text", "output_text")
+_TRAINED_KEYS = ("weight", "train", "training")
 
 
 class MessageFormat(Format):
@@ -21,7 +34,8 @@ class MessageFormat(Format):
     column: str  # that holds the messages
 
     def canonical(self, row: Row) -> Row:
-        return self.without_tools(row) | read_tools(row)
+        canonical = self.without_tools(row) | read_tools(row)
+        return canonical | {self.column: _with_system(row, canonical[self.column])}
 
     @abstractmethod
     def without_tools(self, row: Row) -> Row:
@@ -43,7 +57,7 @@ class MessageFormat(Format):
 
 
 def prompt_column(row: Row) -> str | None:
-    return next((name for name in ("prompt", "question") if name in row), None)
+    return next((name for name in _PROMPT_COLUMNS if name in row), None)
 
 
 def read_prompt(row: Row) -> list[Message]:
@@ -51,7 +65,7 @@ def read_prompt(row: Row) -> list[Message]:
     if column is None:
         raise missing_column("prompt", row)
     value = row[column]
-    if isinstance(value, str):
+    if isinstance(value, str) and column not in MESSAGE_COLUMNS:
         return [{"role": "user", "content": filled(row, column)}]
     messages = read_messages(value, column)
     if messages[-1]["role"] == "assistant":
@@ -75,9 +89,32 @@ def read_completion(value: Any, column: str) -> tuple[list[Message], str]:
 
 
 def read_messages(value: Any, column: str) -> list[Message]:
-    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
-        raise RowError(f"`{column}` must be a list of messages {{role, content}}")
+    """value: a list of messages, or the list as JSON text, as CSV has it."""
+    if isinstance(value, str):
+        try:
+            value = parse_json(value)
+        except JSONTextError as error:
+            raise RowError(
+                f"`{column}` must be a list of messages, this is text: {error}", f"`{column}` is text"
+            ) from error
+    if not isinstance(value, list | tuple) or not value:
+        what = "has no messages" if isinstance(value, list | tuple) else f"is {type(value).__name__}"
+        raise RowError(f"`{column}` {what}; it must be a list of messages {{role, content}}")
     return [_message(message, column, index) for index, message in enumerate(value)]
+
+
+def _with_system(row: Row, messages: list[Message]) -> list[Message]:
+    """The column `system` becomes the first turn, as ShareGPT's collections mean it."""
+    if not row.get("system"):
+        return messages
+    text = plain(row["system"], "system")
+    if not text.strip():
+        return messages
+    if messages[0]["role"] == "system":
+        if messages[0]["content"] != text:
+            raise RowError("the column `system` is not what the first message, of the role system, says")
+        return messages
+    return [{"role": "system", "content": text}, *messages]
 
 
 def _message(value: Any, column: str, index: int) -> Message:
@@ -87,39 +124,85 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"`{where}` must be a message {{role, content}}, this is {type(value).__name__}",
             f"`{column}` has an entry that is no message",
         )
-    role, content = value.get("role", value.get("from")), value.get("content", value.get("value"))
-    if role not in _ROLE_NAMES:
+    given = {name: item for name, item in value.items() if item is not None}
+    named = given.get("role", given.get("from"))
+    role = _ROLE_NAMES.get(named) if isinstance(named, str) else None
+    if role is None:
         raise RowError(
-            f"`{where}` has the role {role!r}; roles are {', '.join(ROLES)}", f"`{column}` has an unknown role"
+            f"`{where}` has the role {str(named)[:40]!r}; roles are {', '.join(ROLES)}",
+            f"`{column}` has an unknown role",
         )
-    message = {"role": _ROLE_NAMES[role], "content": content} | _beside_content(value, _ROLE_NAMES[role], where)
-    if content is None and "tool_calls" in message:
-        message["content"] = ""  # templates differ in what they do with null
-    elif not isinstance(content, str) or not (content.strip() or "tool_calls" in message):
+    content = _text(given.get("content", given.get("value")), where, column)
+    message: Message = {"role": role, "content": content} | _beside_content(given, role, where, column)
+    if named == "function_call":  # the call stands in the text
+        message |= {"content": "", "tool_calls": _tool_calls(content, where, column)}
+    if not message["content"].strip() and "tool_calls" not in message:
         raise RowError(f"`{where}` has no text in `content`", f"`{column}` has a message without text")
     return message
 
 
-def _beside_content(value: Mapping[str, Any], role: str, where: str) -> Message:
-    """What templates read of a message beside its role and content. A column of null or nothing counts as absent."""
-    given = {name: value[name] for name in ("tool_calls", *_TEXT_KEYS) if value.get(name)}
-    for name in given:
-        if name in ("tool_calls", "reasoning_content") and role != "assistant":
-            raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
-        if name in _TEXT_KEYS and not isinstance(given[name], str):
-            raise RowError(f"`{where}.{name}` must be text, this is {type(given[name]).__name__}")
-    if "tool_calls" in given:
-        try:
-            given["tool_calls"] = canonical_tool_calls(given["tool_calls"])
-        except ToolError as error:
-            raise RowError(f"`{where}.tool_calls` {error}") from error
-    return given
+def _text(content: Any, where: str, column: str) -> str:
+    """The text of a content: text, or parts of which all are text. Templates differ in what they do with null."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if not isinstance(content, list | tuple):
+        raise RowError(
+            f"`{where}` has no text in `content`, but {type(content).__name__}",
+            f"`{column}` has a message whose content is no text",
+        )
+    return "".join(part if isinstance(part, str) else _part_text(part, where, column) for part in content)
+
+
+def _part_text(part: Any, where: str, column: str) -> str:
+    kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
+    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+        raise RowError(
+            f"`{where}.content` has a part of the type {str(kind)[:40]!r}: models here read text alone, take it out",
+            f"`{column}` has a content that is not text alone",
+        )
+    text: str = part["text"]
+    return text
+
+
+def _beside_content(given: Mapping[str, Any], role: str, where: str, column: str) -> Message:
+    """What templates read of a message beside its role and content. What is null or empty counts as absent."""
+    found: Message = {name: given[name] for name in _TEXT_KEYS if given.get(name)}
+    reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
+    if reasoning is not None:
+        found["reasoning_content"] = reasoning
+    for name, text in found.items():
+        if not isinstance(text, str):
+            raise RowError(f"`{where}.{name}` must be text, this is {type(text).__name__}")
+    calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else None)
+    if role != "assistant" and (calls or reasoning is not None):
+        name = "tool_calls" if calls else "reasoning_content"
+        raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
+    untrained = next((name for name in _TRAINED_KEYS if name in given and given[name] in (0, False)), None)
+    if untrained is not None:
+        raise RowError(
+            f"`{where}.{untrained}` is {given[untrained]}, but every assistant turn is trained: take the turns from "
+            "this one on out of the row",
+            f"`{column}` has turns that are not to be trained",
+        )
+    return found | ({"tool_calls": _tool_calls(calls, where, column)} if calls else {})
+
+
+def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
+    try:
+        call = parse_json(calls) if isinstance(calls, str) else calls
+        return canonical_tool_calls([call] if isinstance(call, Mapping) else call)
+    except JSONTextError as error:
+        sentence = f"is text that is no JSON ({error})"
+        raise RowError(f"`{where}.tool_calls` {sentence}", f"`{column}` has wrong tool calls") from error
+    except ToolError as error:
+        raise RowError(f"`{where}.tool_calls` {error}", f"`{column}` has wrong tool calls") from error
 
 
 def read_tools(row: Row) -> Row:
     if not row.get("tools"):
         return {}
     try:
-        return {"tools": canonical_tools(row["tools"])}
+        tools = canonical_tools(row["tools"])
     except ToolError as error:
-        raise RowError(f"`tools` {error}") from error
+        raise RowError(f"`tools` {error}", "`tools` are wrong") from error
+    return {"tools": tools}

@@ -7,7 +7,7 @@ from typing import Any
 
 from rlhf_core.data.chat import encode_completion
 from rlhf_core.data.formats.base import Row, RowError, missing_column, number
-from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_completion, read_prompt
+from rlhf_core.data.formats.messages import MESSAGE_COLUMNS, MessageFormat, prompt_column, read_completion, read_prompt
 from rlhf_core.data.rendering import Tokenizer
 
 _SIDES = ("chosen", "rejected")
@@ -24,7 +24,8 @@ class Preferences(MessageFormat):
         rejected_before, rejected = read_completion(row["rejected"], "rejected")
         if chosen_before != rejected_before:
             raise RowError("`chosen` and `rejected` do not answer the same prompt")
-        prompt = read_prompt(row) if prompt_column(row) is not None or not chosen_before else chosen_before
+        stated = prompt_column(row) not in (None, *MESSAGE_COLUMNS)
+        prompt = read_prompt(row) if stated or not chosen_before else chosen_before
         if chosen_before and prompt != chosen_before:
             raise RowError("`prompt` is not what `chosen` and `rejected` answer")
         if chosen == rejected:

@@ -19,7 +19,7 @@ class Prompts(MessageFormat):
 
     def without_tools(self, row: Row) -> Row:
         prompt = read_prompt(row)
-        others = {name: value for name, value in row.items() if name != prompt_column(row)}
+        others = {name: value for name, value in row.items() if name not in (prompt_column(row), "system")}
         if "answer" in others:
             others["answer"] = plain(others["answer"], "answer")
         if "task" in others and not isinstance(others["task"], str):

@@ -110,6 +110,14 @@ from tests.rlhf_core.data.families import (
             [user("q"), assistant("a<eos>b")],
             ["user: q\nassistant: ⟦a<eos>b\n<eos>⟧"],
         ),
+        (  # an assistant turn that answers nothing is read by the others
+            TURNS,
+            [assistant("hello"), *TALK[:2]],
+            [
+                "<|im_start|>assistant\nhello<|im_end|>\n<|im_start|>user\nq1<|im_end|>\n<|im_start|>assistant\n"
+                "⟦r1<|im_end|>⟧\n"
+            ],
+        ),
         (  # what follows the last reply is nobody's context
             TURNS,
             [*TALK[:2], user("q2")],
@@ -159,7 +167,7 @@ def test_today_is_always_the_same_day() -> None:
     [
         (REFUSES_SYSTEM, [system("s"), *TALK], "refuses a conversation: no system role"),
         (MERGES_SYSTEM, [user("a"), user("b"), assistant("c")], "refuses a conversation: turns must alternate"),
-        (TURNS, [assistant("hello"), *TALK], "begins with an assistant turn, which answers nothing: leave it out"),
+        (TURNS, [assistant("hello"), user("q")], "no assistant turn"),
         (TURNS, [user("q")], "no assistant turn"),
         (
             TURNS.replace("assistant\\n' }}", "assistant\\n<think>\\n' }}"),

@@ -40,6 +40,24 @@ def test_tools_and_calls_are_given_to_the_template_and_trained_as_written() -> N
         (TURNS, TALK, [TOOL], "does not write `tools`, so the model would never see them; give the base stage a chat"),
         (TURNS, CALLING, None, "does not write `tool_calls` of turn 1, so the model would never learn them"),
         (
+            WITH_TOOLS,
+            [user("q"), assistant("I add.", tool_calls=[CALL]), *CALLING[2:]],
+            None,
+            "does not write the text beside `tool_calls` of turn 1, so the model would never learn it",
+        ),
+        (
+            WITH_TOOLS.replace("in m.tool_calls", "in m.tool_calls[:1]"),
+            [user("q"), assistant("", tool_calls=[CALL, CALL]), *CALLING[2:]],
+            None,
+            r"does not write `tool_calls\[1\].name` of turn 1",
+        ),
+        (
+            WITH_TOOLS.replace("call.function | tojson", "call.function.name"),
+            CALLING,
+            None,
+            r"does not write `tool_calls\[0\].arguments` of turn 1",
+        ),
+        (
             WITH_TOOLS.replace("{% for m in messages %}", "{% for m in messages if m.role != 'tool' %}"),
             CALLING,
             None,

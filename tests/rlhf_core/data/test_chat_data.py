@@ -1,0 +1,234 @@
+"""Chat data as people have it: recognised, or refused by one sentence; nothing of it is dropped silently."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from rlhf_core.data.formats import RowError, canonical_row
+
+USER = {"role": "user", "content": "2+2?"}
+FOUR = {"role": "assistant", "content": "4"}
+BOTH = [USER, FOUR]
+CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
+CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+GIVEN = {"role": "tool", "content": "4"}
+SYSTEM = {"role": "system", "content": "Be short."}
+
+
+@pytest.mark.parametrize(
+    ("row", "messages"),
+    [
+        ({"conversations": [{"from": "human", "value": "2+2?"}, {"from": "gpt", "value": "4"}]}, BOTH),
+        ({"conversation": BOTH, "id": 7, "source": "web"}, BOTH),
+        ({"messages": json.dumps(BOTH)}, BOTH),  # as CSV has it
+        ({"messages": BOTH, "system": "Be short."}, [SYSTEM, *BOTH]),
+        ({"messages": [SYSTEM, *BOTH], "system": "Be short."}, [SYSTEM, *BOTH]),
+        ({"messages": BOTH, "system": " "}, BOTH),
+        ({"prompt": [USER], "completion": [FOUR]}, BOTH),
+        ({"messages": [{**SYSTEM, "role": "developer"}, USER, {**FOUR, "role": "model"}]}, [SYSTEM, *BOTH]),
+        ({"messages": [FOUR, *BOTH]}, [FOUR, *BOTH]),
+        ({"messages": [USER, *BOTH]}, [USER, *BOTH]),
+        ({"messages": [*BOTH, USER]}, [*BOTH, USER]),
+        (
+            {"messages": [{**USER, "content": [{"type": "text", "text": "2+"}, {"type": "text", "text": "2?"}]}, FOUR]},
+            BOTH,
+        ),
+        ({"messages": [{**USER, "timestamp": 3, "refusal": None}, {**FOUR, "weight": 1}]}, BOTH),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "2+2?"},
+                    {"from": "function_call", "value": '{"name": "add", "arguments": {"a": 2}}'},
+                    {"from": "observation", "value": "4"},
+                    {"from": "gpt", "value": "4"},
+                ]
+            },
+            [USER, CALLING, GIVEN, FOUR],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": None, "function_call": {"name": "add", "arguments": '{"a": 2}'}},
+                    {"role": "function", "name": "add", "content": "4"},
+                    FOUR,
+                ]
+            },
+            [USER, CALLING, {**GIVEN, "name": "add"}, FOUR],
+        ),
+        (
+            {
+                "messages": [
+                    USER,
+                    {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "c1", **CALL}]},
+                    {**GIVEN, "tool_call_id": "c1"},
+                    {**FOUR, "reasoning": "sure"},
+                ]
+            },
+            [
+                USER,
+                {"role": "assistant", "content": "I add.", "tool_calls": [{"id": "c1", **CALL}]},
+                {**GIVEN, "tool_call_id": "c1"},
+                {**FOUR, "reasoning_content": "sure"},
+            ],
+        ),
+    ],
+)
+def test_conversations(row: dict[str, Any], messages: list[dict[str, Any]]) -> None:
+    assert canonical_row(row, "conversations", {})["messages"] == messages
+
+
+@pytest.mark.parametrize(
+    ("data_format", "row", "expected"),
+    [
+        ("prompts", {"messages": [SYSTEM, USER], "answer": 4}, {"prompt": [SYSTEM, USER], "answer": "4"}),
+        ("prompts", {"system": "Be short.", "question": "2+2?"}, {"prompt": [SYSTEM, USER]}),
+        ("prompts", {"prompt": [FOUR, USER]}, {"prompt": [FOUR, USER]}),
+        (
+            "preferences",
+            {
+                "conversations": [{"from": "human", "value": "2+2?"}],
+                "chosen": {"from": "gpt", "value": "4"},
+                "rejected": {"from": "gpt", "value": "5"},
+                "system": "Be short.",
+            },
+            {"prompt": [SYSTEM, USER], "chosen": "4", "rejected": "5"},
+        ),
+        (
+            "preferences",
+            {"chosen": BOTH, "rejected": [USER, {**FOUR, "content": "5"}], "messages": BOTH},
+            {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        ),
+    ],
+)
+def test_prompts_and_preferences(data_format: str, row: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = canonical_row(row, data_format, {})
+    assert {name: value for name, value in made.items() if name != "id"} == expected
+
+
+NESTED: Any = "x"
+for _ in range(300):
+    NESTED = [NESTED]
+
+
+@pytest.mark.parametrize(
+    ("data_format", "row", "sentence"),
+    [
+        (
+            "conversations",
+            {"messages": []},
+            "`messages` has no messages; it must be a list of messages {role, content}",
+        ),
+        ("conversations", {"messages": {}}, "`messages` is dict; it must be a list of messages {role, content}"),
+        (
+            "conversations",
+            {"messages": "[{'role': 'user'}]"},
+            "`messages` must be a list of messages, this is text: not JSON",
+        ),
+        (
+            "conversations",
+            {"messages": [FOUR, USER]},
+            "`messages` has no assistant turn but the first message, which answers nothing",
+        ),
+        (
+            "conversations",
+            {"messages": [{**USER, "role": "narrator"}, FOUR]},
+            "`messages[0]` has the role 'narrator'; roles are system",
+        ),
+        (
+            "conversations",
+            {"messages": [{**USER, "role": ["user"]}, FOUR]},
+            "`messages[0]` has the role \"['user']\"; roles are",
+        ),
+        ("conversations", {"messages": [{"content": "x"}, FOUR]}, "`messages[0]` has the role 'None'; roles are"),
+        ("conversations", {"messages": [USER, {**FOUR, "content": None}]}, "`messages[1]` has no text in `content`"),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "content": {"text": "4"}}]},
+            "`messages[1]` has no text in `content`, but dict",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "content": 4}]},
+            "`messages[1]` has no text in `content`, but int",
+        ),
+        (
+            "conversations",
+            {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, FOUR]},
+            "`messages[0].content` has a part of the type 'image_url': models here read text alone, take it out",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "weight": 0}]},
+            "`messages[1].weight` is 0, but every assistant turn is trained",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "tool_calls": [3]}]},
+            "`messages[1].tool_calls` [0] must be {type",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "tool_calls": "no"}]},
+            "`messages[1].tool_calls` is text that is no JSON",
+        ),
+        (
+            "conversations",
+            {"messages": [{**GIVEN, "tool_calls": [CALL]}, FOUR]},
+            "`messages[0]` has `tool_calls`, but only assistant",
+        ),
+        (
+            "conversations",
+            {"conversations": [{"from": "human", "value": "x"}, {"from": "function_call", "value": "add(2)"}]},
+            "`conversations[1].tool_calls` is text that is no JSON",
+        ),
+        (
+            "conversations",
+            {"messages": [SYSTEM, *BOTH], "system": "Be long."},
+            "the column `system` is not what the first message",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "content": "a\0b"}]},
+            "`messages.1.content` holds a NUL character",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "content": "\ud800"}]},
+            "`messages.1.content` is not valid Unicode",
+        ),
+        ("prompts", {"prompt": "x", "\ud800": 1}, "`\\ud800` is not valid Unicode: it holds half a surrogate pair"),
+        ("prompts", {"prompt": "x", None: 1}, "a column is called None, which is not text"),
+        ("prompts", {"prompt": "x", "m": {1: 2, "a": object()}}, "`m` has a key that is int, not text"),
+        ("prompts", {"prompt": "x", "m": NESTED}, "`m` has more than 100 lists and mappings inside each other"),
+        ("prompts", {"prompt": "x", "m": b"x"}, "`m` is bytes, which JSON cannot hold: write it as text or a number"),
+        ("prompts", {"prompt": "x", "answer": float("inf")}, "`answer` must be text, this is inf"),
+        (
+            "preferences",
+            {"prompt": "x", "chosen": "a", "rejected": "b", "margin": 10**400},
+            "`margin` must be a number",
+        ),
+        ("preferences", {"prompt": "x", "chosen": "a", "rejected": "b", "margin": "nan"}, "`margin` must be a number"),
+        ("preferences", {"prompt": "x", "chosen": "a", "rejected": "b", "margin": True}, "`margin` must be a number"),
+        ("preferences", {"prompt": "x", "chosen": "a", "rejected": " "}, "`rejected` is empty"),
+        (
+            "preferences",
+            {"prompt": "x", "chosen": 3, "rejected": "b"},
+            "`chosen` is int; it must be a list of messages",
+        ),
+    ],
+)
+def test_what_is_no_chat_is_one_sentence(data_format: str, row: dict[Any, Any], sentence: str) -> None:
+    with pytest.raises(RowError) as raised:
+        canonical_row(row, data_format, {})
+    assert str(raised.value).startswith(sentence), raised.value
+
+
+def test_a_sentence_is_one_line_that_can_be_printed() -> None:
+    with pytest.raises(RowError) as raised:
+        canonical_row({"a\nb\x1b[31m\ud800" * 500: 1}, "text", {})
+    assert str(raised.value).isprintable()
+    assert len(str(raised.value)) < 1100
