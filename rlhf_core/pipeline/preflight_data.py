@@ -111,6 +111,8 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
                 sample.rows += _check_source(source, config, root, bad_row_policy(config, sample.bad))
             except (RowError, RecipeError) as error:
                 sample.problems.append(f"data.{name}: {error}")
+        if sample.bad.count and not sample.rows and not sample.problems:
+            sample.problems.append(f"data.{name}: no row can be read: {sample.bad.sentence()}")
         sample.problems += _check_shape(name, config)
     return samples
 

@@ -7,6 +7,7 @@ import json
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -185,11 +186,13 @@ def filled(row: Row, column: str) -> str:
 
 def plain(value: Any, column: str) -> str:
     """Text, or a finite number as text: answers are often written as numbers in JSON."""
-    number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-    if not (isinstance(value, str) or number):
-        shown = value if isinstance(value, float) else type(value).__name__
-        raise RowError(f"`{column}` must be text, this is {shown}", f"`{column}` is not text")
-    return str(value)
+    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+        with suppress(ValueError):  # a number of thousands of digits
+            return str(value)
+    if isinstance(value, float) and math.isfinite(value):
+        return str(value)
+    shown = value if isinstance(value, float) else type(value).__name__
+    raise RowError(f"`{column}` must be text, this is {shown}", f"`{column}` is not text")
 
 
 def number(value: Any, column: str) -> float:
@@ -199,7 +202,8 @@ def number(value: Any, column: str) -> float:
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
-        raise RowError(f"`{column}` must be a number, this is {str(value)[:40]!r}", f"`{column}` is not a number")
+        shown = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        raise RowError(f"`{column}` must be a number, this is {shown}", f"`{column}` is not a number")
     return found
 
 
