@@ -74,6 +74,12 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools
     return [_sequence(turns) for turns in sequences]
 
 
+def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> int:
+    """Tokens of the conversation written once: what `encode_conversation` gives where the template only appends."""
+    messages, tools = _texts_marked(tokenizer, messages, tools)
+    return len(token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=False)))
+
+
 def encode_completion(
     tokenizer: Tokenizer, prompt: Sequence[Message], completion: str, tools: Tools | None = None
 ) -> Encoded:

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
-from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.patterns import with_files
+from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
 

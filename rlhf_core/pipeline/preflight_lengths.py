@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
@@ -67,7 +68,7 @@ def check_lengths(
         try:
             if model not in tokenizers:
                 tokenizers[model] = _tokenizer(model, root)
-            lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format))
+            lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format), limit.room)
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
@@ -100,27 +101,37 @@ def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
     return with_template(own, model.config, root.joinpath)
 
 
-def _too_long(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], truncatable: bool) -> Iterator[str]:
+@dataclass(frozen=True, slots=True)
+class _Length:
+    where: str
+    tokens: int
+    exact: bool = True  # else it has at least so many
+
+    def __str__(self) -> str:
+        return f"{self.tokens} tokens" if self.exact else f"at least {self.tokens} tokens"
+
+
+def _too_long(use: Use, limit: RowLimit, lengths: list[_Length], truncatable: bool) -> Iterator[str]:
     section = use.node.section
-    where, tokens = max(lengths, key=lambda found: found[1])
+    longest = max(lengths, key=lambda found: found.tokens)
     if not limit.completion_setting:
-        if tokens > limit.tokens:
+        if longest.tokens > limit.tokens:
             yield (
-                f"{use.setting}: {where} in `data.{use.dataset}` has {tokens} tokens, more than "
+                f"{use.setting}: {longest.where} in `data.{use.dataset}` has {longest}, more than "
                 f"{section}.{limit.setting}={limit.tokens}: raise it, or set "
                 f"data.{use.dataset}.on_long_row to drop{' or truncate' if truncatable else ''}"
             )
-    elif tokens > limit.room > 0:
+    elif longest.tokens > limit.room > 0:
         yield (
-            f"{use.setting}: the prompt of {where} in `data.{use.dataset}` has {tokens} tokens; with "
+            f"{use.setting}: the prompt of {longest.where} in `data.{use.dataset}` has {longest}; with "
             f"{section}.{limit.completion_setting}={limit.completion_tokens} that is more than "
             f"{section}.{limit.setting}={limit.tokens}: raise it to "
-            f"{tokens + limit.completion_tokens}, or set data.{use.dataset}.on_long_row to drop"
+            f"{longest.tokens + limit.completion_tokens}, or set data.{use.dataset}.on_long_row to drop"
         )
 
 
-def _lost(use: Use, limit: RowLimit, lengths: list[tuple[str, int]], rows: int, policy: LongRowPolicy) -> Iterator[str]:
-    too_long = sum(tokens > limit.room for _, tokens in lengths)
+def _lost(use: Use, limit: RowLimit, lengths: list[_Length], rows: int, policy: LongRowPolicy) -> Iterator[str]:
+    too_long = sum(length.tokens > limit.room for length in lengths)
     if too_long:
         yield (
             f"{use.setting}: {'at least ' if rows > len(lengths) else ''}{too_long} of {rows} "
@@ -142,15 +153,26 @@ def _special_tokens(use: Use, tokenizer: Tokenizer, rows: list[Located], data_fo
         )
 
 
-def _lengths(rows: list[Located], tokenizer: Tokenizer, data_format: Format) -> tuple[list[tuple[str, int]], list[str]]:
-    """The place and the number of tokens of each of the rows with the most characters; of those that the chat template
-    cannot write, a sentence each, in the order of the rows."""
+def _lengths(
+    rows: list[Located], tokenizer: Tokenizer, data_format: Format, room: int
+) -> tuple[list[_Length], list[str]]:
+    """The lengths of the rows with the most characters; of those that the chat template cannot write, a sentence each,
+    in the order of the rows.
+
+    room: tokens; a row that must have more, by its characters alone, is not tokenised: it may be a whole book.
+    """
     sizes = [len(data_format.whole_text(row)) for _, row in rows]
     longest = sorted(heapq.nlargest(_TOKENISED_ROWS, range(len(rows)), key=sizes.__getitem__))
+    characters = max(map(len, tokenizer.get_vocab()), default=1)  # of a token, at most
     lengths, unwritable = [], []
-    for where, row in (rows[index] for index in longest):
+    for index in longest:
+        where, row = rows[index]
+        least = sizes[index] // characters
+        if least > room:
+            lengths.append(_Length(where, least, exact=False))
+            continue
         try:
-            lengths.append((where, data_format.num_tokens(tokenizer, row)))
+            lengths.append(_Length(where, data_format.num_tokens(tokenizer, row)))
         except ConversationError as error:
             unwritable.append(f"{where}: {error}")
     return lengths, unwritable

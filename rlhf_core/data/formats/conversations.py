@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_conversation
+from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
 from rlhf_core.data.formats.base import Generated, Row, RowError, filled, missing_column
 from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
@@ -16,6 +16,8 @@ from rlhf_core.data.formats.messages import (
     read_prompt,
 )
 from rlhf_core.data.rendering import Tokenizer
+
+_MEASURED_TURN_BY_TURN = 200  # messages
 
 
 class Conversations(MessageFormat):
@@ -37,7 +39,10 @@ class Conversations(MessageFormat):
         return {"messages": messages}
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return max(len(ids) for ids, _ in encode_conversation(tokenizer, row["messages"], row.get("tools")))
+        messages, tools = row["messages"], row.get("tools")
+        if len(messages) > _MEASURED_TURN_BY_TURN:  # each turn is written with all that stand before it
+            return num_tokens_of_all(tokenizer, messages, tools)
+        return max(len(ids) for ids, _ in encode_conversation(tokenizer, messages, tools))
 
     def generated(self, item: Generated) -> Row:
         return {"prompt": item.question, "completion": item.right_answer()}

@@ -154,3 +154,22 @@ def test_rows_that_the_template_cannot_write_are_named_or_a_note(problems: Probl
         f"sft.dataset: at least 2 of 4 rows of `data.talks` are dropped, which the chat template cannot write; "
         f"first: {refused}"
     )
+
+
+def test_a_conversation_of_thousands_of_turns_and_a_book_are_measured_quickly(problems: Problems) -> None:
+    """Turn by turn, and token by token, they would take minutes."""
+    turns = [{"role": role, "content": "x"} for role in ("user", "assistant")] * 5000
+    [sentence] = problems(both(file("talks.jsonl", json.dumps({"messages": turns})), put("rl", value=None)))
+    assert "talks.jsonl line 1 in `data.talks` has " in sentence
+    book = json.dumps({"prompt": "x " * 2_000_000, "completion": "y"})
+    [sentence] = problems(both(file("talks.jsonl", book), put("rl", value=None)))
+    assert "talks.jsonl line 1 in `data.talks` has at least 363636 tokens" in sentence
+
+
+def test_special_tokens_in_texts_are_a_note(tmp_path: Path) -> None:
+    """Perhaps somebody has applied a template already."""
+    path = write(tmp_path, file("talks.jsonl", json.dumps({"prompt": "a<eos>", "completion": "b<eos>"})))
+    assert preflight(load_recipe(path)) == [
+        "sft.dataset: 1 of 1 rows of `data.talks` hold special tokens of the tokenizer, such as `<eos>` in talks.jsonl "
+        "line 1, which are read as text: only the chat template writes them"
+    ]
