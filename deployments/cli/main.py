@@ -10,11 +10,11 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
-from deployments.cli import artifacts, init, run, stack, try_stage
+from deployments.cli import artifacts, init, run, stack, try_stage, verification
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import AlignmentError
 
-_MODULES = (stack, init, run, try_stage, artifacts)
+_MODULES = (stack, init, run, try_stage, artifacts, verification)
 
 
 class _Commands(TyperGroup):

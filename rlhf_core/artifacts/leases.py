@@ -158,6 +158,14 @@ def take_lease(store: Store, ref: ArtifactRef, *, lifetime: timedelta = LIFETIME
     return _decoded(path, written[0]).holder
 
 
+def holder_of(store: Store, ref: ArtifactRef) -> str:
+    """The process that computes `ref` now, in words; empty if none does."""
+    path = lease_path(ref)
+    data = store.get(path)
+    record = None if data is None else _decoded(path, data)
+    return "" if record is None or record.is_free(datetime.now(UTC)) else _described(record.holder)
+
+
 def wait_for_lease(
     store: Store,
     ref: ArtifactRef,

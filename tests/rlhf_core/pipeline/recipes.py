@@ -8,6 +8,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy
+from safetensors.numpy import save_file
+
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.pipeline.graph import build_graph
@@ -69,6 +72,12 @@ FILES = {
     "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
 }
 
+LAYER = {
+    "input_layernorm": (8,), "post_attention_layernorm": (8,), "self_attn.q_proj": (8, 8), "self_attn.k_proj": (8, 8),
+    "self_attn.v_proj": (8, 8), "self_attn.o_proj": (8, 8), "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8),
+    "mlp.down_proj": (8, 12),
+}  # fmt: skip
+
 Change = Callable[[dict[str, Any], Path], None]  # of the recipe, and of the files in its folder
 Problems = Callable[[Change | None], list[str]]
 
@@ -127,8 +136,18 @@ def model_folder(root: Path, context: int = 64, special_tokens: tuple[str, ...] 
     tokenizer = word_level_tokenizer((), context)
     tokenizer.add_tokens([*special_tokens], special_tokens=True)
     tokenizer.save_pretrained(folder)
-    (folder / "config.json").write_text(json.dumps({"model_type": "llama", "max_position_embeddings": context}))
-    (folder / "model.safetensors").write_bytes(b"weights")
+    rows = len(tokenizer)
+    config = {
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": rows, "hidden_size": 8,
+        "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
+        "max_position_embeddings": context, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    (folder / "config.json").write_text(json.dumps(config))
+    shapes = {"model.embed_tokens.weight": (rows, 8), "model.norm.weight": (8,)}
+    for layer in range(2):
+        shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in LAYER.items()}
+    weights = {name: numpy.ones(shape, dtype=numpy.float32) for name, shape in shapes.items()}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def planned(loaded: LoadedRecipe, repository: ArtifactRepository | None) -> list[PlannedNode]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
+from rlhf_core.data.chat import load_tokenizer
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -31,12 +34,68 @@ def test_one_thing_wrong_with_a_model_from_scratch_is_one_sentence(
     assert any(expected in problem for problem in said), said
 
 
+def index(places: dict[str, str]) -> Callable[[Path], object]:
+    """An index in place of the one file, or with it if that is one of its files."""
+
+    def change(folder: Path) -> None:
+        (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+        if "model.safetensors" not in places.values():
+            (folder / "model.safetensors").unlink()
+
+    return change
+
+
+def cut(name: str, size: int) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:size])
+
+
+def pointer(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
+
+
+def config(**settings: Any) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        path = folder / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+
+    return change
+
+
+def only(name: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        shutil.rmtree(folder)
+        folder.mkdir()
+        (folder / name).write_text("{}")
+
+    return change
+
+
+def without_layer(layer: int) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if not name.startswith(f"model.layers.{layer}.")}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
+def more_tokens(folder: Path) -> None:
+    tokenizer = load_tokenizer(folder)
+    tokenizer.add_tokens(["extra", "<image>"])
+    tokenizer.save_pretrained(folder)
+
+
+def loop(folder: Path) -> None:
+    shutil.rmtree(folder)
+    folder.symlink_to(folder)
+
+
 @pytest.mark.parametrize(
     ("break_it", "expected"),
     [
         (
             lambda folder: (folder / "config.json").unlink(),
-            "base.source.path: model: there is no config.json in this folder",
+            "base.source.path: model: there is no config.json in this folder, so it is no model folder",
         ),
         (lambda folder: (folder / "config.json").write_text("{"), "model: config.json is not JSON"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model: config.json does not name a model_type"),
@@ -55,19 +114,57 @@ def test_one_thing_wrong_with_a_model_from_scratch_is_one_sentence(
         ),
         (
             lambda folder: (folder / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"a": "m-1.safetensors"}}'
+                '{"weight_map": {"a": "b.safetensors"}}'
             ),
-            "model: of the weights, m-1.safetensors that model.safetensors.index.json names is missing",
+            "there are two sets of weights, model.safetensors and the files of model.safetensors.index.json: remove",
         ),
+        (
+            index({"a": "m-1.safetensors"}),
+            "model: of the weights, m-1.safetensors that model.safetensors.index.json names",
+        ),
+        (index({"a": "../m.safetensors"}), "names `../m.safetensors`, which is no *.safetensors file of this folder"),
+        (index({}), "model: model.safetensors.index.json has no `weight_map` of tensors to files"),
+        (index({"a": "model.safetensors"}), "index.json says that a is in model.safetensors, which has no such tensor"),
+        (cut("model.safetensors", 2000), "model.safetensors is damaged, or was not copied whole: fetch it again"),
+        (cut("config.json", 9), "model: config.json is not JSON (Unterminated string"),
+        (pointer("model.safetensors"), "model.safetensors is a Git LFS pointer, not the file: run `git lfs pull`"),
+        (pointer("tokenizer.json"), "tokenizer.json and the files beside it make no tokenizer: fetch them again"),
+        (config(vocab_size=103), "config.json says vocab_size 103, but model.embed_tokens.weight in model.safetensors"),
+        (config(hidden_size=16), "config.json says hidden_size 16, but model.layers.0.input_layernorm.weight in mod"),
+        (config(num_hidden_layers=3), "config.json says num_hidden_layers 3, but the weights have 2 (model.layers.…)"),
+        (config(num_attention_heads=0), "config.json: num_attention_heads is 0; it must be a whole number above 0"),
+        (config(eos_token_id=500), "config.json: eos_token_id is 500, but the vocabulary ends at 101 (vocab_size)"),
+        (config(model_type="lama"), "transformers knows no model_type 'lama', did you mean `llama`?: correct it"),
+        (config(model_type="t5"), "a model of model_type 't5' is no causal language model: take one that is"),
+        (config(rope_parameters=5), "config.json is not what transformers expects of its model_type: correct it"),
+        (lambda folder: (folder / "config.json").write_text("[]"), "config.json holds a list where a JSON object bel"),
+        (
+            lambda folder: (folder / "generation_config.json").write_text("{"),
+            "model: generation_config.json is not JSON",
+        ),
+        (
+            lambda folder: (folder / "adapter_config.json").write_text("{}"),
+            "there is a model here and an adapter beside",
+        ),
+        (only("adapter_config.json"), "model: this is an adapter's folder (adapter_config.json), not a model's"),
+        (without_layer(0), "the weights have model.layers.1 but no model.layers.0: fetch the folder again"),
+        (more_tokens, "the tokenizer's token 'extra' has the number 102, but the model has 102 rows (vocab_size)"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "model: there is no tokenizer.json"),
         (
             lambda folder: (folder / "chat_template.jinja").unlink(),
             "model: the tokenizer has no chat template, which all stages but pre-training need: set the base stage's",
         ),
         (lambda folder: folder.rename(folder.with_name("moved")), "model: there is no such folder (looked for /"),
+        (loop, "model: there is no such folder (looked for /"),
+        (
+            lambda folder: (shutil.rmtree(folder), folder.write_text("x")),
+            "model: this is a file; give the folder that it is in",
+        ),
     ],
 )
-def test_a_model_folder_that_is_not_whole(problems: Problems, break_it: Callable[[Path], None], expected: str) -> None:
+def test_a_model_folder_that_is_not_whole(
+    problems: Problems, break_it: Callable[[Path], object], expected: str
+) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         recipe["base"]["source"] = {"type": "folder", "path": "model"}
         model_folder(root)

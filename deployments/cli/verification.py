@@ -1,0 +1,120 @@
+"""`alignment verify` and `repair`: whether the store still has the bytes that it was given, and what to do if not."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Collection, Iterable
+from typing import Annotated
+
+import typer
+from pydantic import ValidationError
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.verification import Damage, Verification, repair, verify
+from rlhf_core.errors import StoreError
+from rlhf_core.pipeline.record import RunRecord, read_record
+from rlhf_core.stages.job_context import node_cache
+
+app = typer.Typer()
+console = Console()
+
+WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without it, the whole store")
+
+
+@app.command(name="verify")
+def verify_command(ref: Annotated[str | None, WHAT] = None) -> None:
+    """Reads every blob again and compares it with its hash, and every manifest with its spec; changes nothing.
+
+    Exit code 1 if something is damaged.
+    """
+    found = _verified(ArtifactRepository(open_store(store_url())), ref)
+    if found.damage:
+        raise StoreError(f"{_count(found.damage)} damaged: `alignment repair` takes them out of use")
+
+
+@app.command(name="repair")
+def repair_command(
+    ref: Annotated[str | None, WHAT] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="only say what would be done")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask")] = False,
+) -> None:
+    """Verifies, then puts damaged blobs back from this node's cache, or takes them out of use, so that the next run
+    computes their stages again. Nothing is deleted: what is taken out of use is moved below `damaged/` in the store."""
+    repository = ArtifactRepository(open_store(store_url()))
+    found = _verified(repository, ref)
+    if not found.damage or dry_run:
+        return
+    if not yes and not typer.confirm(f"take the {_count(found.damage)} above out of use?"):
+        console.print("nothing was changed")
+        return
+    for done in repair(repository, found.damage, node_cache()):
+        console.print(f"{done.damage.path}: {done.done}", soft_wrap=True, highlight=False)
+    lost = {one for item in found.damage for one in item.artifacts if not _is_whole(repository, one)}
+    for line in _commands(repository, lost):
+        console.print(line, soft_wrap=True, highlight=False)
+
+
+def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
+    refs = None if ref is None else _refs(repository, ref)
+    columns = (TextColumn("verify"), BarColumn(), MofNCompleteColumn(), DownloadColumn())
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("blobs", total=None)
+        found = verify(
+            repository, refs, progress=lambda done, total, num_bytes: bar.update(task, completed=done, total=total)
+        )
+    if found.damage:
+        console.print(_table(found.damage))
+    text = f"{found.artifacts} artifacts, {found.blobs} blobs, {found.num_bytes} bytes read"
+    console.print(f"{text}: {'all whole' if not found.damage else f'{len(found.damage)} damaged'}", highlight=False)
+    return found
+
+
+def _refs(repository: ArtifactRepository, text: str) -> Collection[ArtifactRef]:
+    record = None if "/" in text else _record(repository, text)
+    if record is None:
+        return [repository.resolve(text)]
+    return {node.ref for node in record.nodes if node.outcome in ("reused", "computed")}
+
+
+def _record(repository: ArtifactRepository, run_id: str) -> RunRecord | None:
+    try:
+        return read_record(repository.store, run_id)
+    except ValidationError:  # damaged too, or of another release: then the run cannot help
+        return None
+
+
+def _table(damage: Iterable[Damage]) -> Table:
+    table = Table()
+    for column in ("object", "damage", "artifacts"):
+        table.add_column(column, overflow="fold")
+    for item in damage:
+        table.add_row(escape(item.path), escape(item.what), ", ".join(map(str, item.artifacts)) or "none")
+    return table
+
+
+def _count(damage: Collection[Damage]) -> str:
+    return f"{len(damage)} object{'s' if len(damage) > 1 else ''}"
+
+
+def _is_whole(repository: ArtifactRepository, ref: ArtifactRef) -> bool:
+    return repository.manifest(ref) is not None
+
+
+def _commands(repository: ArtifactRepository, lost: Collection[ArtifactRef]) -> Iterable[str]:
+    """How to compute the lost artifacts again, by the runs that used them."""
+    open_refs = set(lost)
+    for path in reversed(repository.store.list("runs/")):
+        record = _record(repository, path.split("/")[1]) if open_refs and path.endswith("/run.json") else None
+        made = set() if record is None else open_refs & {node.ref for node in record.nodes}
+        if record is not None and made:
+            open_refs -= made
+            command = shlex.join(["alignment", "run", str(record.recipe.get("name", "RECIPE")), *record.overrides])
+            yield f"{', '.join(sorted(map(str, made)))} will be computed again by `{command}` (run {record.run_id})"
+    if open_refs:
+        yield f"{', '.join(sorted(map(str, open_refs)))} will be computed again when their recipe is run"
