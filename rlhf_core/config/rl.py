@@ -140,6 +140,20 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         return self
 
     @model_validator(mode="after")
+    def _reference_rounds_as_the_policy(self) -> RLConfig:
+        if not self.settings.uses_reference:
+            return self
+        policy, reference = self.engine_of("policy"), self.engine_of("reference")
+        for name in ("dtype", "attention"):
+            ours, theirs = getattr(policy, name), getattr(reference, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{self.block}.kl.engine.{name} is {theirs}, but the policy's is {ours}: rounding would count as "
+                    "KL, so that the KL of the policy to itself would not be 0; set both alike"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _validation_has_room(self) -> RLConfig:
         for place, held_out in self._sets_by_place().items():
             sampling = held_out.sampling

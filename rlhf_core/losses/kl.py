@@ -5,7 +5,10 @@ from __future__ import annotations
 
 from typing import Literal, assert_never
 
+import torch
 from torch import Tensor
+
+from rlhf_core.metrics import Metric, TokenMean
 
 KLEstimator = Literal["k1", "k2", "k3"]
 
@@ -30,6 +33,16 @@ def estimate(logprobs: Tensor, ref_logprobs: Tensor, kind: KLEstimator) -> Tenso
             return (-bounded).expm1() + bounded
         case _:
             assert_never(kind)
+
+
+@torch.no_grad()
+def measure(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor) -> dict[str, Metric]:
+    """`kl`: KL(policy || reference) in nats a token, the mean of log p - log q over the tokens that the policy sampled.
+
+    logprobs, ref_logprobs: (N,) float32, both the trainer's: an engine's log-probs would add their mismatch, so that
+    the KL of a policy to itself would not be 0. mask: (N,) bool, true where the policy sampled.
+    """
+    return {"kl": TokenMean((logprobs - ref_logprobs)[mask].double().sum())}
 
 
 def loss_term(logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, loss_weights: Tensor, kind: KLEstimator) -> Tensor:

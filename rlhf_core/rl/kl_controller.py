@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
-import torch
-
 from rlhf_core.config.kl import KLConfig
-from rlhf_core.types import Experience
 
 _LARGEST_ERROR = 0.2
 
@@ -26,7 +24,7 @@ class KLController:
 
         OpenRLHF counts its horizon in completions: divide it by those of a step.
         """
-        if self._target is None:
+        if self._target is None or not math.isfinite(kl):  # an update that was skipped measured nothing
             return
         error = min(max(kl / self._target - 1, -_LARGEST_ERROR), _LARGEST_ERROR)
         self.coefficient *= 1 + error / self._horizon
@@ -36,13 +34,3 @@ class KLController:
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
         self.coefficient = state["coefficient"]
-
-
-def completion_kl(experience: Experience) -> float:
-    """KL(policy || reference) in nats a completion: the mean over completions of the sum of log p - log q over their
-    sampled tokens. p is the trainer's where it is known, the engine's otherwise."""
-    sampled_by = experience.old_logprobs if experience.old_logprobs is not None else experience.rollout_logprobs
-    assert sampled_by is not None
-    assert experience.ref_logprobs is not None
-    difference = sampled_by - experience.ref_logprobs
-    return float(difference[experience.loss_mask].to(torch.float64).sum()) / experience.num_sequences

@@ -80,7 +80,7 @@ class Loop:
 
 
 def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:
-    """What a person watches: reward, each reward by its name, score, length, KL to the reference, entropy, diversity.
+    """What a person watches: reward, each reward by its name, score, length, entropy, diversity.
 
     `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
     `distinct` is the share of different completions among those of one prompt.
@@ -103,9 +103,6 @@ def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict
     scores = [t.score for t in trajectories if t.score is not None]
     if scores:
         metrics["score"] = sum(scores) / len(scores)
-    if experience.ref_logprobs is not None:
-        sampled_by = experience.old_logprobs if experience.old_logprobs is not None else experience.rollout_logprobs
-        metrics["kl"] = float((sampled_by - experience.ref_logprobs)[mask].sum()) / tokens
     return metrics
 
 

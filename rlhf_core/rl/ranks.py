@@ -14,11 +14,11 @@ from torch import Tensor
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.division import Division
+from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.aggregation import loss_weights
-from rlhf_core.losses.mismatch import measure
 from rlhf_core.metrics import merged
 from rlhf_core.packing import select
-from rlhf_core.rl.kl_controller import KLController, completion_kl
+from rlhf_core.rl.kl_controller import KLController
 from rlhf_core.rl.roles import CRITIC, POLICY
 from rlhf_core.rl.scoring import Scores, role_of
 from rlhf_core.rl.weights import WeightSource
@@ -114,19 +114,20 @@ class PolicyTrainer:
                 if self._algorithm.uses_critic:
                     shards = self._shards(minibatch, CRITIC)
                     critic.append(self._workers.scatter(RLWorker.update_critic, shards)[0])
-        return merged(
+        updated = merged(
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
-            _mismatch(experience),
-            self._controlled_kl(experience, adapt=not frozen),
+            _of_known_logprobs(experience),
         )
+        return merged(updated, self._controlled_kl(experience, updated, adapt=not frozen))
 
-    def _controlled_kl(self, experience: Experience, *, adapt: bool) -> dict[str, float]:
+    def _controlled_kl(self, experience: Experience, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
             return {}
-        metrics = {"kl_per_completion": completion_kl(experience), "kl_coefficient": self.kl_coefficient}
+        of_completion = updated["kl"] * experience.num_trained_tokens / experience.num_sequences
+        metrics = {"kl_per_completion": of_completion, "kl_coefficient": self.kl_coefficient}
         if adapt:
-            self._kl.update(metrics["kl_per_completion"])
+            self._kl.update(of_completion)
         return metrics
 
     def state_dict(self) -> dict[str, Any]:
@@ -183,10 +184,14 @@ class PolicyTrainer:
         self._workers.call(RLWorker.keep_weights, source)
 
 
-def _mismatch(experience: Experience) -> dict[str, float]:
-    """How far trainer and engine are apart where old log-probs are known; otherwise the single update measures it."""
-    if experience.old_logprobs is None:
+def _of_known_logprobs(experience: Experience) -> dict[str, float]:
+    """How far the trainer is from the engine, and from the reference, where old log-probs are known; otherwise the
+    single update measures it."""
+    old = experience.old_logprobs
+    if old is None:
         return {}
     assert experience.rollout_logprobs is not None
-    metrics = measure(experience.old_logprobs, experience.rollout_logprobs, experience.loss_mask)
+    metrics = mismatch.measure(old, experience.rollout_logprobs, experience.loss_mask)
+    if experience.ref_logprobs is not None:
+        metrics |= kl.measure(old, experience.ref_logprobs, experience.loss_mask)
     return of_batch(metrics, experience.num_trained_tokens)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
-from rlhf_core.losses.mismatch import measure
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
@@ -112,7 +112,9 @@ class RLWorker(SnapshotWorker):
                 metrics = merged(metrics, {"load_balancing_loss": Sum(experts.detach())})
             if batch.old_logprobs is None:  # they are the log-probs now
                 assert batch.rollout_logprobs is not None
-                metrics = merged(metrics, measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask))
+                metrics = merged(metrics, mismatch.measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask))
+                if batch.ref_logprobs is not None:
+                    metrics = merged(metrics, kl.measure(logprobs, batch.ref_logprobs, batch.loss_mask))
             return value, metrics
 
         metrics = self._policy.step(batches, loss)

@@ -198,6 +198,16 @@ def test_where_a_model_is_has_no_say_in_the_result() -> None:
     assert result_settings(placed) == result_settings(beside)
 
 
+@pytest.mark.parametrize(("name", "value"), [("dtype", "float32"), ("attention", "eager")])
+def test_a_reference_that_rounds_otherwise_than_the_policy_is_refused(name: str, value: str) -> None:
+    kl = {"coefficient": 0.1, "engine": {name: value}}
+    with pytest.raises(ValidationError, match=rf"grpo\.kl\.engine\.{name} is {value}.*the policy to itself"):
+        RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "kl": kl}})
+    assert RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "kl": kl}, "engine": {name: value}})
+    unused = {**kl, "coefficient": 0.0}
+    assert RLConfig.model_validate({**COMMON, "grpo": {**GRPO, "kl": unused}})
+
+
 def test_a_reference_alone_on_its_devices_makes_no_room() -> None:
     with pytest.raises(ValidationError, match="with a placement the reference is alone on its devices; leave one"):
         ppo(kl={"coefficient": 0.1, "offload": True, "placement": PLACED})

@@ -97,8 +97,8 @@ def test_what_trains_has_an_optimizer_and_a_schedule() -> None:
 
 
 def test_every_role_may_have_an_engine_of_its_own() -> None:
-    own = {"dtype": "bfloat16", "zero_stage": 3}
-    rewards = {"b": {"type": "reward_model", "engine": own}}
+    own = {"dtype": "float32", "zero_stage": 3}
+    rewards = {"b": {"type": "reward_model", "engine": {**own, "dtype": "bfloat16"}}}
     found, _ = made(config("ppo", rewards=rewards, kl={**KL, "engine": own}, critic={"engine": own}), OF_B)
     assert {name: role.engine.zero_stage for name, role in found.items()} == {
         "policy": 0, "reference": 3, "critic": 3, "reward:b": 3,

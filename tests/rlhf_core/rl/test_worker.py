@@ -65,6 +65,50 @@ def test_before_any_update_every_ratio_is_one(algorithm: str, settings: dict[str
     assert first_update(dropout=True)["approx_kl"] > 1e-6
 
 
+KL = {"coefficient": 0.1}
+FLOAT32 = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])  # the KL is measured by the only update, or before all updates
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {}, {"kl": {**KL, "offload": True}}, {"lora": {"rank": 2}}, {"entropy_coefficient": 0.1},
+        {"sampling": {"max_tokens": 4, "temperature": 0.01}}, {"sampling": {"max_tokens": 4, "temperature": 2.0}},
+        *({"engine": {**FLOAT32, "zero_stage": stage}} for stage in (1, 2, 3)),
+        {"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": True}},
+        {"kl": {**KL, "engine": {**FLOAT32, "zero_stage": 3}}},
+        {"kl": {**KL, "estimator": "k3", "place": "reward"}},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_the_kl_of_a_policy_to_itself_is_zero(
+    settings: dict[str, Any], minibatches: int, model: Input, tmp_path: Path
+) -> None:
+    """Exactly: both are computed by the same operations, whatever the engine's log-probs (0 here) are."""
+    config = rl_config("grpo", **{"kl": KL, "minibatches": minibatches, **settings})
+    ours, _ = trainer(config, model, tmp_path)
+    metrics = ours.update(with_advantages(config, ours, ours.score(trajectories())), 0)
+    assert (metrics["kl"], metrics["kl_per_completion"]) == (0, 0)
+    assert metrics["rollout_mismatch"] > 0.1
+
+
+@pytest.mark.parametrize("minibatches", [1, 2])
+def test_the_kl_is_that_of_the_trainers_log_probs(minibatches: int, model: Input, tmp_path: Path) -> None:
+    torch.manual_seed(2)
+    LlamaForCausalLM(LlamaForCausalLM.from_pretrained(model.folder).config).save_pretrained(tmp_path / "other")
+    other = local_input(tmp_path / "other", Kind.POLICY)
+    config = rl_config("grpo", kl={**KL, "reference": "other"}, minibatches=minibatches)
+    ours, _ = trainer(config, model, tmp_path / "work", {"grpo.kl.reference": other})
+    scored = ours.score(trajectories())
+    assert scored.ref_logprobs is not None
+    policy = torch.tensor(ours.probe(scored))
+    expected = float((policy - scored.ref_logprobs)[scored.loss_mask].double().sum())
+    metrics = ours.update(with_advantages(config, ours, scored), 0)
+    assert metrics["kl"] == pytest.approx(expected / 10, rel=1e-5)
+    assert metrics["kl_per_completion"] == pytest.approx(expected / 4, rel=1e-5)
+
+
 class Noisy(LlamaForCausalLM):
     """Draws random numbers in eval mode too."""
 

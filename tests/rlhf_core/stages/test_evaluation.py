@@ -21,6 +21,7 @@ from rlhf_core.rewards import build_reward
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
 from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.training.randomness import derived_seed
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
@@ -65,11 +66,13 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
     (stop,) = stop_token_ids(tokenizer)
     letters = {letter: tokenizer.convert_tokens_to_ids(letter) for letter in "abx"}
 
+    first = derived_seed(0, "evaluation: prompt 0, sample 0")
+
     def script(prompt: Sequence[int], seed: int | None) -> list[int]:
         """Greedy: the right answer to the first prompt alone. Sampled: request 0 of all says b, the others x."""
         if seed is None:
             return [letters["a"], stop]
-        return [letters["b"], stop] if seed == 0 else [letters["x"], letters["x"], stop]
+        return [letters["b"], stop] if seed == first else [letters["x"], letters["x"], stop]
 
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
     answered = answer(
