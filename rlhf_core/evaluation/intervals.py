@@ -34,15 +34,24 @@ def wilson(passed: int, count: int) -> Estimate:
 
 
 def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
-    """The mean of one value per prompt, with the percentile interval over prompts resampled with replacement.
+    """The mean of one value in 0-1 per prompt, with the percentile interval over prompts resampled with replacement.
 
     A value may come from many samples of its prompt. These are not independent, so whole prompts are resampled.
     Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
     The same seed gives the same bounds.
+
+    Where all n values are equal to v, no resample differs, though other prompts might. None of n prompts was different,
+    so the share q of all prompts that are is at most Wilson's bound for 0 of n; what these have lies in 0-1, and the
+    mean of all in [v - q v, v + q (1 - v)]. At 0 and 1 this is Wilson's interval.
     """
     if not values:
         raise ValueError("there are no values to take a mean of")
+    if not all(0 <= value <= 1 for value in values):
+        raise ValueError("a value is outside 0-1")
     data = np.asarray(values, dtype=np.float64)
+    if (data == data[0]).all():
+        value, different = float(data[0]), wilson(0, data.size).high
+        return Estimate(value, value - different * value, value + different * (1 - value))
     generator = np.random.default_rng(seed)
     means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
     low, high = np.quantile(means, [0.025, 0.975])

@@ -10,10 +10,7 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from rlhf_core.data.chat import Tokenizer, decode_completion
-from rlhf_core.errors import StageError
 from rlhf_core.types import Trajectory
-
-_INCOMPLETE = "\ufffd"  # what an incomplete UTF-8 sequence decodes to
 
 
 def step_texts(completion: str, separator: str) -> list[str]:
@@ -24,21 +21,12 @@ def step_texts(completion: str, separator: str) -> list[str]:
 def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) -> list[int]:
     """The index in `token_ids`, a completion, of the last token of each step of `step_texts`.
 
-    The last token of a step is the one that completes the separator after it; that of the last step is the last token
-    of the completion, such as the end of the text. Two steps that end in one token have the same index.
+    The last token of a step is the one that completes the separator after it: the first with which what was sampled so
+    far decodes to the text up to there. That of the last step is the last token of the completion, such as the end of
+    the text. Two steps that end in one token have the same index.
     Prefixes of the sampled tokens are decoded; nothing is re-tokenised.
     """
     text = decode_completion(tokenizer, token_ids)
-
-    def num_decoded(index: int) -> int:
-        """Characters of `text` that are complete after the token `index`: a character may need several tokens."""
-        prefix = decode_completion(tokenizer, token_ids[: index + 1]).rstrip(_INCOMPLETE)
-        if not text.startswith(prefix):
-            raise StageError(
-                f"this tokenizer changes text that it has already decoded ({prefix!r}), so steps have no last tokens"
-            )
-        return len(prefix)
-
     position = 0
     complete: list[int] = []  # characters up to the end of each step, including its separator
     for piece in text.split(separator):
@@ -47,9 +35,33 @@ def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) ->
             complete.append(position)
     ends: list[int] = []
     for position in complete[:-1]:
-        first = ends[-1] if ends else 0
-        ends.append(first + bisect_left(range(first, len(token_ids)), position, key=num_decoded))
+        ends.append(_completed(tokenizer, token_ids, text, position, first=ends[-1] if ends else 0))
     return [*ends, len(token_ids) - 1]
+
+
+def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, position: int, *, first: int) -> int:
+    """The first token from `first` on with which the completion decodes to the first `position` characters of `text`,
+    with or without more.
+
+    A later token can undo that for a while: with byte fallback, a newline and the first byte of a character decode to
+    two replacement characters, until the character's last byte is there. So one such token is found by bisection, and
+    those before it are looked through back to where the text was whole and shorter.
+    """
+
+    def decoded(index: int) -> str:
+        return decode_completion(tokenizer, token_ids[: index + 1])
+
+    def reaches(index: int) -> bool:
+        return decoded(index).startswith(text[:position])
+
+    found = first + bisect_left(range(first, len(token_ids) - 1), True, key=reaches)
+    for index in range(found - 1, first - 1, -1):
+        prefix = decoded(index)
+        if prefix.startswith(text[:position]):
+            found = index
+        elif text.startswith(prefix):
+            break
+    return found
 
 
 def step_tokens(tokenizer: Tokenizer, trajectory: Trajectory, separator: str) -> list[int]:

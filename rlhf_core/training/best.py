@@ -6,7 +6,6 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.training.state import RankState
@@ -45,7 +44,10 @@ class Best:
 
 
 class KeptWeights:
-    """A copy of the trained weights in rank 0's main memory. Implements training.state.Stateful."""
+    """A copy of the trained weights in rank 0's main memory. Implements training.state.Stateful.
+
+    They are rank 0's own state, so that no other rank fetches them when a run resumes.
+    """
 
     def __init__(self) -> None:
         self.state_dict: State | None = None
@@ -55,8 +57,8 @@ class KeptWeights:
         self.state_dict = state
 
     def state(self) -> RankState:
-        return RankState(shared=dict(self.state_dict or {}))
+        return RankState(own=dict(self.state_dict or {}))
 
     def load_state(self, state: RankState) -> None:
-        if dist.get_rank() == 0:  # every rank is given what is shared
-            self.state_dict = dict(state.shared) or None
+        # Copies: what is loaded are views of the whole file, which would stay mapped with them.
+        self.state_dict = {name: tensor.clone() for name, tensor in state.own.items()} or None

@@ -5,7 +5,7 @@ import random
 
 import pytest
 
-from rlhf_core.evaluation.intervals import Estimate, cluster_bootstrap, wilson
+from rlhf_core.evaluation.intervals import cluster_bootstrap, wilson
 
 
 def test_wilson_against_values_computed_by_hand() -> None:
@@ -25,8 +25,15 @@ def test_wilson_refuses_impossible_counts(passed: int, count: int) -> None:
         wilson(passed, count)
 
 
-def test_bootstrap_of_equal_values_has_no_width() -> None:
-    assert cluster_bootstrap([0.5] * 20, seed=0) == Estimate(0.5, 0.5, 0.5)
+def test_bootstrap_of_equal_values_is_as_wide_as_wilsons_interval() -> None:
+    different = 3.841459 / 23.841459  # z² / (n + z²): the share of other prompts that 20 alike leave possible
+    half = cluster_bootstrap([0.5] * 20, seed=0)
+    assert half.value == 0.5
+    assert (half.low, half.high) == pytest.approx((0.5 - 0.5 * different, 0.5 + 0.5 * different), abs=1e-6)
+    for value, passed in ((0.0, 0), (1.0, 20)):
+        found, expected = cluster_bootstrap([value] * 20, seed=0), wilson(passed, 20)
+        assert (found.value, found.low, found.high) == pytest.approx((value, expected.low, expected.high))
+    assert cluster_bootstrap([0.25], seed=0).high > 0.8, "one prompt says little"
 
 
 def test_bootstrap_is_about_two_standard_errors_wide_and_repeats() -> None:
@@ -46,6 +53,12 @@ def test_samples_of_one_prompt_do_not_count_as_prompts() -> None:
     per_prompt = cluster_bootstrap([0.0] * 5 + [1.0] * 5, seed=0)
     as_if_independent = wilson(40, 80)
     assert per_prompt.high - per_prompt.low > 2.5 * (as_if_independent.high - as_if_independent.low)
+
+
+@pytest.mark.parametrize("value", [-0.1, 1.1, math.nan])
+def test_bootstrap_of_what_is_no_share_is_refused(value: float) -> None:
+    with pytest.raises(ValueError, match="outside 0-1"):
+        cluster_bootstrap([0.5, value], seed=0)
 
 
 def test_bootstrap_of_nothing_is_refused() -> None:

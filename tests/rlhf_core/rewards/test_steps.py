@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.data.chat import decode_completion
@@ -35,7 +35,27 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>")
 
 
+def fallback_tokenizer(kind: str) -> PreTrainedTokenizerFast:
+    """As SentencePiece makes them: what has no piece of its own is written in bytes, <0x0A> for a newline."""
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    pieces = ["<unk>", "<eos>", *(f"<0x{byte:02X}>" for byte in range(256)), "▁", "a", "b", "▁a", "é", "€", "a\n", "\n"]
+    if kind == "unigram":
+        model = models.Unigram([(piece, -float(i)) for i, piece in enumerate(pieces)], unk_id=0, byte_fallback=True)
+    else:
+        vocabulary = {piece: index for index, piece in enumerate(pieces)}
+        model = models.BPE(vocabulary, [("▁", "a"), ("a", "\n")], unk_token="<unk>", byte_fallback=True)
+    tokenizer = Tokenizer(model)
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    tokenizer.decoder = decoders.Sequence([
+        decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), decoders.Strip(" ", 1, 0),
+    ])  # fmt: skip
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<eos>", unk_token="<unk>")
+
+
 BYTES = byte_tokenizer()
+KINDS = {"bytes": BYTES, "words": WORDS, **{kind: fallback_tokenizer(kind) for kind in ("bpe", "unigram")}}
 
 
 def ids(text: str) -> list[int]:
@@ -99,6 +119,42 @@ def test_the_tokens_up_to_each_end_decode_to_the_text_up_to_its_separator(text: 
         assert decode_completion(BYTES, token_ids[: end + 1]).rstrip("\ufffd").endswith(f"{step}\n")
         assert not decode_completion(BYTES, token_ids[:end]).rstrip("\ufffd").endswith(f"{step}\n")
     assert ends[-1] == len(token_ids) - 1
+
+
+def test_a_newline_that_a_half_character_hides_for_a_while() -> None:
+    """<0x0A> decodes to a newline, with the first bytes of a character to replacement characters, with all to both."""
+    tokenizer = KINDS["bpe"]
+    token_ids = tokenizer.convert_tokens_to_ids(["a", *(f"<0x{byte:02X}>" for byte in "\n🙂\n".encode()), "b"])
+    texts = [decode_completion(tokenizer, token_ids[:end]) for end in range(1, 8)]
+    assert texts == ["a", "a\n", "a\ufffd\ufffd", "a" + 3 * "\ufffd", "a" + 4 * "\ufffd", "a\n🙂", "a\n🙂\n"]
+    assert step_ends(tokenizer, token_ids, "\n") == [1, 6, 7]
+
+
+def expected_ends(tokenizer: PreTrainedTokenizerFast, token_ids: list[int], separator: str) -> list[int]:
+    """The definition: every prefix is looked at."""
+    text = decode_completion(tokenizer, token_ids)
+    prefixes = [decode_completion(tokenizer, token_ids[: end + 1]) for end in range(len(token_ids))]
+    ends, position = [], 0
+    for piece in text.split(separator):
+        position += len(piece) + len(separator)
+        if piece.strip():
+            ends.append(next((i for i, p in enumerate(prefixes) if p.startswith(text[:position])), len(prefixes) - 1))
+    return [*ends[:-1], len(token_ids) - 1]
+
+
+@pytest.mark.parametrize("kind", list(KINDS))
+@settings(max_examples=40, deadline=None)
+@given(data=st.data())
+def test_random_tokens_of_every_kind_of_tokenizer_have_steps(kind: str, data: st.DataObject) -> None:
+    tokenizer = KINDS[kind]
+    usual = [*tokenizer.convert_tokens_to_ids(tokenizer.tokenize("a\nb\n€ a🙂é")), tokenizer.eos_token_id]
+    token = st.sampled_from(usual) | st.integers(0, len(tokenizer) - 1)
+    token_ids = data.draw(st.lists(token, min_size=1, max_size=24))
+    separator = data.draw(st.sampled_from(["\n", "\n\n", "a"]))
+    ends = step_ends(tokenizer, token_ids, separator)
+    assert ends == expected_ends(tokenizer, token_ids, separator)
+    assert len(ends) == len(step_texts(decode_completion(tokenizer, token_ids), separator))
+    assert ends == sorted(ends)
 
 
 def test_ends_are_counted_in_the_trajectory_and_only_over_sampled_tokens() -> None:

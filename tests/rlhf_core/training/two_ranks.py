@@ -192,15 +192,15 @@ def validation(rank: int, folder: Path) -> Iterator[Answer]:
         worker.train([shard])
         worker.validate(shard)
         worker.keep_weights()
-        kept = worker._kept.state().shared
-        worker._kept.load_state(RankState(shared={"restored": torch.ones(1)}))
+        kept = worker._kept.state().own
+        worker._kept.load_state(RankState(own={"restored": torch.ones(1)} if rank == 0 else {}))
         worker.train([shard])
         torch.set_rng_state(random)
         other.train([shard, shard])
         found = {
             "measured": measured,
             "kept": sorted(kept),
-            "restored": sorted(worker._kept.state().shared),
+            "restored": sorted(worker._kept.state().own),
             "unchanged": _equal(weights(worker.engine), weights(other.engine)),
         }
         yield f"validation {stage}", found, {}
