@@ -82,6 +82,11 @@ class AlgorithmConfig(Config):
     aggregation_length: Tokens | None = Field(
         default=None, description="that constant; none: `sampling.max_tokens` x turns"
     )
+    mask_truncated_completions: bool = Field(
+        default=False,
+        description="leave completions that were cut at the longest length out of the loss; their rewards still count "
+        "in the baseline of their group",
+    )
     kl: KLConfig = _kl(KLConfig())
     entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
     moe_coefficient: Coefficient = Field(

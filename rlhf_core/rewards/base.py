@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -11,6 +10,9 @@ from rlhf_core.errors import RewardError
 
 if TYPE_CHECKING:
     from rlhf_core.types import Trajectory  # which loads torch; preflight does not
+
+
+_LARGEST = 3.4028234663852886e38  # float32's
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,16 @@ def _score(value: object, where: str) -> float | None:
 def _finite(value: object, what: str, where: str) -> float:
     if not isinstance(value, int | float):
         raise RewardError(f"{where}: the {what} is {value!r}, expected a number")
-    if not math.isfinite(value):
-        raise RewardError(f"{where}: the {what} is {value}, expected a finite number")
+    if not fits(value):
+        raise RewardError(f"{where}: the {what} is {written(value)}, expected a finite number that float32 holds")
     return float(value)
+
+
+def fits(value: float) -> bool:
+    """Whether `value` is finite in float32, in which rewards train."""
+    return abs(value) <= _LARGEST
+
+
+def written(value: float) -> str:
+    """`value` in a message: Python refuses to write integers of thousands of digits."""
+    return f"{value:g}" if isinstance(value, float) else f"an integer of {value.bit_length()} bits"

@@ -5,7 +5,6 @@ This layer owns templates, masks and limits. An environment sees messages alone.
 
 from __future__ import annotations
 
-import math
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +16,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, encode_feedback, encode_prompt
 from rlhf_core.environments import Environment, Feedback
 from rlhf_core.errors import StageError
+from rlhf_core.rewards.base import fits, written
 from rlhf_core.types import Completion, Prompt, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as
@@ -128,8 +128,10 @@ class Episode:
         feedback = self._called(self._environment.step, reply)
         if not isinstance(feedback, Feedback):
             self._fail(f"step() returned {type(feedback).__name__}, expected a Feedback")
-        if not isinstance(feedback.reward, int | float) or not math.isfinite(feedback.reward):
+        if not isinstance(feedback.reward, int | float):
             self._fail(f"step() returned the reward {feedback.reward!r}, expected a finite number")
+        if not fits(feedback.reward):
+            self._fail(f"step() returned the reward {written(feedback.reward)}, expected a finite number")
         if not isinstance(feedback.done, bool):
             self._fail(f"step() returned done={feedback.done!r}, expected True or False")
         return feedback

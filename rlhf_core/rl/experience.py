@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from rlhf_core.errors import RewardError
 from rlhf_core.types import Experience, Trajectory
 
 
@@ -23,6 +25,28 @@ def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
+
+
+def require_finite(experience: Experience, trajectories: Sequence[Trajectory]) -> None:
+    """Raises RewardError, naming the row, if a value that trains a token is not finite: its update would be skipped."""
+    for name in ("rewards", "advantages", "returns"):
+        values: Tensor | None = getattr(experience, name)
+        if values is None:
+            continue
+        if (wrong := experience.loss_mask & ~values.isfinite()).any():
+            place = int(wrong.nonzero()[0])
+            trajectory = trajectories[int(experience.sequence_ids[place])]
+            raise RewardError(
+                f"row {trajectory.prompt.id}: of its {name}, one is {float(values[place])}: its reward is "
+                f"{trajectory.reward:g}, and rewards of this size overflow in float32; scale or clip them"
+            )
+
+
+def without_truncated(experience: Experience, trajectories: Sequence[Trajectory]) -> Experience:
+    """`experience` with no token trained of a trajectory that was cut at the longest length: the overlong filtering of
+    arXiv:2503.14476, section 3.4."""
+    cut = torch.tensor([t.finish_reason == "length" for t in trajectories])
+    return replace(experience, loss_mask=experience.loss_mask & ~cut[experience.sequence_ids])
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

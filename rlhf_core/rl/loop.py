@@ -15,7 +15,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
 from rlhf_core.rl.collector import Collector
-from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rl.experience import pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
@@ -68,9 +68,11 @@ class Loop:
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             experience = self.algorithm.advantages(experience, rewards, groups, self.trainer.kl_coefficient)
+            require_finite(experience, trajectories)
 
         with phase("update"):
-            updated = self.trainer.update(experience, step)
+            masks = self.config.settings.mask_truncated_completions
+            updated = self.trainer.update(without_truncated(experience, trajectories) if masks else experience, step)
 
         with phase("publish"):
             proof = self.publisher.publish()

@@ -95,10 +95,14 @@ class PolicyTrainer:
         return [name for name, is_needed in needed.items() if is_needed]
 
     def update(self, experience: Experience, step: int) -> dict[str, float]:
-        """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps.
+        """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps, and
+        `trained_completions`, of which any token is trained. A minibatch without any is no step.
 
         The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
         """
+        trained = {"trained_completions": float(experience.sequence_ids[experience.loss_mask].unique().numel())}
+        if not experience.num_trained_tokens:
+            return trained
         settings = self._config.settings
         frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
         if frozen and experience.old_logprobs is None:
@@ -108,6 +112,8 @@ class PolicyTrainer:
         critic: list[StepMetrics] = []
         for epoch in range(settings.epochs):
             for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
+                if not minibatch.num_trained_tokens:
+                    continue
                 if not frozen:
                     shards = self._shards(minibatch, POLICY)
                     policy.append(self._workers.scatter(RLWorker.update_policy, shards, self.kl_coefficient)[0])
@@ -118,13 +124,14 @@ class PolicyTrainer:
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
             _of_known_logprobs(experience),
+            trained,
         )
         return merged(updated, self._controlled_kl(experience, updated, adapt=not frozen))
 
     def _controlled_kl(self, experience: Experience, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
             return {}
-        of_completion = updated["kl"] * experience.num_trained_tokens / experience.num_sequences
+        of_completion = updated["kl"] * experience.num_trained_tokens / updated["trained_completions"]
         metrics = {"kl_per_completion": of_completion, "kl_coefficient": self.kl_coefficient}
         if adapt:
             self._kl.update(of_completion)

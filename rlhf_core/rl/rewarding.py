@@ -14,6 +14,7 @@ from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, RewardResult, TrajectoryReward
+from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
 from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import Trajectory
@@ -60,6 +61,8 @@ class RewardPipeline:
         """`trajectories` with reward, score, step rewards, and each reward by its name in `extra`."""
         results = {name: reward(trajectories) for name, reward in self._rewards.items()}
         weights = {name: reward.weight for name, reward in self._settings.rewards.items()}
+        for name, result in results.items():
+            _require_finite(name, result, weights[name], trajectories)
         sums = [
             math.fsum(weights[name] * result.rewards[index] for name, result in results.items())
             for index in range(len(trajectories))
@@ -72,7 +75,7 @@ class RewardPipeline:
         return [
             replace(
                 trajectory,
-                reward=_finite(shaped[index], index),
+                reward=_finite(shaped[index], "shaped reward", trajectory, index),
                 score=results[scored_by].scores[index] if scored_by else None,
                 step_rewards=steps[index][0] if steps else None,
                 step_ends=steps[index][1] if steps else None,
@@ -105,6 +108,8 @@ class RewardPipeline:
                     )
                 placed[index][0].index_add_(0, torch.tensor(ends), weight * torch.tensor(rewards))
                 placed[index][1][ends] = True
+        for index, (trajectory, (rewards_at, _)) in enumerate(zip(trajectories, placed, strict=True)):
+            _finite(float(rewards_at.abs().max()), "sum of the rewards of its steps", trajectory, index)
         return placed
 
     def _scored_by(self, results: Mapping[str, RewardResult]) -> str | None:
@@ -144,10 +149,28 @@ def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | N
     return metrics
 
 
-def _finite(reward: float, index: int) -> float:
-    if not math.isfinite(reward):
-        raise RewardError(f"completion {index}: its shaped reward is {reward}; look at the weights of the rewards")
-    return reward
+def _require_finite(name: str, result: RewardResult, weight: float, trajectories: Sequence[Trajectory]) -> None:
+    """Raises RewardError if a reward, of a completion or of a step, is not finite in float32, as it is or weighted."""
+    for index, trajectory in enumerate(trajectories):
+        steps = result.steps[index] if result.steps is not None else []
+        for value in (result.rewards[index], *steps):
+            wrong = f"the reward is {written(value)}" if not fits(value) else ""
+            if not wrong and not fits(weight * value):
+                wrong = f"the reward times its weight {weight:g} is {written(weight * value)}"
+            if wrong:
+                raise RewardError(
+                    f"reward {name}, completion {index}, row {trajectory.prompt.id}: {wrong}, expected a finite number "
+                    "that float32 holds"
+                )
+
+
+def _finite(value: float, what: str, trajectory: Trajectory, index: int) -> float:
+    if not fits(value):
+        raise RewardError(
+            f"completion {index}, row {trajectory.prompt.id}: the {what} is {written(value)}, which float32 does not "
+            "hold; look at the weights of the rewards"
+        )
+    return value
 
 
 def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) -> dict[str, float]:

@@ -69,10 +69,10 @@ class Setup:
         )
 
     def _script(self, prompt: Sequence[int], seed: int | None) -> Sequence[int]:
-        assert seed is not None
+        first_of_group = self.completions % 4 == 0
         self.completions += 1
         answer = self._by_token[prompt[0]]
-        right = answer == RIGHT or (answer == MIXED and seed % 4 == 0)
+        right = answer == RIGHT or (answer == MIXED and first_of_group)
         text = f"{'r' if right else 'w'}{self.completions}"
         return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
 

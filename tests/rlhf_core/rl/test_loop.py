@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,7 @@ from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
 from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.experience import pack_trajectories, require_finite
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
@@ -29,9 +32,10 @@ from rlhf_core.rl.roles import roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.rollout.scripted import Script, ScriptedEngine
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
+from rlhf_core.types import Prompt, Trajectory
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
@@ -61,10 +65,15 @@ class FunctionOf:
     def close(self) -> None: ...
 
 
-def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+def script(prompt: Sequence[int], number: int) -> Sequence[int]:
     """Odd requests answer "a", even ones "bb"; both end."""
-    assert seed is not None
-    return [*TOKENIZER("a" if seed % 2 else "bb", add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+    return [*TOKENIZER("a" if number % 2 else "bb", add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
+
+
+def numbered(script: Callable[[Sequence[int], int], Sequence[int]]) -> Script:
+    """What an engine runs: `script` with the numbers of the requests in place of their seeds."""
+    numbers = itertools.count()
+    return lambda prompt, seed: script(prompt, next(numbers))
 
 
 def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: ScriptedEngine | None = None) -> Loop:
@@ -74,7 +83,9 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     model = local_input(folder / "model", Kind.POLICY)
     context = LocalContext(folder / "work", artifacts={model.manifest.ref.path: model})
     ranks = InlineGroup(RLWorker, config, context, roles(config, {"model": model}))
-    workers, engines, turns = take_turns(config, ranks, InlineEngines(engine or ScriptedEngine(script, max_length=16)))
+    workers, engines, turns = take_turns(
+        config, ranks, InlineEngines(engine or ScriptedEngine(numbered(script), max_length=16))
+    )
     algorithm = build_algorithm(config)
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
@@ -129,15 +140,15 @@ def filtering(steps: int, **settings: Any) -> RLConfig:
     return RLConfig.model_validate({**plain, "steps": steps, "grpo": {**plain["grpo"], "filtering": settings}})
 
 
-def script_of_ends(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+def script_of_ends(prompt: Sequence[int], number: int) -> Sequence[int]:
     """Prompts 0 and 1 are answered by "a" alone, the others by "a" and "bb"."""
     asked = TOKENIZER.decode(prompt)
-    return script(prompt, 1 if "0?" in asked or "1?" in asked else seed)
+    return script(prompt, 1 if "0?" in asked or "1?" in asked else number)
 
 
 def test_a_step_trains_on_the_prompts_that_filtering_kept(tmp_path: Path) -> None:
     reward = FunctionOf(lambda c: {"reward": float(c == "a"), "score": float(c == "a")})
-    engine = ScriptedEngine(script_of_ends, max_length=16)
+    engine = ScriptedEngine(numbered(script_of_ends), max_length=16)
     last = loop(tmp_path, reward, filtering(steps=3, max_rounds=8), engine).run()
     assert (last["reward"], last["reward_std"]) == (0.5, 0.5)  # of those that train
     assert last["filtering/score"] > 0.5  # of all
@@ -146,7 +157,9 @@ def test_a_step_trains_on_the_prompts_that_filtering_kept(tmp_path: Path) -> Non
 
 def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
     reward = FunctionOf(lambda c: {"reward": float(c == "a"), "score": float(c == "a")})
-    ours = loop(tmp_path, reward, filtering(steps=1, max_rounds=1), ScriptedEngine(script_of_ends, max_length=16))
+    ours = loop(
+        tmp_path, reward, filtering(steps=1, max_rounds=1), ScriptedEngine(numbered(script_of_ends), max_length=16)
+    )
     easy = [prompt.id in "01" for prompt in PromptSampler(to_prompts(ROWS, TOKENIZER, max_tokens=13), 0).draw(12)]
     start = next(i for i in range(11) if easy[i] != easy[i + 1])  # a step from here draws one easy prompt
     ours.collector.load_state_dict({**ours.collector.state_dict(), "prompts": {"drawn": start}})
@@ -157,9 +170,9 @@ def test_a_step_with_fewer_prompts_trains(tmp_path: Path) -> None:
     assert published(ours.trainer) != before
 
 
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), None, "good"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e39, 10**400, None, "good"])
 def test_a_bad_reward_stops_the_run_before_an_update(tmp_path: Path, value: object) -> None:
-    engine = ScriptedEngine(script, max_length=16)
+    engine = ScriptedEngine(numbered(script), max_length=16)
     ours = loop(tmp_path, FunctionOf(lambda c: value), engine=engine)
     before = published(ours.trainer)
     with pytest.raises(RewardError, match="completion 0"):
@@ -168,8 +181,47 @@ def test_a_bad_reward_stops_the_run_before_an_update(tmp_path: Path, value: obje
     assert published(ours.trainer) == before
 
 
+def test_what_overflows_on_its_way_to_a_token_names_the_row() -> None:
+    made = []
+    for name in "pq":
+        prompt = Prompt(name, "", (7, 7), {})
+        mask = torch.tensor([False, False, True])
+        made.append(Trajectory(prompt, torch.tensor([7, 7, 2]), mask, torch.zeros(3), 0, "stop", reward=3e38))
+    experience = pack_trajectories(made)
+    finite = replace(experience, advantages=torch.tensor([torch.inf, 0.0, 1.0, 0.0, torch.nan, 2.0]))
+    require_finite(finite, made)
+    for name in ("rewards", "advantages", "returns"):
+        values = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, -torch.inf])
+        with pytest.raises(RewardError, match=rf"row q: of its {name}, one is -inf: its reward is 3e\+38"):
+            require_finite(replace(finite, **{name: values}), made)
+
+
+def test_truncated_completions_may_be_left_out_of_the_loss(tmp_path: Path) -> None:
+    """The answer "aaa" is cut at three tokens: it counts in the baseline, so "bb" is rewarded, and trains nothing."""
+
+    def cut(prompt: Sequence[int], number: int) -> Sequence[int]:
+        return script(prompt, 0) if number % 2 else TOKENIZER("aaa", add_special_tokens=False)["input_ids"]
+
+    def ran(name: str, masks: bool, script: Callable[[Sequence[int], int], Sequence[int]] = cut) -> dict[str, float]:
+        plain = CONFIG.model_dump(exclude_unset=True)
+        block = {**plain["grpo"], "mask_truncated_completions": masks}
+        config = RLConfig.model_validate({**plain, "grpo": block, "steps": 1})
+        engine = ScriptedEngine(numbered(script), max_length=16)
+        return loop(tmp_path / name, FunctionOf(lambda c: float(c == "bb")), config, engine).run()
+
+    unmasked, masked = ran("unmasked", False), ran("masked", True)
+    assert (unmasked["trained_completions"], masked["trained_completions"]) == (4, 2)
+    for name in ("reward", "completion_length", "truncated_share", "reward_std"):
+        assert masked[name] == unmasked[name]
+    assert masked["truncated_share"] == 0.5
+    assert masked["policy_loss"] < 0 == pytest.approx(unmasked["policy_loss"], abs=1e-6), "advantages are not 0"
+    metrics = ran("all", True, lambda prompt, number: cut(prompt, 0))
+    assert (metrics["trained_completions"], metrics["truncated_share"]) == (0, 1)
+    assert "policy_loss" not in metrics, "no update"
+
+
 def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
-    engine = ScriptedEngine(script, max_length=16)
+    engine = ScriptedEngine(numbered(script), max_length=16)
     loop(tmp_path, FunctionOf(lambda c: 1.0), engine=engine).run()
     assert [version for _, version in engine.loaded] == [1, 2, 3]
 
@@ -180,7 +232,7 @@ def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
             self._version = 7
             return super().generate(prompts, parameters)
 
-    ours = loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Forgetful(script, max_length=16))
+    ours = loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Forgetful(numbered(script), max_length=16))
     with pytest.raises(WeightSyncError, match=r"weights \[7\], published is 0"):
         ours.run()
 

@@ -171,9 +171,41 @@ def test_a_score_of_some_completions_only_does_not_filter() -> None:
         pipeline({"a": Values(SCORED, 1.0)}, filtering={})([trajectory("x"), trajectory("y")])
 
 
-def test_a_sum_that_is_not_finite_is_an_error() -> None:
-    with pytest.raises(RewardError, match="completion 0: its shaped reward is inf"):
-        pipeline({"a": Values(1e308)}, {"a": 1e308})([trajectory("x")])
+class Given(Values):
+    """A reward of trajectories, such as a model's or an environment's, that nobody else checks."""
+
+    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:  # type: ignore[override]
+        return RewardResult(self._values, [None] * len(self._values))
+
+
+@pytest.mark.parametrize(
+    ("values", "weight", "says"),
+    [
+        ((1.0, 1e39), 1.0, "reward a, completion 1, row p: the reward is 1e+39, expected a finite number"),
+        ((1.0, float("inf")), 1.0, "reward a, completion 1, row p: the reward is inf"),
+        ((float("nan"), 1.0), 1.0, "reward a, completion 0, row p: the reward is nan"),
+        ((10**400, 1.0), 0.0, "reward a, completion 0, row p: the reward is an integer of 1329 bits"),
+        ((1.0, 1e20), -1e20, r"completion 1, row p: the reward times its weight -1e\+20 is -1e\+40"),
+        ((3e38, 1.0), 1.0, r"completion 0, row p: the shaped reward is 6e\+38, which float32 does not hold"),
+    ],
+)
+def test_a_reward_that_float32_does_not_hold_is_an_error(values: Sequence[Any], weight: float, says: str) -> None:
+    ours = pipeline({"a": Values(), "b": Values(3e38, 0.0)}, {"a": weight})
+    ours._rewards = {**ours._rewards, "a": Given(*values)}  # type: ignore[dict-item]
+    with pytest.raises(RewardError, match=says.replace("+39", r"\+39")):
+        ours([trajectory("x"), trajectory("y")])
+
+
+def test_a_reward_of_a_step_that_float32_does_not_hold_is_an_error() -> None:
+    for steps, says in {
+        (1e39,): "values, completion 0: the reward of step 0 is 1e",
+        (3e38,): "times its weight 2 ",
+    }.items():
+        with pytest.raises(RewardError, match=says):
+            pipeline({"a": Values({"reward": 0.0, "steps": list(steps)})}, {"a": 2.0})([trajectory("x")])
+    both = {"a": Values({"reward": 0.0, "steps": [3e38]}), "b": Values({"reward": 0.0, "steps": [3e38]})}
+    with pytest.raises(RewardError, match="sum of the rewards of its steps is inf"):
+        pipeline(both)([trajectory("x")])
 
 
 def test_the_statistics_of_rewards_are_state() -> None:
