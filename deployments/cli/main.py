@@ -5,28 +5,62 @@ A command module has its own `app = typer.Typer()` with `@app.command()` functio
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
+import httpx
 import typer
 from typer.core import TyperGroup
+from typer.exceptions import TyperException
 
 from deployments.cli import artifacts, init, run, stack, try_stage, verification
 from deployments.stack.environment import load_stack_environment
-from rlhf_core.errors import AlignmentError
+from rlhf_core.errors import AlignmentError, did_you_mean
 
 _MODULES = (stack, init, run, try_stage, artifacts, verification)
 
 
+INTERRUPTED = 130  # the exit code of what Ctrl-C ended
+
+
 class _Commands(TyperGroup):
-    """Prints expected errors as one line on stderr, with exit code 1; defects keep their traceback."""
+    """Prints expected errors in our words on stderr, with exit code 1; defects keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             load_stack_environment()
             return super().invoke(ctx)
         except AlignmentError as error:
-            typer.echo(f"error: {error}", err=True)
-            raise typer.Exit(1) from error
+            raise _ended(str(error)) from error
+        except TyperException as error:
+            raise _ended(_usage(error, ctx), code=2) from error
+        except (KeyboardInterrupt, typer.Abort) as error:
+            raise _ended("interrupted before it was done; nothing else was stopped", code=INTERRUPTED) from error
+        except (httpx.HTTPError, httpx.InvalidURL) as error:
+            raise _ended(f"a server does not answer as expected: see `alignment status` ({error})") from error
+        except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+            raise _ended(f"{error.filename}: {error.strerror}: correct the path, or what may be done there") from error
+
+
+def _usage(error: TyperException, ctx: Any) -> str:
+    """What is wrong with the command line, which typer tells in its own words alone."""
+    said = str(error.format_message()) if hasattr(error, "format_message") else str(error)
+    place = getattr(error, "ctx", None) or ctx
+    known = sorted(ctx.command.commands)
+    if found := re.search(r"No such command '([^']*)'", said):
+        what = f"there is no command `{found[1]}`{did_you_mean(found[1], known)}; there are {', '.join(known)}"
+    elif found := re.search(r"No such option:? '?(-[\w-]*)", said):
+        what = f"there is no option `{found[1]}`"
+    elif found := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", said):
+        what = f"{found[1]} is missing"
+    else:
+        what = f"the command line cannot be used ({said})"
+    return f"{what}; `{place.command_path} --help` describes what may be given"
+
+
+def _ended(text: str, code: int = 1) -> typer.Exit:
+    typer.echo(f"error: {text}", err=True)
+    return typer.Exit(code)
 
 
 app = typer.Typer(

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from deployments.cli.cluster_gpus import gpu_notes
 from deployments.cli.reports import copy_report
-from deployments.cli.tables import comparison_tables, outcome_table, plan_table
-from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.artifacts.opening import STORE_VARIABLE
+from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StageError
+from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.plan import plan as make_plan
 from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
@@ -29,23 +32,40 @@ OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as
 
 @app.command()
 def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
-    """What `run` would reuse and compute, and why. Starts nothing."""
-    checked: Checked
+    """What `run` would reuse and compute, and why, and what it takes. Starts nothing, writes nothing."""
+    checked = check(recipe, overrides or [])
     repository: ArtifactRepository | None = None
     if os.environ.get(STORE_VARIABLE):
-        checked = prepared = prepare(recipe, overrides or [])
-        repository = prepared.repository
-    else:
-        checked = check(recipe, overrides or [])
-    console.print(plan_table(checked.loaded.recipe.name, _planned(checked, repository)))
+        store = open_store(store_url())
+        store.reach()
+        repository = ArtifactRepository(store)
+    earlier: list[Manifest] = []
+    planned = _planned(checked, repository, earlier)
+    console.print(plan_table(checked.loaded.recipe.name, planned))
+    _show_estimates(checked, planned, earlier)
     for stage, why in checked.left_out.items():
         console.print(f"[dim]{stage} is left out: {why}[/dim]")
     for note in checked.notes:
         console.print(note, markup=False)
 
 
-def _planned(checked: Checked, repository: ArtifactRepository | None) -> list[PlannedNode]:
-    return make_plan(checked.graph, checked.libraries, checked.loaded.recipe.seed, repository)
+def _planned(
+    checked: Checked, repository: ArtifactRepository | None, earlier: list[Manifest] | None = None
+) -> list[PlannedNode]:
+    recipe = checked.loaded.recipe
+    return make_plan(checked.graph, checked.libraries, recipe.seed, repository, recipe=recipe.name, found=earlier)
+
+
+def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:
+    finished = {node.name: node.manifest for node in planned if node.manifest is not None}
+    known = Known(checked.seen.samples, checked.seen.models, checked.loaded.root, finished, earlier)
+    found = {name: estimate for name, estimate in estimates(checked.graph, known).items() if estimate.says_something}
+    if not found:
+        return
+    console.print(estimate_table(found))
+    gpus = max(estimate.reserves.gpus for estimate in found.values())
+    for line in gpu_notes(gpus):
+        console.print(line, markup=False)
 
 
 @app.command()

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
 from rich.markup import escape
 from rich.table import Table
 
+from rlhf_core.config.placement import Reservation
+from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
 from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
@@ -29,6 +31,25 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
         table.add_column(column, overflow="fold", no_wrap=column not in ("why", "reads"))
     for node in nodes:
         table.add_row(node.name, _styled(node.action), escape(node.why), ", ".join(node.reads), str(node.ref))
+    return table
+
+
+def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
+    """What the nodes that are computed take, as far as it is known."""
+    table = Table(title="what it takes, as far as it can be seen here", title_justify="left")
+    for column in ("stage", "rows", "tokens", "steps", "time", "memory of a worker", "of an engine's GPU", "reserves"):
+        table.add_column(column, justify="left" if column in ("stage", "reserves") else "right", overflow="fold")
+    for name, known in estimates.items():
+        table.add_row(
+            name, *(_count(value) for value in (known.rows, known.tokens, known.steps)),
+            "" if known.seconds is None else f"≈ {duration(known.seconds)}",
+            _gib(known.memory.worker), _gib(known.memory.engine), _reserved(known.reserves),
+        )  # fmt: skip
+    if any(known.seconds is not None for known in estimates.values()):
+        table.caption = (
+            "time: of the newest result in the store of the same stage (of the same name, if there is one), per step"
+        )
+        table.caption_justify = "left"
     return table
 
 
@@ -72,6 +93,19 @@ def duration(seconds: float) -> str:
 
 def _time(node: NodeRecord) -> str:
     return duration(node.seconds) if node.outcome in ("reused", "computed") else ""
+
+
+def _count(value: int | None) -> str:
+    return "" if value is None else f"{value:,}"
+
+
+def _gib(size: float) -> str:
+    return f"≈ {size / 2**30:.2g} GiB" if size else ""
+
+
+def _reserved(reserves: Reservation) -> str:
+    amounts = {"CPU": reserves.cpus, "GPU": reserves.gpus}
+    return ", ".join(f"{amount:g} {what}{'s' * (amount != 1)}" for what, amount in amounts.items() if amount)
 
 
 def _styled(word: str) -> str:

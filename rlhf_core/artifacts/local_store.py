@@ -102,6 +102,12 @@ class LocalStore(Store):
         with self._explained(path), self._locked(path):
             self._file(path).unlink(missing_ok=True)
 
+    def reach(self) -> None:
+        """A folder that is not there yet is made by the first write."""
+        with self._explained(""):
+            if self._folder.exists():
+                next(self._folder.iterdir(), None)
+
     def probe(self) -> None:
         probe_contract(self)
 

@@ -57,6 +57,7 @@ class Manifest(Config):
 
     kind: Kind
     name: str  # the recipe's node, e.g. "sft" or "evaluation.rl"
+    recipe: str = ""  # the name of the recipe that it was first computed for
     stage: str
     key: str
     files: tuple[FileEntry, ...]

@@ -10,8 +10,16 @@ from typing import Any
 
 import aiohttp
 import s3fs
-from botocore.exceptions import BotoCoreError, ClientError, HTTPClientError, NoCredentialsError, PartialCredentialsError
+from botocore.exceptions import (
+    BotoCoreError,
+    ClientError,
+    HTTPClientError,
+    NoCredentialsError,
+    ParamValidationError,
+    PartialCredentialsError,
+)
 from botocore.exceptions import ConnectionError as BotoConnectionError
+from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
 
@@ -26,7 +34,8 @@ _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _PROBE = "probe/"
 _CHUNK = 2**20
 _PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
-_FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError)
+# botocore raises a ValueError for an endpoint that is no URL.
+_FAILURES = (OSError, BotoCoreError, ClientError, aiohttp.ClientError, ResponseParserError, ValueError)
 
 
 class S3Store(Store):
@@ -132,16 +141,20 @@ class S3Store(Store):
     def delete(self, path: str) -> None:
         self._request("delete_object", path)
 
-    def probe(self) -> None:
-        S3Store(self.url, hurried=True)._probe()
+    def reach(self) -> None:
+        S3Store(self.url, hurried=True)._reach()
 
-    def _probe(self) -> None:
-        # Before the first write, because some servers create a missing bucket then. Both requests, because the response
+    def probe(self) -> None:
+        hurried = S3Store(self.url, hurried=True)
+        hurried._reach()
+        probe_contract(hurried)
+
+    def _reach(self) -> None:
+        # Before a first write, because some servers create a missing bucket then. Both requests, because the response
         # to HEAD does not say what is wrong, and some servers return an empty listing for a missing bucket.
         prefix = f"{self._prefix}{_PROBE}"
         self._call(_PROBE, self._s3._call_s3, "list_objects_v2", Bucket=self._bucket, Prefix=prefix, MaxKeys=1)
         self._call(_PROBE, self._s3._call_s3, "head_bucket", Bucket=self._bucket)
-        probe_contract(self)
 
     def _key(self, path: str) -> str:
         return f"{self._prefix}{checked_path(path)}"
@@ -190,6 +203,12 @@ class S3Store(Store):
             return StoreError(
                 f"{self.url}: the server does not support this request ({_line(error)}): use another store"
             )
+        if isinstance(error, ParamValidationError):
+            return StoreError(f"{self.url}: `{self._bucket}` is no name of a bucket: correct the store's URL")
+        if isinstance(error, ResponseParserError) or (status is not None and not code.strip("0123456789")):
+            return StoreError(f"what answers at {server} is no S3 server: correct AWS_ENDPOINT_URL ({_line(error)})")
+        if isinstance(error, ValueError):
+            return StoreError(f"AWS_ENDPOINT_URL={server} is no address of a server, such as http://host:8333")
         if status is None and _is_transient(error):
             return StoreError(
                 f"no S3 server answers at {server} ({_line(error)}): start it or correct AWS_ENDPOINT_URL"

@@ -25,6 +25,7 @@ class StageSpec(Config):
     libraries: dict[str, str]
     tracking: dict[str, Any] = Field(default_factory=dict)
     run_id: str = ""
+    recipe: str = ""  # its name
 
     @property
     def ref(self) -> ArtifactRef:

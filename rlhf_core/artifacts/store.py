@@ -69,6 +69,10 @@ class Store(ABC):
         """No-op if there is no such object."""
 
     @abstractmethod
+    def reach(self) -> None:
+        """Check by reading alone that the store answers and accepts our credentials. StoreError names what fails."""
+
+    @abstractmethod
     def probe(self) -> None:
         """Check that the store exists, accepts our credentials and keeps the contract. StoreError names what fails."""
 

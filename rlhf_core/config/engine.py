@@ -37,6 +37,12 @@ class EngineConfig(Config):
         return max(2, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
 
     @model_validator(mode="after")
+    def _attention_runs(self) -> EngineConfig:
+        if self.attention == "flash_attention_2" and self.dtype == "float32":
+            raise ValueError("attention flash_attention_2 computes in bfloat16 only, but dtype is float32; use sdpa")
+        return self
+
+    @model_validator(mode="after")
     def _can_offload(self) -> EngineConfig:
         if self.offload_optimizer and self.sharding == 0:
             raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; set one of them")

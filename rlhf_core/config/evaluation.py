@@ -11,7 +11,7 @@ from rlhf_core.config.base import Reads
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig, require_different
 from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
 
 
@@ -29,6 +29,19 @@ class EvaluationConfig(NamedStageConfig):
         default=None, description="stages whose models are compared; none: all above that make a model"
     )
     rollout: RolloutEngineConfig = Field(description="the engines that answer")
+
+    @model_validator(mode="after")
+    def _models_differ(self) -> EvaluationConfig:
+        if self.models is not None and len(set(self.models)) != len(self.models):
+            raise ValueError(f"models names one twice: {', '.join(self.models)}")
+        if self.models == ():
+            raise ValueError("models is an empty list: name a stage, or leave it out for all that make a model")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluationConfig:
+        require_different(self.samples, self.sampling)
+        return self
 
     @model_validator(mode="after")
     def _enough_samples(self) -> EvaluationConfig:

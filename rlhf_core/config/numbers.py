@@ -86,6 +86,7 @@ Tokens = Annotated[int, Limits(1, 10_000_000, "no model reads as many tokens at 
 MicroBatchTokens = Annotated[int, Limits(1, 100_000_000, "no device holds as many")]
 Samples = Annotated[int, Limits(0, 65_536, "nothing samples as many completions of one prompt")]
 GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completions of one prompt")]
+MOST_COMPLETIONS = 2**20  # of one step of RL
 Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
 TopK = Annotated[int, Limits(0, 10_000_000, "no vocabulary has as many tokens")]
 # What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
@@ -139,7 +140,10 @@ Threads = Annotated[int, Limits(0, 4096, "no machine has as many cores")]
 CPUs = Annotated[float, Limits(0, 4096, "no machine has as many cores", "Ray would reserve none", above=True)]
 Parallel = Annotated[int, Limits(1, 1024, "no engine spreads over as many GPUs")]
 GiB = Annotated[float, Limits(0, 65_536, "no machine has as much memory", above=True)]
-Sequences = Annotated[int, Limits(1, 65_536, "no engine decodes as many at once")]
+Sequences = Annotated[int, Limits(1, 4096, "an engine batches no more tokens than that at once")]
+
+
+WorkerGPUs = Annotated[float, Limits(0, 1, "a worker computes on one GPU: raise `workers` instead")]
 
 
 def _whole_above_one(gpus: float) -> float:

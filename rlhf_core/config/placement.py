@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.numbers import CPUs, GPUs, Processes, Threads
+from rlhf_core.config.numbers import CPUs, Processes, Threads, WorkerGPUs
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +32,17 @@ class Placement(Config):
 
     workers: Processes = Field(default=1, description="processes")
     cpus_per_worker: CPUs = Field(default=1.0, description="CPUs that Ray reserves")
-    gpus_per_worker: GPUs = Field(default=0.0, description="GPUs that Ray reserves")
+    gpus_per_worker: WorkerGPUs = Field(default=0.0, description="GPUs that Ray reserves")
     threads: Threads = Field(default=0, description="of torch in each worker; 0: as many as the reserved CPUs")
+
+    @model_validator(mode="after")
+    def _gpus_are_their_own(self) -> Placement:
+        if self.workers > 1 and 0 < self.gpus_per_worker < 1:
+            raise ValueError(
+                f"gpus_per_worker is {self.gpus_per_worker:g} of {self.workers} workers: those that exchange gradients "
+                "cannot share a GPU; set 1 (rl.hybrid shares one with an engine by itself)"
+            )
+        return self
 
     @property
     def num_threads(self) -> int:

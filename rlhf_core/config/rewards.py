@@ -9,6 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
+from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, Field, model_validator
 
@@ -16,6 +17,7 @@ from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import Attempts, BatchSize, Reward, Seconds
 from rlhf_core.config.placement import Placement
+from rlhf_core.config.texts import Variable
 from rlhf_core.config.typed import TypedConfig
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
@@ -135,8 +137,8 @@ class HTTPReward(TextReward):
 
     type: Literal["http"]
     url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
-    url_variable: str | None = Field(default=None, description="environment variable that holds the URL instead")
-    header_variable: str | None = Field(
+    url_variable: Variable | None = Field(default=None, description="environment variable that holds the URL instead")
+    header_variable: Variable | None = Field(
         default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
     )
     timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
@@ -162,6 +164,10 @@ def check_url(url: str) -> None:
     found = _URL.fullmatch(url)
     if found is None:
         raise ValueError("the URL must begin with http:// or https:// and name a host")
+    try:
+        urlsplit(url).port  # noqa: B018  # raises where it is no port
+    except ValueError as error:
+        raise ValueError(f"the URL cannot be used ({error})") from error
     if found["user"]:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 

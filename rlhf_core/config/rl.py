@@ -13,12 +13,12 @@ from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
-from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
+from rlhf_core.config.numbers import MOST_COMPLETIONS, BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
-from rlhf_core.config.training import LoraConfig, require_compatible, require_dropout
+from rlhf_core.config.training import LoraConfig, require_compatible, require_devices, require_dropout, require_examples
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 
@@ -88,11 +88,36 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     def _minibatches_are_equal(self) -> RLConfig:
         settings = self.settings
         completions = self.prompts_per_step * settings.group_size
+        if completions > MOST_COMPLETIONS:
+            raise ValueError(
+                f"prompts_per_step={self.prompts_per_step} x {self.block}.group_size={settings.group_size} are "
+                f"{completions} completions of one step, and the most are {MOST_COMPLETIONS}"
+            )
         if completions % settings.minibatches:
             raise ValueError(
                 f"{self.block}.minibatches is {settings.minibatches}, which does not divide the "
                 f"{completions} completions of a step (prompts_per_step x group_size)"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_examples(self) -> RLConfig:
+        settings = self.settings
+        what = f"prompts_per_step x {self.block}.group_size / {self.block}.minibatches"
+        examples = self.prompts_per_step * settings.group_size // settings.minibatches
+        require_examples(examples, what, self.placement)
+        return self
+
+    @model_validator(mode="after")
+    def _devices_run_the_engines(self) -> RLConfig:
+        for role, engine in self._engines().items():
+            require_devices(engine, self.own_placements.get(role, self.placement))
+        return self
+
+    @model_validator(mode="after")
+    def _engines_serve_the_adapter(self) -> RLConfig:
+        if self.lora is not None and "lm_head" in self.lora.target_modules:
+            raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
         return self
 
     @model_validator(mode="after")

@@ -51,11 +51,26 @@ class SamplingConfig(Config):
             )
         return self
 
+    @model_validator(mode="after")
+    def _truncation_is_used(self) -> SamplingConfig:
+        if self.temperature == 0 and self.truncation:
+            raise ValueError(f"{self.truncation[0]} has no effect at temperature 0, which takes the likeliest token")
+        return self
+
     @property
     def truncation(self) -> tuple[str, ...]:
         """The settings by which unlikely tokens are never sampled."""
         cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
         return tuple(name for name, cut in cuts.items() if cut)
+
+
+def require_different(samples: int, sampling: SamplingConfig) -> None:
+    """Raises ValueError if the completions that are sampled beside the greedy one would all be that one."""
+    if samples and sampling.temperature == 0:
+        raise ValueError(
+            f"sampling.temperature is 0, so that all {samples} samples of a prompt would be alike; set a temperature "
+            "such as 1.0, or samples: 0 (and pass_at: [1]) for greedy completions alone"
+        )
 
 
 class RolloutEngineConfig(Config):
@@ -76,6 +91,22 @@ class RolloutEngineConfig(Config):
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
     threads: Threads = operational(0, description="0: as many as the reserved CPUs")
+
+    @model_validator(mode="after")
+    def _engines_have_their_gpus(self) -> RolloutEngineConfig:
+        spread = self.tensor_parallel_size * self.pipeline_parallel_size
+        if spread > 1 and self.gpus_per_engine != spread:
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size} x pipeline_parallel_size="
+                f"{self.pipeline_parallel_size} spreads each engine over {spread} GPUs, but gpus_per_engine is "
+                f"{self.gpus_per_engine:g}; set it to {spread}"
+            )
+        if spread == 1 and self.gpus_per_engine > 1:
+            raise ValueError(
+                f"gpus_per_engine is {self.gpus_per_engine:g}, but an engine that is not spread uses one GPU; set "
+                f"tensor_parallel_size={self.gpus_per_engine:g}, or raise `engines`"
+            )
+        return self
 
     @property
     def num_threads(self) -> int:

@@ -10,6 +10,7 @@ from rlhf_core.config.base import Reads, Role, operational
 from rlhf_core.config.data import OnOverlap
 from rlhf_core.config.numbers import Coefficient, ShownPrompts
 from rlhf_core.config.stage import NamedStageConfig, RowLimit, StageConfig
+from rlhf_core.config.texts import NonEmpty
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
 
@@ -105,7 +106,7 @@ class MergeConfig(NamedStageConfig):
 class ArtifactConfig(NamedStageConfig):
     """An artifact that exists already. It is looked up when the run is planned; nothing is computed."""
 
-    ref: str = Field(
+    ref: NonEmpty = Field(
         description="stage/key as `alignment artifacts` prints it (some digits of the key suffice), or an alias: "
         "`model/alias`, or `alias` where only one model has it"
     )

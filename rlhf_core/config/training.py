@@ -29,6 +29,7 @@ from rlhf_core.config.numbers import (
 )
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.stage import NamedStageConfig, RowLimit
+from rlhf_core.config.texts import NonEmpty
 from rlhf_core.config.validation import SupervisedValidationConfig
 
 
@@ -71,6 +72,11 @@ class OptimizerConfig(Config):
 
     @model_validator(mode="after")
     def _settings_are_used(self) -> OptimizerConfig:
+        if self.learning_rate * self.weight_decay >= 1:
+            raise ValueError(
+                f"learning_rate={self.learning_rate:g} x weight_decay={self.weight_decay:g} is 1 or more: a step would "
+                "take all of the weights away; lower one of them"
+            )
         if self.muon is not None and self.name != "muon":
             raise ValueError(f"there is a block `muon`, but the optimizer is {self.name}; set `name: muon`")
         return self
@@ -83,11 +89,28 @@ class LoraConfig(Config):
     rank: LoraRank = Field(description="of the adapter's matrices")
     alpha: LoraAlpha = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
     dropout: Dropout = Field(default=0.0, description="before the adapter")
-    target_modules: Literal["all-linear"] | tuple[str, ...] = Field(
+    target_modules: Literal["all-linear"] | Annotated[tuple[NonEmpty, ...], Field(min_length=1)] = Field(
         default="all-linear",
         description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
         "blocks of experts, which engines cannot serve with adapters",
     )
+
+
+def require_devices(engine: EngineConfig, placement: Placement) -> None:
+    """Raises ValueError if the workers' devices cannot run the engine."""
+    if engine.attention == "flash_attention_2" and placement.gpus_per_worker == 0:
+        raise ValueError(
+            "engine.attention flash_attention_2 needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
+        )
+
+
+def require_examples(examples: int, what: str, placement: Placement) -> None:
+    """Raises ValueError if some workers would never have an example."""
+    if examples < placement.workers:
+        raise ValueError(
+            f"{what} is {examples}, fewer than placement.workers={placement.workers}: some would always be idle; raise "
+            "the one or lower the other"
+        )
 
 
 def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> None:
@@ -144,6 +167,12 @@ class SupervisedConfig(NamedStageConfig):
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
         require_compatible(self.engine, self.optimizer)
+        require_devices(self.engine, self.placement)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_examples(self) -> SupervisedConfig:
+        require_examples(self.batch_size, "batch_size", self.placement)
         return self
 
     def unused_fields(self) -> frozenset[str]:

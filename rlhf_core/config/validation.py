@@ -11,7 +11,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Config, Reads
 from rlhf_core.config.numbers import Samples, Steps
 from rlhf_core.config.rewards import ScorerConfig
-from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.rollout import SamplingConfig, require_different
 
 V = TypeVar("V")
 
@@ -76,6 +76,12 @@ class ValidationSet(Config):
     sampling: SamplingConfig | None = Field(
         default=None, description="of the sampled completions, and `max_tokens` of all; none: as in the rollouts"
     )
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.sampling is not None:
+            require_different(self.samples, self.sampling)
+        return self
 
     @property
     def pass_at(self) -> tuple[int, ...]:

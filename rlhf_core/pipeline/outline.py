@@ -112,7 +112,13 @@ class _Drafter:
         if not each.names:
             self.of_all[each.reads.role] = f"{name}.{each.path}"
         inputs = self._inputs(name, tuple(setting for setting in settings if setting is not each))
-        for made in each.names or self.by_role.get(each.reads.role, []):
+        names = each.names or self.by_role.get(each.reads.role, [])
+        if not names:
+            raise RecipeError(
+                f"{name}.{each.path}: no stage above `{name}` makes a {each.reads.role}, so it would run for none: "
+                f"add one, such as `{_maker(each.reads.roles)}`, or move `{name}` below it"
+            )
+        for made in names:
             node = self._node(f"{name}.{each.path}", made, each)
             one = {each.input_name(): node, **inputs}
             self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
@@ -174,7 +180,8 @@ class _Drafter:
             return self._dataset(name, ())
         made = [other for role in roles for other in self.by_role.get(role, [])]
         if name not in made:
-            raise RecipeError(f"{place}: {self._why_not(name, roles, made)}")
+            hint = "; name others, or leave the setting out for all above" if setting.reads.each else ""
+            raise RecipeError(f"{place}: {self._why_not(name, roles, made)}{hint}")
         wants_adapter = "adapter" in roles
         return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
 

@@ -28,9 +28,18 @@ class PlannedNode:
 
 
 def plan(
-    graph: Mapping[str, Node], libraries: Mapping[str, str], seed: int, repository: ArtifactRepository | None
+    graph: Mapping[str, Node],
+    libraries: Mapping[str, str],
+    seed: int,
+    repository: ArtifactRepository | None,
+    *,
+    recipe: str = "",
+    found: list[Manifest] | None = None,
 ) -> list[PlannedNode]:
     """Every node of `graph` in an order in which they can run. Reads the store only; None: nothing is known of it.
+
+    recipe: its name; results are compared with those of its earlier runs alone.
+    found: gets all results of the store, where it was searched because something is to be computed.
 
     Raises StoreError if the store cannot be read.
     """
@@ -39,7 +48,10 @@ def plan(
     manifests = {name: repository.manifest(node.ref) for name, node in graph.items()}
     newest: dict[str, Manifest] = {}
     if None in manifests.values():
-        newest = _newest_by_name(repository.list_artifacts())
+        listed = list(repository.list_artifacts())
+        newest = _newest_by_name(manifest for manifest in listed if manifest.recipe == recipe)
+        if found is not None:
+            found += listed
     planned = [_planned(node, manifests[node.name], newest.get(node.name), libraries, seed) for node in graph.values()]
     return [
         replace(planned_node, why=planned_node.why + _resumes(node, repository.store))

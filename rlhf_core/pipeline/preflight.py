@@ -2,19 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
-from rlhf_core.pipeline.preflight_data import bad_row_notes, check_datasets, check_overlaps, dataset_uses
+from rlhf_core.pipeline.preflight_data import (
+    Sample,
+    bad_row_notes,
+    check_datasets,
+    check_overlaps,
+    dataset_uses,
+    known_rows,
+)
+from rlhf_core.pipeline.preflight_effects import check_effects
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
-from rlhf_core.pipeline.preflight_model import check_bases, models_of
+from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
 
 
-def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
-    """Check the files, folders and lengths that the recipe names. Loads no torch, fetches nothing, runs no user code.
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """What a look at a recipe's files has shown."""
 
-    Returns a sentence for each thing to know that is no mistake, such as rows that will be dropped.
+    notes: Sequence[str]  # a sentence for each thing to know that is no mistake, such as rows that will be dropped
+    samples: Mapping[str, Sample]  # of datasets
+    models: Mapping[str, BaseModel]  # by node, of those whose base model is at hand
+    rows: Mapping[str, int]  # of each dataset whose rows could be counted
+
+
+def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
+    """What `look` notes."""
+    return list(look(loaded, drafts).notes)
+
+
+def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
+    """Check the files, folders and lengths that the recipe names. Loads no torch, fetches nothing, runs no user code.
 
     drafts: the recipe's outline, where it is known already.
     Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.
@@ -25,6 +49,10 @@ def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
     samples, problems = check_datasets(recipe, uses, root)
     rows = {name: sample.rows for name, sample in samples.items()}
     problems += check_overlaps(nodes, recipe, samples)
+    counted = {
+        name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None
+    }
+    problems += check_effects(recipe, nodes, counted, [name for name, known in rows.items() if known])
     problems += check_rewards(nodes, rows, root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
@@ -34,4 +62,4 @@ def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
     problems += too_long
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(problems)))
-    return [*bad_row_notes(samples), *notes]
+    return Seen([*bad_row_notes(samples), *notes], samples, models, counted)

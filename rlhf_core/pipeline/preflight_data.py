@@ -117,6 +117,26 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
     return samples
 
 
+def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int | None:
+    """Rows of the dataset's source, before any are dropped; None where only its job can count them."""
+    rows = None
+    match config.source:
+        case ReasoningGymSource(tasks=tasks, size=size):
+            rows = len(tasks) * size
+        case FilesSource(paths=paths) if sample is not None and _is_whole(sample, [root / path for path in paths]):
+            rows = len(sample.rows)
+    return rows if rows is None or config.limit is None else min(rows, config.limit)
+
+
+def _is_whole(sample: Sample, files: Iterable[Path]) -> bool:
+    """Whether the sample has all rows of the files: of many rows or bytes it has the first."""
+    paths = list(files)
+    if len(sample.rows) >= _ROWS or not all(path.is_file() for path in paths):
+        return False
+    decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in paths)
+    return not decompresses and sum(path.stat().st_size for path in paths) < _BYTES
+
+
 def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
     """One sentence for each dataset whose job will drop bad rows, as far as its rows could be read here."""
     return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]

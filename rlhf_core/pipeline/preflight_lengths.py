@@ -67,7 +67,7 @@ def check_lengths(
             continue
         try:
             if model not in tokenizers:
-                tokenizers[model] = _tokenizer(model, root)
+                tokenizers[model] = tokenizer_of(model, root)
             lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format), limit.room)
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
@@ -92,7 +92,8 @@ def check_lengths(
     return problems, notes
 
 
-def _tokenizer(model: BaseModel, root: Path) -> Tokenizer:
+def tokenizer_of(model: BaseModel, root: Path) -> Tokenizer:
+    """That of a base model at hand."""
     match model.config.source:
         case ScratchModel(words=words, context_length=length):
             own = word_level_tokenizer(words, length)

@@ -14,7 +14,8 @@ from rlhf_core.errors import RecipeError, StoreError, did_you_mean
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.outline import outline
-from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.pipeline.preflight import Seen, look
+from rlhf_core.pipeline.preflight_effects import effect_notes
 from rlhf_core.stages.key import computing_libraries
 
 
@@ -26,7 +27,8 @@ class Checked:
     libraries: Mapping[str, str]
     graph: Mapping[str, Node]
     left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
-    notes: Sequence[str]  # what of its rows will be dropped or cut, as far as it is known
+    seen: Seen  # in its files
+    notes: Sequence[str]  # what to know of it that is no mistake
 
     def node(self, name: str) -> Node:
         """Raises RecipeError, which lists the nodes, if there is no such one."""
@@ -67,8 +69,9 @@ def check(
         return manifest
 
     drafts = outline(loaded.recipe, find)
-    notes = preflight(loaded, drafts)
-    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out, notes)
+    seen = look(loaded, drafts)
+    notes = [*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes, seen.rows), *seen.notes]
+    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out, seen, notes)
 
 
 def prepare(recipe: str, overrides: Sequence[str], run_id: str = "", store: str | None = None) -> Prepared:
@@ -85,7 +88,7 @@ def prepare(recipe: str, overrides: Sequence[str], run_id: str = "", store: str 
     if run_id and resolved:
         opened.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
     return Prepared(
-        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.notes,
+        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, checked.notes,
         opened, ArtifactRepository(opened),
     )  # fmt: skip
 

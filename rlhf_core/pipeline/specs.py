@@ -24,6 +24,7 @@ class RunSettings:
     seed: int
     libraries: Mapping[str, str]
     tracking: Mapping[str, Any]
+    recipe: str  # its name
 
 
 def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
@@ -35,6 +36,7 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
         seed=recipe.seed,
         libraries=prepared.libraries,
         tracking=recipe.tracking.model_dump(mode="json"),
+        recipe=recipe.name,
     )
 
 
@@ -62,4 +64,5 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         libraries=dict(settings.libraries),
         tracking=dict(settings.tracking),
         run_id=settings.run_id,
+        recipe=settings.recipe,
     )

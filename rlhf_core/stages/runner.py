@@ -191,6 +191,7 @@ def _manifest(
     return Manifest(
         kind=output.kind,
         name=spec.name,
+        recipe=spec.recipe,
         stage=spec.stage,
         key=spec.key,
         files=(),  # filled in when they are stored

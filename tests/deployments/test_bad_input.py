@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from tests.rlhf_core.artifacts.test_probe import careless_s3
 from tests.rlhf_core.pipeline.recipes import Change, file, model_folder, put, write
-from tests.services import LOOPBACK, free_ports
+from tests.services import LOOPBACK, free_ports, http_server
 
 __all__ = ["careless_s3"]
 pytestmark = pytest.mark.parametrize("command", ["plan", "run"])
@@ -128,7 +129,10 @@ def test_a_store_without_conditional_writes(
     command: str, careless_s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ALIGNMENT_STORE", careless_s3)
-    assert "this store has no conditional writes" in said(command, write(tmp_path))
+    if command == "plan":  # which writes nothing, and so cannot know
+        assert CliRunner().invoke(app, [command, write(tmp_path)]).exit_code == 0
+    else:
+        assert "this store has no conditional writes" in said(command, write(tmp_path))
 
 
 def test_a_bucket_that_is_not_there(
@@ -138,9 +142,50 @@ def test_a_bucket_that_is_not_there(
     assert said(command, write(tmp_path)).startswith("there is no bucket `nobody` at http://127.0.0.1")
 
 
+def test_an_endpoint_that_is_no_address(
+    command: str, s3_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ENDPOINT_URL", "nowhere at all")
+    monkeypatch.setenv("ALIGNMENT_STORE", s3_store_url)
+    assert said(command, write(tmp_path)).startswith("AWS_ENDPOINT_URL=nowhere at all is no address of a server")
+
+
+class _WebPage(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"<html>not XML of S3")
+
+    do_HEAD = do_GET  # noqa: N815
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+def test_a_server_that_is_no_s3(
+    command: str, s3_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ALIGNMENT_STORE", s3_store_url)
+    with http_server(_WebPage) as address:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", address)
+        assert said(command, write(tmp_path)).startswith(f"what answers at {address} is no S3 server")
+
+
+def test_a_wrong_command_line(command: str) -> None:
+    for arguments, sentence in (
+        (["paln"], "there is no command `paln`, did you mean `plan`?; there are alias, "),
+        ([command, "--nothing"], "there is no option `--nothing`; `"),
+        (["try"], "RECIPE is missing; `"),
+    ):
+        done = CliRunner().invoke(app, arguments)
+        assert done.exit_code == 2
+        assert done.stderr.startswith(f"error: {sentence}")
+        assert len(done.stderr.splitlines()) == 1
+
+
 def test_a_right_recipe_is_planned_and_only_a_run_needs_a_prefect_server(command: str, tmp_path: Path) -> None:
     done = CliRunner().invoke(app, [command, write(tmp_path)])
     assert "check: 15 to compute" in done.stdout
+    assert (command == "run") == (tmp_path / "store").exists(), "a plan writes nothing"
     ends = {
         "plan": (0, ""),
         "run": (1, "error: no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL\n"),

@@ -27,7 +27,10 @@ TWO = {"placement": {"workers": 2, "gpus_per_worker": 1.0}, "rollout": {"max_len
     [
         ({"placement": {"workers": 2}}, "placement.workers=2 and rollout.engines=1; set both to the number of devices"),
         (TWO, "gpus_per_worker=1 and rollout.gpus_per_engine=0 must be the same"),
-        ({"rollout": {"max_length": 16, "tensor_parallel_size": 2}}, "rollout spreads each over several GPUs"),
+        (
+            {"rollout": {"max_length": 16, "tensor_parallel_size": 2, "gpus_per_engine": 2.0}},
+            "rollout spreads each over several GPUs",
+        ),
         (
             {"grpo": {**GRPO, "kl": {"coefficient": 0.1, "engine": OFFLOADED}}},
             "keeps the weights in host memory already",
@@ -90,7 +93,7 @@ def test_rollouts_that_would_have_other_log_probs_than_the_trainers(sampling: di
 @pytest.mark.parametrize("cut", [{"top_p": 0.9}, {"top_k": 50}, {"min_p": 0.1}, {"temperature": 0.0}], ids=str)
 def test_what_trains_nothing_may_be_sampled_in_any_way(cut: dict[str, float]) -> None:
     validation = {
-        "dataset": "held", "every_steps": 2, "scorers": {"exact": {"type": "verifier"}}, "samples": 2,
+        "dataset": "held", "every_steps": 2, "scorers": {"exact": {"type": "verifier"}},
         "sampling": {"max_tokens": 4, **cut},
     }  # fmt: skip
     RLConfig.model_validate({**COMMON, "validation": validation})

@@ -68,7 +68,10 @@ RECIPE: dict[str, Any] = {
 FILES = {
     "text.jsonl": [{"text": "x" * 500}],
     "talks.jsonl": [{"prompt": QUESTION, "completion": "four"}],
-    "pairs.jsonl": [{"prompt": QUESTION, "chosen": "four", "rejected": "five"}],
+    "pairs.jsonl": [
+        {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
+        {"prompt": "What is one and one?", "chosen": "zero", "rejected": "nine"},
+    ],
     "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
 }
 

@@ -1,6 +1,7 @@
 """What a plan says of a node, and why."""
 
-from datetime import UTC, datetime
+import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -9,8 +10,12 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
+from rlhf_core.pipeline.memory import Shape, memory
+from rlhf_core.pipeline.preflight import look
 from rlhf_core.stages.key import computing_libraries
 from tests.rlhf_core.pipeline.recipes import planned
 
@@ -34,17 +39,19 @@ def load(tmp_path: Path, *overrides: str) -> LoadedRecipe:
     return load_recipe(str(tmp_path / "planned.yaml"), overrides)
 
 
-def publish_all(loaded: LoadedRecipe, repository: ArtifactRepository, folder: Path) -> None:
+def publish_all(
+    loaded: LoadedRecipe, repository: ArtifactRepository, folder: Path, recipe: str = "", **metrics: int
+) -> None:
     """What a finished run leaves in the store."""
     folder.mkdir()
     (folder / "file").write_text("content", encoding="utf-8")
     for node in build_graph(loaded, computing_libraries()).values():
         now = datetime(2026, 1, 2, 3, 4, tzinfo=UTC)
         manifest = Manifest(
-            kind=Kind.DATASET, name=node.name, stage=node.stage.name, key=node.ref.key, files=(),
+            kind=Kind.DATASET, name=node.name, recipe=recipe, stage=node.stage.name, key=node.ref.key, files=(),
             parents=dict(node.input_refs), user_files=dict(node.user_files), config=node.config.model_dump(mode="json"),
             seed=loaded.recipe.seed, code_revision="0", libraries=computing_libraries(), device_seconds=0.0,
-            device="cpu", started_at=now, finished_at=now,
+            device="cpu", started_at=now, finished_at=now + timedelta(seconds=30), metrics=dict(metrics),
         )  # fmt: skip
         repository.publish(manifest, folder)
 
@@ -97,3 +104,58 @@ def test_a_checkpoint_says_where_a_killed_stage_goes_on(tmp_path: Path, reposito
     )
     assert said(loaded, repository)["sft"] == "compute: never computed; resumes from step 40"
     assert said(load(tmp_path, "sft.checkpoint.resume=false"), repository)["sft"] == "compute: never computed"
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_results_of_another_recipe_are_reused_but_not_compared_with(
+    tmp_path: Path, repository: ArtifactRepository
+) -> None:
+    publish_all(load(tmp_path), repository, tmp_path / "files", recipe="another")
+    said_of = said(load(tmp_path, "sft.optimizer.learning_rate=2e-3"), repository)
+    assert said_of["base"].startswith("reuse")
+    assert said_of["sft"] == "compute: never computed"
+
+
+@pytest.mark.parametrize("store_url", ["local"], indirect=True)
+def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> None:
+    rows = [{"prompt": f"What is {i}?", "completion": "a number"} for i in range(40)]
+    (tmp_path / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    before = load(tmp_path)
+    publish_all(before, repository, tmp_path / "files", steps=10, parameters=1_000_000)
+    earlier = list(repository.list_artifacts())
+
+    loaded = load(tmp_path, "sft.epochs=3", "sft.engine.dtype=float32", "sft.engine.zero_stage=0")
+    seen, graph = look(loaded), build_graph(loaded, computing_libraries())
+    of_base = next(manifest for manifest in earlier if manifest.stage == "base")
+    known = Known(seen.samples, seen.models, loaded.root, {"base": of_base}, earlier)
+    found = estimates(graph, known)
+    assert list(found) == ["data.talks", "sft"]
+    assert (found["data.talks"].rows, found["data.talks"].steps) == (40, None)
+    sft = found["sft"]
+    assert (sft.rows, sft.steps) == (40, 60), "20 batches of 2, three times"
+    assert sft.tokens is not None
+    assert 40 * 3 * 18 < sft.tokens < 40 * 3 * 30, "characters are tokens here"
+    assert sft.seconds == 3.0 * 60, "30 s for 10 steps before"
+    # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 16384 tokens, 4 layers, 8 x 128 + 4 x 384
+    assert sft.memory.worker == 16 * 1_000_000 + 16384 * 4 * (8 * 128 + 4 * 384) * 4
+    assert estimates(graph, Known({}, {}, loaded.root, {}, []))["sft"].seconds is None
+
+
+def test_memory_by_hand() -> None:
+    """7 billion parameters in bfloat16 on 8 workers: the 120 GB of arXiv:1910.02054's figure 1, sharded."""
+    shape = Shape(7_500_000_000, 4096, 11008, 32, 32, 32)
+    shared = {"dtype": "bfloat16", "gradient_checkpointing": True, "tokens_per_micro_batch": 1}
+    section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}}
+    needed = {
+        stage: memory(
+            SFTConfig.model_validate(
+                {**section, "engine": {**shared, "zero_stage": stage}, "placement": {"workers": 8}}
+            ),
+            shape,
+        ).worker
+        / 1e9
+        for stage in (2, 3)
+    }
+    # 2 bytes of weights; 4 of gradients (float32 here), 12 of the optimizer over 8
+    assert needed[2] == pytest.approx(2 * 7.5 + (4 + 12) * 7.5 / 8, rel=1e-3)
+    assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8, rel=1e-3)

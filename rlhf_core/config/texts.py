@@ -1,0 +1,40 @@
+"""The texts of a recipe that other programs take as they are: each in the form that these can use."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Annotated
+
+from pydantic import AfterValidator, Field
+
+
+def _of_form(pattern: str, form: str) -> Callable[[str], str]:
+    compiled = re.compile(pattern, re.ASCII)
+
+    def check(text: str) -> str:
+        if not compiled.fullmatch(text):
+            raise ValueError(f"{text[:80]!r} is not {form}")
+        return text
+
+    return check
+
+
+NonEmpty = Annotated[str, Field(min_length=1)]
+Repository = Annotated[
+    str, AfterValidator(_of_form(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*", "`owner/name`, as the hub calls its repositories"))
+]
+Revision = Annotated[
+    str, AfterValidator(_of_form(r"[\w][\w./+-]*", "a commit, a branch or a tag: letters, digits and `._/+-`"))
+]
+# pip gets it as an argument, and must not take it for an option.
+Requirement = Annotated[
+    str, AfterValidator(_of_form(r"[A-Za-z0-9][\w.-]*==[\w.!+-]+", "an exact requirement, such as name==1.2.3"))
+]
+Variable = Annotated[
+    str, AfterValidator(_of_form(r"[A-Za-z_]\w*", "the name of an environment variable: letters, digits and `_`"))
+]
+# What Weights & Biases allows.
+Project = Annotated[
+    str, AfterValidator(_of_form(r"[^/\\#?%:\s][^/\\#?%:]{0,127}", r"a project: up to 128 signs, none of / \ # ? % :"))
+]

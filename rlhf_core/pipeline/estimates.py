@@ -1,0 +1,207 @@
+"""What a stage has to do, as far as it can be known before it runs: rows, tokens, steps, time and memory."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.manifest import Manifest
+from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.placement import Reservation
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.data.formats import format_of
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.graph import Node
+from rlhf_core.pipeline.memory import Memory, Shape, memory
+from rlhf_core.pipeline.preflight_data import Sample, known_rows
+from rlhf_core.pipeline.preflight_lengths import tokenizer_of
+from rlhf_core.pipeline.preflight_model import BaseModel
+
+_TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
+_HELD_OUT = 0.05  # of the pairs of a reward model without `validation`
+_HEADER_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Estimate:
+    rows: int | None = None
+    tokens: int | None = None  # of all epochs, trained or not
+    steps: int | None = None  # of an optimizer, or of rollout and update
+    seconds: float | None = None
+    memory: Memory = field(default_factory=Memory)
+    reserves: Reservation = field(default_factory=Reservation)
+
+    @property
+    def says_something(self) -> bool:
+        return self != Estimate()
+
+
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What could be found out about the inputs without running anything."""
+
+    samples: Mapping[str, Sample]  # of datasets
+    models: Mapping[str, BaseModel]  # by node, of those whose base model is at hand
+    root: Path
+    finished: Mapping[str, Manifest]  # by node: what the store has already
+    earlier: Iterable[Manifest]  # all other results of the store
+
+
+def estimates(graph: Mapping[str, Node], known: Known) -> dict[str, Estimate]:
+    """Of each node that will be computed; where nothing is known, an estimate says so by its nulls."""
+    estimator = _Estimator(graph, known)
+    return {name: estimator.of(node) for name, node in graph.items() if name not in known.finished}
+
+
+class _Estimator:
+    def __init__(self, graph: Mapping[str, Node], known: Known) -> None:
+        self._graph = graph
+        self._known = known
+        self._earlier = sorted(known.earlier, key=lambda manifest: manifest.finished_at, reverse=True)
+        self._means: dict[tuple[str, BaseModel], float | None] = {}
+
+    def of(self, node: Node) -> Estimate:
+        rows = self._rows(node.inputs.get("dataset", node.name))
+        steps = _steps(node, rows)
+        shape = self._shape(node)
+        return Estimate(
+            rows=rows,
+            tokens=self._tokens(node, rows, steps),
+            steps=steps,
+            seconds=self._seconds(node, steps),
+            memory=Memory() if shape is None else memory(node.config, shape),
+            reserves=node.config.reserves(),
+        )
+
+    def _rows(self, name: str) -> int | None:
+        """Rows of the dataset that the node `name` makes."""
+        made = self._known.finished.get(name)
+        if made is not None:
+            rows = made.metrics.get("rows")
+            return rows if isinstance(rows, int) else None
+        config = self._graph[name].config
+        if not isinstance(config, DatasetConfig):
+            return None
+        return known_rows(config, self._known.samples.get(name.removeprefix("data.")), self._known.root)
+
+    def _tokens(self, node: Node, rows: int | None, steps: int | None) -> int | None:
+        config, name = node.config, node.inputs.get("dataset", "")
+        model = self._known.models.get(node.name)
+        if not isinstance(config, SupervisedConfig) or model is None or rows is None or steps is None:
+            return None
+        mean = self._mean_tokens(name.removeprefix("data."), model)
+        if mean is None:
+            return None
+        return round(mean * min(rows * config.epochs, steps * config.batch_size))
+
+    def _mean_tokens(self, dataset: str, model: BaseModel) -> float | None:
+        if (dataset, model) not in self._means:
+            self._means[dataset, model] = self._measured(dataset, model)
+        return self._means[dataset, model]
+
+    def _measured(self, dataset: str, model: BaseModel) -> float | None:
+        sample = self._known.samples.get(dataset)
+        config = self._graph[f"data.{dataset}"].config if f"data.{dataset}" in self._graph else None
+        if sample is None or not sample.rows or not isinstance(config, DatasetConfig):
+            return None
+        every = max(1, len(sample.rows) // _TOKENISED_ROWS)
+        data_format, counts = format_of(config.format), []
+        try:
+            tokenizer = tokenizer_of(model, self._known.root)
+            for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
+                counts.append(data_format.num_tokens(tokenizer, row))
+        except StageError:
+            return None  # preflight has said what is wrong
+        return sum(counts) / len(counts)
+
+    def _seconds(self, node: Node, steps: int | None) -> float | None:
+        """Those of the newest earlier result of the same stage: of the same name, else of any. With steps, per step."""
+        same = [manifest for manifest in self._earlier if manifest.stage == node.stage.name]
+        found = next((m for m in same if m.name == node.name), same[0] if same else None)
+        if found is None:
+            return None
+        took = (found.finished_at - found.started_at).total_seconds()
+        if steps is None:
+            return took
+        before = found.metrics.get("steps", found.config.get("steps"))
+        return took / before * steps if isinstance(before, int) and before > 0 else None
+
+    def _shape(self, node: Node) -> Shape | None:
+        while (model := node.inputs.get("model")) is not None:
+            node = self._graph[model]
+        config, made = node.config, self._known.finished.get(node.name)
+        counted = made.metrics.get("parameters") if made is not None else None
+        if not isinstance(config, BaseModelConfig):
+            return None
+        return _shape(config, self._known.root, counted if isinstance(counted, int) else None)
+
+
+def _steps(node: Node, rows: int | None) -> int | None:
+    match node.config:
+        case RLConfig(steps=steps):
+            return steps
+        case SupervisedConfig() as config:
+            return None if rows is None else supervised_steps(config, rows)
+        case _:
+            return None
+
+
+def supervised_steps(config: SupervisedConfig, rows: int) -> int:
+    """As supervised.loop.count_steps, before rows that cannot be used are dropped and long documents are cut."""
+    if isinstance(config, RewardModelConfig) and config.validation is None:
+        rows -= max(1, round(_HELD_OUT * rows))
+    steps = config.epochs * -(-max(rows, 0) // config.batch_size)
+    return steps if config.max_steps is None else min(steps, config.max_steps)
+
+
+def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:
+    match config.source:
+        case ScratchModel() as source:
+            vocabulary = len(word_level_tokenizer(source.words, source.context_length))
+            described = {
+                "hidden_size": source.hidden_size, "num_hidden_layers": source.layers,
+                "num_attention_heads": source.heads, "intermediate_size": source.intermediate_size,
+                "vocab_size": vocabulary, "tie_word_embeddings": source.tie_word_embeddings,
+            }  # fmt: skip
+            return Shape.of(described, parameters)
+        case FolderModel(path=path) if "://" not in path:
+            folder = root / path
+            described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+            return Shape.of(described, parameters or _stored_parameters(folder))
+        case _:
+            return None
+
+
+def _stored_parameters(folder: Path) -> int | None:
+    """Counted in the headers of the safetensors files of a model folder; None where one cannot be read."""
+    total = 0
+    for path in folder.glob("*.safetensors"):
+        try:
+            header = _header(path)
+        except (OSError, ValueError, struct.error):
+            return None
+        total += sum(_elements(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
+    return total or None
+
+
+def _header(path: Path) -> dict[str, Any]:
+    with path.open("rb") as file:
+        (length,) = struct.unpack("<Q", file.read(_HEADER_BYTES))
+        if length > path.stat().st_size:
+            raise ValueError(f"{path} is truncated")
+        return dict(json.loads(file.read(length)))
+
+
+def _elements(shape: Iterable[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count

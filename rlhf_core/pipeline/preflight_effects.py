@@ -1,0 +1,96 @@
+"""What a recipe would do in vain: train on nothing, be tested on what it learned, make what nobody reads."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+
+from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.recipe import Recipe
+
+_FEWEST_PAIRS = 2  # of a reward model without `validation`: one is held out
+
+
+def check_effects(
+    recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int], compared: Collection[str]
+) -> Iterator[str]:
+    """Problems. rows: of each dataset whose rows could be counted here. compared: datasets whose rows could be read, so
+    that `check_overlaps` has found what of them is tested."""
+    for node in nodes.values():
+        config = node.config
+        if not isinstance(config, RewardModelConfig) or config.validation is not None:
+            continue
+        if 0 < rows.get(config.dataset, _FEWEST_PAIRS) < _FEWEST_PAIRS:
+            yield (
+                f"{node.section}.dataset: `{config.dataset}` has one pair, and of the pairs some are held out to judge "
+                f"the model by: give it more, or {node.section}.validation a dataset of its own"
+            )
+    for name, by, on in _tested_on_what_is_trained(nodes):
+        if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
+            yield (
+                f"{on}: `{name}` is what {by} trains on, so that the scores would show what was learned by heart: test "
+                f"on another dataset, or set data.{name}.on_overlap to allow"
+            )
+
+
+def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:
+    """What is allowed, and probably not meant."""
+    yield from _few_rows(nodes, rows)
+    for name, by, on in _tested_on_what_is_trained(nodes):
+        yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
+    yield from _unused_datasets(recipe, nodes)
+    yield from _unread_models(recipe, nodes)
+    if not any(isinstance(node.config, EvaluationConfig) for node in nodes.values()):
+        yield "no stage `evaluation`: no model of this recipe is evaluated"
+
+
+def _few_rows(nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:
+    for node in nodes.values():
+        config = node.config
+        if isinstance(config, SupervisedConfig):
+            needed, setting, then = config.batch_size, "batch_size", "each epoch is one smaller step"
+        elif isinstance(config, RLConfig):
+            needed, setting, then = config.prompts_per_step, "prompts_per_step", "a step has prompts more than once"
+        else:
+            continue
+        known = rows.get(config.dataset, needed)
+        if known < needed:
+            yield f"{node.section}: `{config.dataset}` has {known} rows, fewer than {setting}={needed}: {then}"
+
+
+def _tested_on_what_is_trained(nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
+    """Each such dataset, the settings that train on it and those that test on it."""
+    trained: dict[str, set[str]] = {}
+    tested: dict[str, set[str]] = {}
+    for node in nodes.values():
+        for setting in node.input_settings:
+            if setting.reads.role == "dataset" and setting.reads.format is not None:
+                for name in setting.names:
+                    uses = tested if setting.reads.held_out else trained
+                    uses.setdefault(name, set()).add(f"{node.section}.{setting.path}")
+    for name in sorted(trained.keys() & tested.keys()):
+        yield name, ", ".join(sorted(trained[name])), ", ".join(sorted(tested[name]))
+
+
+def _unused_datasets(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
+    unused = [name for name in recipe.data if f"data.{name}" not in nodes]
+    if unused:
+        yield f"no stage reads {', '.join(f'data.{name}' for name in unused)}"
+
+
+def _unread_models(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[str]:
+    """Models that are no input of anything and not the last one, which is what the run is for."""
+    read = {other for node in nodes.values() if not node.stage.reads_all for other in node.inputs.values()}
+    made = [name for name, config in recipe.stages.items() if config.makes == "model" and name in nodes]
+    for name in made[:-1]:
+        if not {name, f"merge.{name}"} & (read - _merges(nodes, name)):
+            yield f"nothing reads the result of `{name}`, and it is not the last model of the recipe"
+
+
+def _merges(nodes: Mapping[str, Draft], name: str) -> set[str]:
+    """`name`, if only its own merge reads it."""
+    readers = [node.name for node in nodes.values() if not node.stage.reads_all and name in node.inputs.values()]
+    return {name} if readers == [f"merge.{name}"] else set()

@@ -1,0 +1,68 @@
+"""What would be done in vain: refused, or told."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.prepare import check
+from tests.rlhf_core.pipeline.recipes import Change, Problems, both, file, put, write
+
+
+def without(*sections: str) -> Change:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        for section in sections:
+            recipe.pop(section)
+
+    return change
+
+
+def notes(folder: Path, change: Change | None = None) -> list[str]:
+    return list(check(write(folder, change), []).notes)
+
+
+def test_what_is_allowed_and_probably_not_meant_is_told(tmp_path: Path) -> None:
+    by_heart = (
+        "`prompts` is trained on (rl.dataset) and tested on (evaluation.dataset): the scores will show what was "
+        "learned by heart"
+    )
+    unused = "no stage reads data.unused"
+    assert notes(tmp_path) == [by_heart, unused]
+    few = put("sft", "batch_size", value=4)
+    assert "sft: `talks` has 1 rows, fewer than batch_size=4: each epoch is one smaller step" in notes(tmp_path, few)
+    few = put("rl", "prompts_per_step", value=4)
+    assert "rl: `prompts` has 1 rows, fewer than prompts_per_step=4: a step has prompts more than once" in notes(
+        tmp_path, few
+    )
+    from_base = both(put("rl", "model", value="base"), put("reward_model", "model", value="base"))
+    unread = both(without("evaluation"), from_base)
+    assert notes(tmp_path, unread) == [
+        unused,
+        "nothing reads the result of `sft`, and it is not the last model of the recipe",
+        "no stage `evaluation`: no model of this recipe is evaluated",
+    ]
+
+
+def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
+    pair = json.dumps({"prompt": "What?", "chosen": "a", "rejected": "b"})
+    (problem,) = problems(file("pairs.jsonl", pair))
+    assert problem.startswith("reward_model.dataset: `pairs` has one pair, and of the pairs some are held out")
+
+
+def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        source = {"type": "function", "path": "rewards.py", "function": "reward"}
+        recipe["data"]["prompts"] = {"format": "prompts", "source": source}
+
+    (problem,) = problems(change)
+    assert problem.startswith("evaluation.dataset: `prompts` is what rl.dataset trains on, so that the scores would")
+
+
+def test_an_evaluation_needs_a_model(tmp_path: Path) -> None:
+    only = without("base", "pretrain", "sft", "reward_model", "rl")
+    with pytest.raises(RecipeError, match=r"^evaluation.models: no stage above `evaluation` makes a model"):
+        check(write(tmp_path, only), [])

@@ -1,0 +1,251 @@
+"""Mutated recipes through what `alignment plan` does: each is planned, or refused in our words; what is planned, its
+stages take.
+
+ALIGNMENT_EXAMPLES=5000 tries as many as a person wants to wait for.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+import re
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from deployments.stack.environment import RECIPES
+from rlhf_core.config.base import result_settings
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
+from rlhf_core.contract import Stage
+from rlhf_core.errors import AlignmentError
+from rlhf_core.pipeline.estimates import Known, estimates
+from rlhf_core.pipeline.plan import plan
+from rlhf_core.pipeline.prepare import Checked, check
+from rlhf_core.pipeline.user_files import configs_below
+from rlhf_core.pipeline.yaml_text import read_yaml_file
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.training.optimizers import learning_rate
+from tests.rlhf_core.pipeline.recipes import OPTIMIZER, RECIPE, validation, write
+
+EXAMPLES = int(os.environ.get("ALIGNMENT_EXAMPLES", "25"))
+MOST_CALLS = 5_000_000  # of Python functions in one plan; a right recipe takes some tens of thousands
+# What pydantic, Python and other libraries say.
+FOREIGN = re.compile(
+    r"[Ii]nput should|validation error|Traceback|pydantic|NoneType|object is not|object has no|unexpected keyword|"
+    r"\[type=|KeyError|list index|must be str, not|Value error"
+)
+
+SMALL = copy.deepcopy(RECIPE)
+SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_steps": 1}}
+SMALL["rl"] |= {
+    "validation": validation(),
+    "grpo": {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "kl": {"coefficient": 0.1}},
+    "lora": {"rank": 4},
+    "engine": {"dtype": "float32"},
+    "placement": {"workers": 1},
+    "checkpoint": {"every_steps": 5},
+}
+SMALL["second"] = {**RECIPE["sft"], "stage": "sft", "model": "sft"}
+SMALL["evaluation"] = SMALL.pop("evaluation")  # below all that it evaluates
+SHIPPED = {path.stem: read_yaml_file(path) for path in sorted(RECIPES.glob("*.yaml"))}
+
+ODD: list[Any] = [
+    None, True, False, 0, 1, -1, 2, 0.5, -0.5, 1e-12, 1e30, 10**30, -(10**30), 1e9, 2**31, 2**63, 100, "", " ", "none",
+    "null", "yes", "no", "0", "1e-4", "sft", "rl", "base", "data", "prompts", "text", "nowhere", "policy", "stage",
+    "a/b", "../x", "/", "s3://b/x", "http://", "x" * 3000, "\n", "é漢", "\u202e", "{}", "--index-url=x", [], [[]],
+    [None], [1], ["a"], ["prompts", "prompts"], {}, {"type": None}, {"type": "files"}, {"type": []}, {"a": {"b": {}}},
+    {"stage": "sft"}, {"stage": None}, {"": 1},
+]  # fmt: skip
+
+CHANGES = ["odd", "odd", "odd", "remove", "rename", "move", "duplicate", "swap", "wrap", "scale"]
+Path_ = tuple[Any, ...]
+
+
+def places(value: Any, at: Path_ = ()) -> Iterator[Path_]:
+    """Every place of a tree but its root."""
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield (*at, key)
+        yield from places(item, (*at, key))
+
+
+def holder(tree: Any, place: Path_) -> Any:
+    for key in place[:-1]:
+        tree = tree[key]
+    return tree
+
+
+@st.composite
+def mutated(draw: st.DrawFn) -> dict[str, Any]:
+    """A recipe that was right, and one to four changes of it."""
+    recipe: dict[str, Any] = copy.deepcopy(draw(st.sampled_from([SMALL, SMALL, *SHIPPED.values()])))
+    for _ in range(draw(st.integers(1, 4))):
+        change(draw, recipe)
+    return recipe
+
+
+def change(draw: st.DrawFn, recipe: dict[str, Any]) -> None:
+    known = list(places(recipe))
+    if not known:
+        return
+    place = draw(st.sampled_from(known))
+    inside, key = holder(recipe, place), place[-1]
+    match draw(
+        st.sampled_from(["odd", "odd", "odd", "remove", "rename", "move", "duplicate", "swap", "wrap", "scale"])
+    ):
+        case "odd":
+            inside[key] = copy.deepcopy(draw(st.sampled_from(ODD)))
+        case "remove":
+            del inside[key]
+        case "rename" if isinstance(inside, dict):
+            inside[f"{key}{draw(st.sampled_from(['s', '_', '-2', '.x', ' ', '']))}"] = inside.pop(key)
+        case "move":
+            moved, target = inside.pop(key), draw(st.sampled_from(known))
+            try:
+                there = holder(recipe, target)
+                there[target[-1]] = moved
+            except (KeyError, IndexError, TypeError):
+                inside.insert(key, moved) if isinstance(inside, list) else inside.update({key: moved})
+        case "duplicate" if isinstance(inside, dict):
+            copied = copy.deepcopy(inside[key])
+            if isinstance(copied, dict) and len(place) == 1:
+                copied.setdefault("stage", key)
+            inside[f"{key}-again"] = copied
+        case "swap":
+            other = draw(st.sampled_from(known))
+            theirs = holder(recipe, other)[other[-1]]
+            inside[key] = copy.deepcopy(theirs)
+        case "wrap":
+            inside[key] = draw(st.sampled_from([[inside[key]], {"value": inside[key]}, str(inside[key])]))
+        case "scale" if isinstance(inside[key], int | float):
+            inside[key] = inside[key] * draw(st.sampled_from([-1, 0, 10, 1000, 1e6, 1e-9]))
+
+
+@contextmanager
+def few_calls() -> Iterator[None]:
+    """Ends what calls functions without end."""
+    calls = 0
+
+    def count(frame: Any, event: str, argument: Any) -> None:
+        nonlocal calls
+        if event == "call":
+            calls += 1
+            if calls > MOST_CALLS:
+                raise TimeoutError(f"more than {MOST_CALLS} calls")
+
+    sys.setprofile(count)
+    try:
+        yield
+    finally:
+        sys.setprofile(None)
+
+
+def planned_or_refused(path: str, overrides: list[str]) -> Checked | None:
+    """As `alignment plan`; None: refused."""
+    try:
+        with few_calls():
+            checked = check(path, overrides)
+            plan(checked.graph, checked.libraries, checked.loaded.recipe.seed, None)
+            estimates(checked.graph, Known(checked.seen.samples, checked.seen.models, checked.loaded.root, {}, []))
+            return checked
+    except AlignmentError as error:
+        said = str(error)
+        assert not FOREIGN.search(said), said
+        assert all(len(line) > 10 for line in said.splitlines()), said
+        return None
+
+
+def taken(stage: Stage, config: Any) -> None:
+    """What a job does first with its settings."""
+    again = stage.config.model_validate_json(json.dumps(config.model_dump(mode="json")))
+    assert again == config
+    assert json.dumps(result_settings(again), allow_nan=False)
+    again.reserves()
+    for below in configs_below(config):
+        if isinstance(below, SamplingConfig):
+            SamplingParameters.of(below, (1,), [0])
+        if isinstance(below, OptimizerConfig):
+            total = config.steps if isinstance(config, RLConfig) else 100
+            rates = [learning_rate(below, step, total) for step in (0, total // 2, total - 1)]
+            assert all(0 <= rate <= below.learning_rate for rate in rates)
+            assert max(rates) > 0
+    if isinstance(config, SupervisedConfig | RLConfig):
+        assert config.placement.workers >= 1
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The files that the recipes name, those of the shipped ones among them."""
+    folder = tmp_path_factory.mktemp("mutated")
+    write(folder)
+    for path in RECIPES.glob("*.py"):
+        (folder / path.name).write_bytes(path.read_bytes())
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ALIGNMENT_STORE", "AWS_ENDPOINT_URL"):
+        monkeypatch.delenv(name, raising=False)
+
+
+SETTINGS = settings(
+    max_examples=EXAMPLES,
+    deadline=None,
+    derandomize="ALIGNMENT_EXAMPLES" not in os.environ,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate, Phase.shrink],
+    print_blob=True,
+)
+
+
+def test_the_recipes_are_right_before_they_are_changed(folder: Path) -> None:
+    for recipe in (SMALL, *SHIPPED.values()):
+        (folder / "right.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+        check(str(folder / "right.yaml"), [])
+
+
+@SETTINGS
+@given(recipe=mutated())
+def test_a_mutated_recipe_is_planned_or_refused_and_what_is_planned_is_taken(
+    folder: Path, recipe: dict[str, Any]
+) -> None:
+    (folder / "mutated.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+    checked = planned_or_refused(str(folder / "mutated.yaml"), [])
+    for node in checked.graph.values() if checked is not None else ():
+        taken(node.stage, node.config)
+
+
+KEYS = sorted({".".join(map(str, place)) for place in places(SMALL) if not any(isinstance(k, int) for k in place)})
+
+
+@SETTINGS
+@given(
+    overrides=st.lists(
+        st.one_of(
+            st.builds(
+                lambda key, tail, value: f"{key}{tail}={value}",
+                st.sampled_from(KEYS),
+                st.sampled_from(["", "", "", ".x", "s", ".0", "."]),
+                st.sampled_from([json.dumps(value) for value in ODD] + ["[1", "{a: 1", "*x", "&a 1", "!!int x", "'"]),
+            ),
+            st.text(max_size=20),
+        ),
+        min_size=1,
+        max_size=3,
+    )
+)
+def test_odd_overrides_are_taken_or_refused(folder: Path, overrides: list[str]) -> None:
+    (folder / "right.yaml").write_text(json.dumps(SMALL), encoding="utf-8")
+    checked = planned_or_refused(str(folder / "right.yaml"), overrides)
+    for node in checked.graph.values() if checked is not None else ():
+        taken(node.stage, node.config)
