@@ -119,6 +119,15 @@ class DatasetConfig(StageConfig):
         return "dataset"
 
     @model_validator(mode="after")
+    def _columns_are_read_once(self) -> DatasetConfig:
+        taken = list(self.columns.values())
+        twice = next((column for column in taken if taken.count(column) > 1), None)
+        if twice is not None:
+            names = ", ".join(name for name, column in self.columns.items() if column == twice)
+            raise ValueError(f"columns: `{twice}` is read as {names}: one column has one meaning")
+        return self
+
+    @model_validator(mode="after")
     def _rows_may_be_cut(self) -> DatasetConfig:
         problem = FORMATS[self.format].truncation_problem
         if self.on_long_row == "truncate" and problem:

@@ -51,7 +51,7 @@ def _source(section: str, source: Source, root: Path) -> Source:
 
 def _files(section: str, path: str, root: Path) -> list[str]:
     """The files that `path` stands for; `path` itself where it is one, or stands for none."""
-    if "://" in path:
+    if "://" in path or not path:
         return [path]
     try:
         found = sorted(islice(_matches(path, root), MAX_FILES + 1))

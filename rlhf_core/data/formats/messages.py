@@ -67,6 +67,9 @@ def read_prompt(row: Row) -> list[Message]:
     value = row[column]
     if isinstance(value, str) and column not in MESSAGE_COLUMNS:
         return [{"role": "user", "content": filled(row, column)}]
+    if not isinstance(value, str | list | tuple):
+        kind = type(value).__name__
+        raise RowError(f"`{column}` must be text or a list of messages, this is {kind}", f"`{column}` is {kind}")
     messages = read_messages(value, column)
     if messages[-1]["role"] == "assistant":
         raise RowError(f"`{column}` ends with an assistant turn, so there is nothing to answer")

@@ -200,6 +200,7 @@ for _ in range(300):
             {"messages": [USER, {**FOUR, "content": "\ud800"}]},
             "`messages.1.content` is not valid Unicode",
         ),
+        ("prompts", {"prompt": 3}, "`prompt` must be text or a list of messages, this is int"),
         ("prompts", {"prompt": "x", "\ud800": 1}, "`\\ud800` is not valid Unicode: it holds half a surrogate pair"),
         ("prompts", {"prompt": "x", None: 1}, "a column is called None, which is not text"),
         ("prompts", {"prompt": "x", "m": {1: 2, "a": object()}}, "`m` has a key that is int, not text"),

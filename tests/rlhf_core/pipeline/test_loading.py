@@ -88,6 +88,10 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("policy={stage: sft}", "`policy` is what `critic.start` calls the model that RL starts from: choose"),
         ("second={stage: rll}", "`second`: there is no stage `rll` to write here, did you mean `rl`?; there are base,"),
         ("evaluation.scorers.exact={type: verifier, pattern: abc}", "the regular expression has no group: put"),
+        (
+            "data.talks.columns={prompt: q, completion: q}",
+            "`data.talks`: columns: `q` is read as prompt, completion: one column has one meaning",
+        ),
         ("name=Big Name", "`name`: 'Big Name' is no name: write up to 100 lower-case letters"),
     ],
 )  # fmt: skip
