@@ -112,11 +112,25 @@ def test_a_run_is_read_from_the_store(store: Store, tmp_path: Path) -> None:
     assert (sft.name, sft.work, sft.around) == ("sft", pytest.approx(5.0), None)
     assert (rl.name, rl.work, rl.around) == ("rl", pytest.approx(12.0), pytest.approx(7.0))
     shown = StringIO()
-    Console(width=140, file=shown).print(table(record, [sft, rl]))
+    Console(width=180, file=shown).print(table(record, [sft, rl]))
     lines = [" ".join(line.replace("│", " ").split()) for line in shown.getvalue().splitlines()]
-    assert "sft 40.0 s 5.0 s 20.0 s 15.0 s 88% –" in lines
-    assert "rl 48.0 s 12.0 s 30.0 s 6.0 s 75% 7.0 s" in lines
-    assert "all 88.0 s 17.0 s 81%" in lines
+    assert "sft 40.0 s 5.0 s 20.0 s 15.0 s 88% – – < 12 s" in lines
+    assert "rl 48.0 s 12.0 s 30.0 s 6.0 s 75% 7.0 s 37.0 s < 15 s" in lines
+    assert "all jobs 88.0 s 17.0 s 81%" in lines
+    assert "the run 120.0 s – –" in lines
+
+
+def test_a_small_stage_is_waited_for_whole_and_the_demo_too(store: Store, tmp_path: Path) -> None:
+    made = manifest("data.text", 2.0, "dataset")
+    node = NodeRecord(name="data.text", ref=made.ref, outcome="computed", seconds=3.5)
+    found = measure(made, [], node)
+    assert (found.waited, found.aim) == (pytest.approx(3.5), 3.0)
+    record = stored_run(store, tmp_path).model_copy(update={"recipe": {"name": "tiny"}, "nodes": (node,)})
+    shown = StringIO()
+    Console(width=180, file=shown).print(table(record, [found]))
+    lines = [" ".join(line.replace("│", " ").split()) for line in shown.getvalue().splitlines()]
+    assert "data.text 2.0 s – – – – 1.5 s 3.5 s < 3 s" in lines
+    assert "the run 120.0 s 120.0 s < 150 s" in lines
 
 
 def test_the_newest_run_is_taken_unless_one_is_named(store: Store, tmp_path: Path) -> None:
