@@ -76,6 +76,11 @@ def up(report: Callable[[str], None] = print) -> Stack:
         else:
             lines = service_differences(owned, wanted)
             lines += differences(stack, supervisord, (supervisor.running_config(), config), environment)
+            known = supervisor.states()
+            lines += [
+                f"{s.name}: a service that is not in the running stack" for s in all_services if s.name not in known
+            ]
+            all_services = [service for service in all_services if service.name in known]
             _report_differences(lines, report)
             environment = supervisord.environ()
             os.environ.update(_selected(environment))  # what is checked below is what runs

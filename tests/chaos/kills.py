@@ -60,6 +60,15 @@ def _head(run: Run, node: str) -> None:
     _resume(run, node, step)
 
 
+def _warm(run: Run, node: str) -> None:
+    """Jobs, ranks and engines are its forks, and die with it."""
+    step = run.hold(node, CHECKPOINT_STEPS)
+    warm = service("warm")
+    kill([warm])
+    await_service("warm", warm)
+    _resume(run, node, step)
+
+
 def _resume(run: Run, node: str, step: int) -> None:
     run.let_go()
     assert run.wait_for_its_end().name == "Failed"
@@ -76,6 +85,7 @@ ORDER: Mapping[str, Callable[[Run, str], None]] = {
     "rank": _process_of_the_job("ray::_Rank"),
     "driver": _process_of_the_job("rlhf_core.stages --store"),
     "supervisor": _process_of_the_job("ray::JobSupervisor"),
+    "warm": _warm,
     "head": _head,
 }
 ENGINE = _process_of_the_job("ray::EngineActor")
