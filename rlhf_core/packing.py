@@ -51,3 +51,9 @@ def select(batch: B, examples: Sequence[int]) -> B:
         if value is not None:
             changed[field.name] = value[indices[field.metadata.get("per", "token")].to(value.device)]
     return replace(batch, **changed)
+
+
+def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatch:
+    """The sequences of `batch` with these indices, in that order, without what subclasses add."""
+    plain = PackedBatch(**{field.name: getattr(batch, field.name) for field in fields(PackedBatch)})
+    return select(plain, sequences)

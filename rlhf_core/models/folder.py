@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,35 @@ def context_length(folder: Path) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config does not say."""
     length: int | None = read_config(folder).get("max_position_embeddings")
     return length
+
+
+def longrope_limit(config: Mapping[str, Any]) -> int | None:
+    """Of a config.json: the length in tokens beyond which `longrope` positions have other factors, arXiv:2402.13753;
+    None for other positions.
+
+    transformers chooses the factors by the longest sequence of a forward, vLLM once, by the longest it is to serve.
+    """
+    text = {**config, **config.get("text_config", {})}
+    settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+        if part.get("rope_type", part.get("type")) in ("longrope", "su"):  # its name in older configs
+            limit: int | None = part.get("original_max_position_embeddings")
+            return limit or text.get("original_max_position_embeddings") or text.get("max_position_embeddings")
+    return None
+
+
+def sampled_otherwise(config: Mapping[str, Any], tokens: int) -> str | None:
+    """Why engines that serve sequences of `tokens` tokens compute other log-probs than the trainer; None: they do not.
+
+    config: the model's config.json.
+    """
+    limit = longrope_limit(config)
+    if limit is None or tokens < limit:  # the engine has room for one token more
+        return None
+    return (
+        f"its positions (longrope) have other factors beyond {limit} tokens: an engine that has room for more uses "
+        f"those for all sequences, the trainer for longer ones only; set it to {limit - 1} at most"
+    )
 
 
 def copy_tokenizer(source: Path, folder: Path) -> None:

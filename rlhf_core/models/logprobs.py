@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import cast
+from collections.abc import Iterator
+from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -14,14 +15,21 @@ from torch.utils.checkpoint import checkpoint
 CHUNK_ELEMENTS = 1 << 24
 
 
+class Head(Protocol):
+    """A linear layer, or what else makes logits (M, V) of hidden states (M, d)."""
+
+    def __call__(self, hidden: Tensor, /) -> Tensor: ...
+
+    def parameters(self) -> Iterator[nn.Parameter]: ...
+
+
 def chunked_logprobs(
-    head: nn.Module,
+    head: Head,
     hidden: Tensor,
     targets: Tensor,
     *,
     vocabulary: int,
     temperature: float = 1.0,
-    soft_cap: float | None = None,
     with_entropy: bool = False,
     chunk_elements: int = CHUNK_ELEMENTS,
 ) -> tuple[Tensor, Tensor | None]:
@@ -35,7 +43,7 @@ def chunked_logprobs(
     chunks = _same_on_all_ranks(math.ceil(rows * vocabulary / chunk_elements), head, hidden.device)
     parts: list[tuple[Tensor, Tensor]] = []
     for part_hidden, part_targets in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
-        arguments = (head, part_hidden, part_targets, temperature, soft_cap, with_entropy)
+        arguments = (head, part_hidden, part_targets, temperature, with_entropy)
         if not torch.is_grad_enabled() or chunks == 1:
             parts.append(_chunk(*arguments))  # nothing to save by computing it twice
             continue
@@ -47,16 +55,13 @@ def chunked_logprobs(
 
 
 def _chunk(
-    head: nn.Module,
+    head: Head,
     hidden: Tensor,
     targets: Tensor,
     temperature: float,
-    soft_cap: float | None,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
     logits = head(hidden).float()
-    if soft_cap is not None:
-        logits = torch.tanh(logits / soft_cap) * soft_cap
     # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
     distribution = torch.log_softmax(logits / temperature, dim=-1)
     logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
@@ -65,7 +70,7 @@ def _chunk(
     return logprobs, -(distribution.exp() * distribution).sum(-1)
 
 
-def _same_on_all_ranks(chunks: int, head: nn.Module, device: torch.device) -> int:
+def _same_on_all_ranks(chunks: int, head: Head, device: torch.device) -> int:
     """The largest number of chunks of any rank, where the head's weight is sharded; at least one."""
     chunks = max(chunks, 1)
     sharded = any(hasattr(parameter, "ds_id") for parameter in head.parameters())

@@ -6,7 +6,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ class BaseModel:
 
     config: BaseModelConfig  # with a source of either kind
     context: int | None  # longest sequence in tokens; None: its config does not say
+    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # its config.json
 
 
 def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
@@ -105,8 +106,9 @@ def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
         case ScratchModel(context_length=length):
             return BaseModel(config, length)
         case FolderModel(path=path) if "://" not in path:
-            stored = text_config(read_object(root / path / "config.json")).get("max_position_embeddings")
-            return BaseModel(config, stored if isinstance(stored, int) else None)
+            settings = read_object(root / path / "config.json")
+            stored = text_config(settings).get("max_position_embeddings")
+            return BaseModel(config, stored if isinstance(stored, int) else None, settings)
         case _:
             return None
 

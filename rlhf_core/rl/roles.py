@@ -15,7 +15,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
 from rlhf_core.rewards.model import Scale, context_problem, same_tokens, stored_scale
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
@@ -187,3 +187,10 @@ def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
             )
         if problem := context_problem(inputs[name].folder, config.rollout.max_length):
             raise StageError(f"{config.block}.{setting}: the input {name}: {problem}: {advice}")
+
+
+def require_same_positions(config: RLConfig, inputs: Mapping[str, Input]) -> None:
+    """Raises StageError if the engines would compute the positions of the policy in another way than the trainer."""
+    tokens = config.rollout.max_length
+    if problem := sampled_otherwise(read_config(inputs["model"].folder), tokens):
+        raise StageError(f"{config.block}.rollout.max_length={tokens} is too long for this model: {problem}")

@@ -26,7 +26,7 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
 from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
-from rlhf_core.rl.roles import placed_apart, require_same_tokens, roles
+from rlhf_core.rl.roles import placed_apart, require_same_positions, require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
@@ -51,6 +51,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
     require_same_tokens(config, inputs)
+    require_same_positions(config, inputs)
     if config.environment.max_turns > 1:
         require_turns_follow(tokenizer)
     reward_models = read_reward_models(config, inputs)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 
 from rlhf_core.config.stages import RewardModelConfig
@@ -20,11 +21,11 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
-from rlhf_core.models.adapters import base_model
 from rlhf_core.models.folder import update_json
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
-from rlhf_core.models.packed import hidden_states, in_trained_example, routed_hidden_states
+from rlhf_core.models.output_head import OutputHead, backbone
+from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, Shard, divide
@@ -34,7 +35,7 @@ from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch, PreferenceBatch
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 _HELD_OUT_SHARE = 0.05
 _MOST_HELD_OUT = 2000  # pairs; enough to know the accuracy to a percent
@@ -95,35 +96,16 @@ def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
     )
 
 
-class RewardModel(nn.Module):
-    """A scalar model that can also compute log-probs of tokens, if its embeddings are tied to a language head.
-
-    A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
-    """
+class RewardModel(Classifier):
+    """A scalar model that can also compute log-probs of tokens, if its embeddings are tied to a language head."""
 
     def __init__(self, model: nn.Module, *, language: bool) -> None:
         """model: a PreTrainedModel with a `score` head of one output, or a PeftModel of one.
 
         Raises StageError if `language` is set and the embeddings are not tied.
         """
-        super().__init__()
-        self.model = model
-        self.language_head: nn.Linear | None = None
-        if language:
-            embeddings = self._classifier.get_input_embeddings()
-            if not self._classifier.config.tie_word_embeddings:
-                raise StageError(
-                    "reward_model.language_model_coefficient needs a model with tied embeddings, which this is not: "
-                    "its language head is lost when the reward model is made; set the coefficient to 0"
-                )
-            self.language_head = nn.Linear(
-                embeddings.embedding_dim, embeddings.num_embeddings, bias=False, device="meta"
-            )
-            self.language_head.weight = embeddings.weight
-
-    @property
-    def _classifier(self) -> Any:
-        return base_model(self.model)
+        super().__init__(model)
+        self.language_model = tied_language_model(self._transformer) if language else None
 
     def forward(
         self, batch: PackedBatch, *, only: Tensor | None = None, with_routing: bool = False
@@ -135,20 +117,43 @@ class RewardModel(nn.Module):
         """
         routing = None
         if with_routing:
-            counted = in_trained_example(batch, sequences=2)
-            hidden, routing = routed_hidden_states(self._classifier, batch, counted)
+            hidden, routing = self._routed(batch, in_trained_example(batch, sequences=2))
         else:
-            hidden = hidden_states(self._classifier, batch)
-        scores: Tensor = self._classifier.score(hidden).squeeze(-1).float()
-        if self.language_head is None:
+            hidden = self._hidden(batch)
+        scores = self._scores(hidden)
+        if self.language_model is None:
             return scores, None, routing
         computed = batch.loss_mask if only is None else batch.loss_mask & only
         places = (computed & (batch.position_ids != 0)).nonzero().squeeze(-1)
         logprobs, _ = chunked_logprobs(
-            self.language_head, hidden[places - 1], batch.input_ids[places],
-            vocabulary=self.language_head.out_features,
+            OutputHead(self.language_model), hidden[places - 1], batch.input_ids[places],
+            vocabulary=self._transformer.config.get_text_config().vocab_size,
         )  # fmt: skip
         return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs), routing
+
+
+def tied_language_model(classifier: Any) -> PreTrainedModel:
+    """The causal language model of `classifier`, for an OutputHead: without the layers, which the classifier has.
+
+    A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
+    """
+    config = classifier.config
+    if not config.tie_word_embeddings:
+        raise StageError(
+            "reward_model.language_model_coefficient needs a model with tied embeddings, which this is not: "
+            "its language head is lost when the reward model is made; set the coefficient to 0"
+        )
+    with torch.device("meta"):
+        model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
+    setattr(model, model.base_model_prefix, backbone(classifier))
+    model.tie_weights()
+    if lost := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
+        raise StageError(
+            f"reward_model.language_model_coefficient: the language head of {type(model).__name__} has weights that "
+            f"are lost when the reward model is made ({', '.join(lost)}); set the coefficient to 0"
+        )
+    setattr(model, model.base_model_prefix, nn.Identity())  # DeepSpeed hooks into a module once for each name of it
+    return model
 
 
 class RewardModelWorker(SupervisedWorker[RewardModelConfig]):

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeVar
 
 import torch
@@ -19,6 +20,7 @@ from rlhf_core.metrics import LossAndMetrics, Metric, merged
 from rlhf_core.models.adapters import adapter_state, is_adapted
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.loading import torch_dtype
+from rlhf_core.models.packed import PackedModel
 from rlhf_core.training.deepspeed_layouts import layouts
 from rlhf_core.training.deepspeed_offload import offload_states, reload_states
 from rlhf_core.training.deepspeed_settings import deepspeed_settings, import_deepspeed
@@ -84,6 +86,17 @@ class DeepSpeedEngine:
         self.optimizer = None if optimizer is None else build_optimizer(model, engine, optimizer)
         self._engine = self._start(model)
         self._offloaded: list[Tensor] | None = None  # while the device is lent
+        if isinstance(model, PackedModel):
+            self._check_layouts(model)
+
+    def _check_layouts(self, model: PackedModel) -> None:
+        """As a forward of the engine, which is where DeepSpeed gathers weights."""
+        self._engine.eval()
+        model.forward = partial(model.check_layouts, self.device)
+        try:
+            self._engine()
+        finally:
+            del model.forward
 
     def _start(self, model: nn.Module) -> Any:
         """DeepSpeed's engine, or the bare module if nothing is trained or sharded."""

@@ -12,8 +12,9 @@ from torch import nn
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.training import MuonConfig, OptimizerConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import torch_dtype
-from rlhf_core.models.packed import backbone
+from rlhf_core.models.output_head import backbone
 from rlhf_core.training.muon import Muon
 
 # Muon gathers the gradients of one group at a time: 0.5 GiB in float32.
@@ -65,7 +66,7 @@ def muon_groups(model: nn.Module, config: OptimizerConfig, settings: MuonConfig)
     trained = _trained(model)
     embeddings = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
     assert isinstance(model.model, nn.Module)
-    hidden = {id(p) for p in backbone(model.model).parameters() if p.ndim == 2} - embeddings
+    hidden = {id(p) for p in backbone(base_model(model.model)).parameters() if p.ndim == 2} - embeddings
     matrices = [p for p in trained if id(p) in hidden]
     if not matrices:
         raise StageError("optimizer.name is muon, but no matrix of a hidden layer is trained here; use adamw")

@@ -91,13 +91,6 @@ def test_a_worked_example() -> None:
     assert half.item() == pytest.approx(math.log(math.sqrt(3) / (1 + math.sqrt(3))), abs=1e-6)
 
 
-def test_the_soft_cap_bounds_the_logits() -> None:
-    head = nn.Linear(1, 2, bias=False)
-    head.weight.data = torch.tensor([[0.0], [1e6]])
-    logprobs, _ = chunked_logprobs(head, torch.ones(1, 1), torch.tensor([1]), vocabulary=2, soft_cap=1.0)
-    assert logprobs.item() == pytest.approx(math.log(math.e / (1 + math.e)), abs=1e-6)
-
-
 def test_no_rows_give_no_values_but_a_gradient_of_zero() -> None:
     head = nn.Linear(4, VOCABULARY, bias=False)
     logprobs, _ = chunked_logprobs(head, torch.empty(0, 4), torch.empty(0, dtype=torch.int64), vocabulary=VOCABULARY)

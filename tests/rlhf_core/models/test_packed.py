@@ -9,10 +9,9 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rlhf_core.errors import StageError
-from rlhf_core.models import packed
+from rlhf_core.models.layouts import PACKED, ROWS, rows_are_cheaper
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
-from rlhf_core.models.packed import PolicyModel, ScalarModel
+from rlhf_core.models.packed import PackedModel, PolicyModel, ScalarModel
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
@@ -25,7 +24,7 @@ def batch() -> PackedBatch:
 
 @pytest.fixture(params=[True, False], ids=["rows", "one row"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    monkeypatch.setattr(packed, "_rows_are_cheaper", lambda model, batch: request.param)
+    monkeypatch.setattr(PackedModel, "layouts", ROWS if request.param else PACKED)
     return bool(request.param)
 
 
@@ -70,7 +69,7 @@ def test_gradients_equal_single_sequences(untied_folder: Path, layout: bool, che
 def test_only_the_tokens_asked_for_are_computed(model_folder: Path) -> None:
     model = PolicyModel(load_causal_model(model_folder, dtype=torch.float32, attention="sdpa"))
     rows: list[int] = []
-    model.model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: rows.append(len(inputs[0])))
+    model.model.get_output_embeddings().register_forward_pre_hook(lambda _, inputs: rows.append(inputs[0].shape[-2]))
     everything, *_ = model(batch())
     masked, entropy, _ = model(batch(), only=batch().loss_mask, with_entropy=True)
     assert rows == [16 - 4, int(batch().loss_mask.sum())]
@@ -107,13 +106,6 @@ def test_many_short_sequences_become_rows_and_a_long_one_among_short_ones_does_n
     model = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa")
     short = pack([[1] * 20] * 100, [[True] * 20] * 100)
     mixed = pack([[1] * 2000] + [[1] * 4] * 100, [[True] * 2000] + [[True] * 4] * 100)
-    assert packed._rows_are_cheaper(model, short)
-    assert not packed._rows_are_cheaper(model, mixed)
-    assert not packed._rows_are_cheaper(model, pack([[1] * 9], [[True] * 9]))
-
-
-def test_a_model_that_scales_its_logits_is_refused(model_folder: Path) -> None:
-    causal = load_causal_model(model_folder, dtype=torch.float32, attention="sdpa")
-    causal.config.logit_scale = 0.5
-    with pytest.raises(StageError, match="LlamaForCausalLM: models with `logit_scale` are not supported"):
-        PolicyModel(causal)
+    assert rows_are_cheaper(model, short)
+    assert not rows_are_cheaper(model, mixed)
+    assert not rows_are_cheaper(model, pack([[1] * 9], [[True] * 9]))

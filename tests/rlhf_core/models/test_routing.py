@@ -13,9 +13,9 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.division import filler
 from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss
-from rlhf_core.models import packed
+from rlhf_core.models.layouts import PACKED, ROWS
 from rlhf_core.models.loading import load_causal_model
-from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.packed import PackedModel, PolicyModel
 from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.packing import pack, select
 from rlhf_core.types import PackedBatch
@@ -44,7 +44,7 @@ def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(params=[True, False], ids=["rows", "one row"])
 def layout(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packed, "_rows_are_cheaper", lambda model, batch: request.param)
+    monkeypatch.setattr(PackedModel, "layouts", ROWS if request.param else PACKED)
 
 
 def batch() -> PackedBatch:
@@ -122,7 +122,8 @@ def test_it_is_not_recorded_unless_asked_for(folder: Path) -> None:
     assert PolicyModel(model)(batch())[2] is None
     plain = PolicyModel(model)(batch())[0]
     assert torch.equal(PolicyModel(model)(batch(), with_routing=True)[0], plain)
-    assert recorded == [False, False, True]
+    assert sum(recorded) == 1
+    assert len(recorded) == 3 * 2  # the backbone, and its place in the head
 
 
 def test_a_worked_example() -> None:

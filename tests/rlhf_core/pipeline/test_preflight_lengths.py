@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.models.folder import update_json
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
@@ -113,6 +114,30 @@ def test_lengths_are_measured_with_a_folders_tokenizer(problems: Problems) -> No
         "sft.max_length=100 is more than the model's context of 64 tokens",
         "rl.dataset",
     ]
+
+
+@pytest.mark.parametrize(("tokens", "refused"), [(40, True), (39, False)])
+def test_positions_that_engines_and_trainer_compute_differently_are_refused(
+    tokens: int, refused: bool, problems: Problems
+) -> None:
+    """With room for more than 40 tokens, an engine uses the long factors for all sequences."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["base"]["source"] = {"type": "folder", "path": "model"}
+        recipe["rl"]["rollout"]["max_length"] = tokens
+        model_folder(root)
+        update_json(
+            root / "model" / "config.json",
+            rope_scaling={"type": "longrope", "short_factor": [1.0], "long_factor": [2.0]},
+            original_max_position_embeddings=40,
+        )
+
+    said = [problem for problem in problems(change) if "longrope" in problem]
+    assert len(said) == refused
+    assert not said or said[0].startswith(
+        "rl.rollout.max_length=40 is too long for this model: its positions (longrope)"
+    )
+    assert not said or said[0].endswith("set it to 39 at most")
 
 
 def test_long_rows_that_will_be_dropped_or_truncated_are_notes_and_no_problems(

@@ -19,7 +19,7 @@ from transformers import LlamaForCausalLM
 
 from rlhf_core.division import filler, plan_micro_batches
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.models import packed
+from rlhf_core.models import layouts
 from rlhf_core.packing import pack, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.types import Experience, PackedBatch
@@ -117,7 +117,7 @@ def engines(reference: tuple[Path, LlamaForCausalLM]) -> dict[bool, DeepSpeedEng
 def split_gradient(
     engines: dict[bool, DeepSpeedEngine], example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Tensor]:
-    monkeypatch.setattr(packed, "_rows_are_cheaper", lambda model, batch: example.split.rows)
+    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: example.split.rows)
     whole = example.experience
     parts: list[PackedBatch] = [select(whole, part) if part else filler(whole) for part in example.split.micro_batches]
     engine = engines[example.split.checkpointing]

@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
+from benchmarks.architectures import small_config, small_model
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.metrics import over_steps
@@ -37,6 +38,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
             num_key_value_heads=1, num_local_experts=4, initializer_range=0.3,
         )
     ).save_pretrained(path / "experts")  # fmt: skip
+    small_model(small_config("lfm2", vocab_size=23)).save_pretrained(path / "leaky")
     return path
 
 
@@ -124,6 +126,19 @@ def test_experts_are_balanced_over_both(folder: Path, answers: Answers, stage: i
     weights = engine.full_state_dict()
     assert weights is not None
     for name, found in of(answers, f"experts {stage}").items():
+        torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
+
+
+@pytest.mark.parametrize("stage", [0, 3])
+def test_a_model_in_rows_makes_the_same_forwards_on_both(folder: Path, answers: Answers, stage: int) -> None:
+    one, other = (numbers[f"rows {stage}"] for numbers in answers[0])
+    assert one == {"layouts": "rows", "forwards": 4}
+    assert other == {"layouts": "rows", "forwards": 4 if stage == 3 else 1}
+    engine = build(folder / "leaky", zero_stage=0)
+    engine.step([batch()], loss)
+    weights = engine.full_state_dict()
+    assert weights is not None
+    for name, found in of(answers, f"rows {stage}").items():
         torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
 
 

@@ -21,7 +21,7 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.division import Division, filler
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
-from rlhf_core.models import packed
+from rlhf_core.models import layouts
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.supervised.examples import Shard
@@ -71,16 +71,16 @@ def metrics(rank: int, folder: Path) -> Iterator[Answer]:
 
 def gradients(rank: int, folder: Path) -> Iterator[Answer]:
     """One share may be everything: then the other rank runs a filler."""
-    choose = packed._rows_are_cheaper
+    choose = layouts.rows_are_cheaper
     alone = [batch()] if rank == 0 else [filler(batch())]
     for checkpointing in (False, True):
         engine = build(folder / "dense", optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing)
         for rows in (False, True):
-            packed._rows_are_cheaper = lambda model, batch, rows=rows: rows
+            layouts.rows_are_cheaper = lambda model, batch, rows=rows: rows
             for name, parts in {"alone": alone, "small": share(rank, 6), "large": share(rank, 1000)}.items():
                 engine.step(parts, loss)
                 yield f"gradient {checkpointing} {rows} {name}", {}, gradient(engine)
-    packed._rows_are_cheaper = choose
+    layouts.rows_are_cheaper = choose
 
 
 def skipping(rank: int, folder: Path) -> Iterator[Answer]:
@@ -144,6 +144,23 @@ def experts(rank: int, folder: Path) -> Iterator[Answer]:
         for _ in range(2):
             found = balanced_step(engine, share(rank, 6))
         yield f"experts {stage}", over_steps([found]), weights(engine)
+
+
+def rows(rank: int, folder: Path) -> Iterator[Answer]:
+    """A model that packing leaks in; the ranks need different numbers of forwards for their rows."""
+    small, layouts._SMALL = layouts._SMALL, 0
+    padding, layouts._MOST_PADDING = layouts._MOST_PADDING, 1.0
+    for stage in (0, 3):
+        engine = build(folder / "leaky", zero_stage=stage)
+        parts = [batch()] if rank == 0 else [filler(batch())]
+        forwards: list[int] = []
+        engine.module.model.model.layers[0].register_forward_hook(
+            lambda layer, inputs, output, to=forwards: to.append(1)
+        )
+        engine.step(parts, loss)
+        found = {"layouts": str(engine.module.layouts), "forwards": len(forwards)}
+        yield f"rows {stage}", found, weights(engine)
+    layouts._SMALL, layouts._MOST_PADDING = small, padding
 
 
 def dropout(rank: int, folder: Path) -> Iterator[Answer]:
@@ -222,7 +239,7 @@ def main(rank: int, address: str, folder: Path) -> None:
     join_group(rank=rank, size=2, address=address)
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for scenario in (metrics, gradients, skipping, muon, offload, experts, dropout, validation):
+    for scenario in (metrics, gradients, skipping, muon, offload, experts, rows, dropout, validation):
         for name, found, state in scenario(rank, folder):
             numbers[name] = found
             tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}

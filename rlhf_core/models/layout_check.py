@@ -1,0 +1,224 @@
+"""Which layouts of sequences a loaded model computes rightly, measured on the model itself.
+
+Many models of transformers ignore that packed sequences have positions of their own: state-space, linear-attention and
+convolution layers, and models whose mask knows no positions. They raise no error; log-probs are then wrong by nats.
+
+A few short sequences are run alone and in each layout. The gradient of one sequence's hidden states with respect to the
+embeddings of other sequences, and of later tokens, must be zero to the bit: that holds in every precision, and a leak
+of any size fails it. And hidden states and their gradient must equal those of sequences alone up to rounding, which is
+itself measured: it is by how much a sequence's hidden states change when tokens follow it. Where ZeRO-3 shards the
+weights, hidden states are all that is compared, since DeepSpeed's hooks take every backward pass for one of training.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rlhf_core.errors import StageError
+from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts, arranged, depends_on_place
+from rlhf_core.models.output_head import backbone
+from rlhf_core.packing import pack, select_sequences
+from rlhf_core.types import PackedBatch
+
+_LENGTHS = (6, 11, 4)  # of the sequences that are compared, in tokens
+_MIDDLE, _READ = 1, 8  # the sequence whose gradient is compared, and how many of its tokens have a loss
+# The least errors that count, relative to how much values differ from token to token: of hidden states, of gradients.
+# In bfloat16 a token may be sent to another expert for rounding.
+_LEAST = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-3, 1e-3), torch.bfloat16: (0.1, 0.3)}
+_TIMES_NOISE = 4.0
+_MOST_NOISE = 0.5
+
+# What a model's own code raises where it was not made for a layout. Out of memory is a RuntimeError, and says so.
+_NOT_FOR_IT = (TypeError, ValueError, LookupError, AttributeError, RuntimeError, NotImplementedError)
+
+# For one sequence alone, (hidden (T, d), ids (1, T)) -> our output (T, ...) float32, and that of the model itself,
+# of all tokens or of the last ones.
+Outputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Result:
+    hidden: Tensor  # (N, d) float32
+    gradient: Tensor | None  # (N, d) float32, at the embeddings, of a loss on the first tokens of one sequence
+
+
+@dataclass(frozen=True, slots=True)
+class _Tolerance:
+    hidden: float
+    gradient: float
+
+
+def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layouts:
+    """The layouts in which `model` computes what it computes for single sequences; equal on all ranks.
+
+    model: a PreTrainedModel where it will be trained, so that the kernels are those of training; it must be in eval
+    mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is right, if the model sees tokens
+    after the one it predicts, or if our output is not the model's own.
+    """
+    name, batch = type(model).__name__, _batch(model, device)
+    try:
+        alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
+    except _NOT_FOR_IT as error:
+        raise StageError(f"{name} does not give a hidden state for each token of a sequence: {error}") from error
+    tolerance = _tolerance(model, batch, alone[_MIDDLE])
+    with torch.no_grad():
+        _require_own_output(model, outputs, select_sequences(batch, [_MIDDLE]), alone[_MIDDLE], tolerance)
+    expected = _Result(torch.cat([one.hidden for one in alone]), alone[_MIDDLE].gradient)
+
+    def problem(layouts: Layouts) -> str | None:
+        if layouts.packed is not None and (reason := depends_on_place(model.config)):
+            return reason
+        try:
+            got = _measured(model, batch, layouts, _MIDDLE)
+        except _NOT_FOR_IT as error:
+            return f"raises {type(error).__name__}: {error}"
+        return _difference(got, expected, batch, tolerance)
+
+    rows, packed = problem(ROWS), problem(PACKED)
+    indexed = None if packed is None else problem(INDEXED)
+    right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None], device)
+    if not any(right):
+        raise StageError(
+            f"{name} computes something else for several sequences than for each alone, so it cannot be trained: "
+            f"packing {packed}; padding {rows}"
+            + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
+        )
+    layouts = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
+    _log(name, layouts, packed)
+    return layouts
+
+
+def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
+    """Raises StageError if what a model computes for a token depends on those after it."""
+    longer = _measured(model, _continued(batch), ROWS, 0)
+    length = _LENGTHS[_MIDDLE]
+    noise = _relative(longer.hidden[:length], alone.hidden)
+    sees_more = longer.gradient is not None and bool(longer.gradient[_READ:].any())
+    if sees_more or not noise <= _MOST_NOISE:
+        raise StageError(
+            f"{type(model).__name__} does not read from left to right: what it computes for a token depends on those "
+            "after it, so it has no log-probs to train; name a causal language model"
+        )
+    least = _LEAST[model.dtype]
+    if longer.gradient is None or alone.gradient is None:
+        return _Tolerance(max(_TIMES_NOISE * noise, least[0]), least[1])
+    gradient_noise = _relative(longer.gradient[:_READ], alone.gradient[:_READ])
+    return _Tolerance(max(_TIMES_NOISE * noise, least[0]), max(_TIMES_NOISE * gradient_noise, least[1]))
+
+
+def _batch(model: Any, device: torch.device) -> PackedBatch:
+    """Sequences of different lengths, of tokens that have no special meaning for the model."""
+    config = model.config
+    text = config.get_text_config()
+    special = {
+        value for part in (config, text) for key, value in part.to_dict().items()
+        if key.endswith(("token_id", "token_index")) and isinstance(value, int)
+    }  # fmt: skip
+    plain = [i for i in range(min(text.vocab_size, 1000)) if i not in special]
+    total = sum(_LENGTHS) + 3  # and those of _continued
+    ids = torch.tensor([plain[(7 * i + i * i) % len(plain)] for i in range(total)])
+    parts = list(ids[: sum(_LENGTHS)].split(list(_LENGTHS)))
+    return pack(parts, [torch.ones(len(part)) for part in parts]).to(device)
+
+
+def _continued(batch: PackedBatch) -> PackedBatch:
+    """The middle sequence with those tokens after it that begin the first: for a causal model that is the same."""
+    first, middle, _ = batch.input_ids.split(list(_LENGTHS))
+    ids = torch.cat([middle, first[:3]])
+    return pack([ids.cpu()], [torch.ones(len(ids))]).to(batch.input_ids.device)
+
+
+def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int) -> _Result:
+    """Hidden states of `batch`, and the gradient of the first tokens of one of its sequences."""
+    arrangement = arranged(model, batch, layouts)
+    embedded: list[Tensor] = []
+
+    def leaf(module: Any, inputs: Any, output: Tensor) -> Tensor:
+        embedded.append(output.detach().requires_grad_())
+        return embedded[-1].clone()  # a model may scale it in place
+
+    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    with ExitStack() as stack:
+        if sharded:
+            stack.enter_context(torch.no_grad())
+        else:
+            stack.callback(model.get_input_embeddings().register_forward_hook(leaf).remove)
+            stack.enter_context(torch.enable_grad())
+        output = backbone(model)(**arrangement.arguments, use_cache=False)
+        hidden = arrangement.tokens(output.last_hidden_state)
+        if sharded:
+            return _Result(hidden.float(), None)
+        start = sum(batch.sequence_lengths.tolist()[:sequence])
+        read = hidden[start : start + _READ].float()
+        # A vector without special directions: along the ones of a normalised vector nothing changes.
+        (gradient,) = torch.autograd.grad((read * _alternating(read)).sum(), embedded[:1])
+    return _Result(hidden.detach().float(), arrangement.tokens(gradient).float())
+
+
+def _alternating(values: Tensor) -> Tensor:
+    return torch.arange(values.numel(), device=values.device).view_as(values).mul(2.399).sin()
+
+
+def _difference(got: _Result, expected: _Result, batch: PackedBatch, tolerance: _Tolerance) -> str | None:
+    """In words, how far a layout is from single sequences; None: not further than `tolerance`."""
+    read = slice(_LENGTHS[0], _LENGTHS[0] + _READ)
+    if got.gradient is not None:
+        others = torch.cat([got.gradient[: read.start], got.gradient[read.stop :]])
+        if others.any():
+            return "makes a sequence depend on its neighbours"
+    error = _relative(got.hidden, expected.hidden)
+    if not error <= tolerance.hidden:
+        return f"changes hidden states by {error:.2g} of their spread (rounding explains {tolerance.hidden:.2g})"
+    if got.gradient is None or expected.gradient is None:
+        return None
+    error = _relative(got.gradient[read], expected.gradient[:_READ])
+    return None if error <= tolerance.gradient else (
+        f"changes gradients by {error:.2g} of their spread (rounding explains {tolerance.gradient:.2g})"
+    )  # fmt: skip
+
+
+def _relative(values: Tensor, expected: Tensor) -> float:
+    """The mean difference, relative to how much the expected values differ from token to token."""
+    spread = (expected - expected.mean(0)).abs().mean()
+    return float((values - expected).abs().mean() / spread.clamp_min(1e-30))
+
+
+def _require_own_output(
+    model: Any, outputs: Outputs, batch: PackedBatch, result: _Result, tolerance: _Tolerance
+) -> None:
+    """That our output of hidden states is what the model's own forward makes of the same tokens."""
+    refusal = f"{type(model).__name__}: its output cannot be computed from its hidden states, so it is not supported: "
+    try:
+        ours, own = outputs(result.hidden.to(model.dtype), batch.input_ids.unsqueeze(0))
+        difference = (ours[-len(own) :] - own).abs().mean()
+    except _NOT_FOR_IT as error:
+        raise StageError(f"{refusal}{error}") from error
+    scale = (own - own.mean(-1, keepdim=True)).abs().mean() if own.ndim > 1 else ours.abs().mean()
+    if not difference <= tolerance.hidden * scale:
+        raise StageError(
+            f"{refusal}it differs from that of its own forward by {float(difference / scale):.2g} of its spread "
+            f"(rounding explains {tolerance.hidden:.2g})"
+        )
+
+
+def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
+    """Those that are right on every rank."""
+    if not dist.is_initialized() or dist.get_world_size() == 1:
+        return right
+    agreed = torch.tensor(right, dtype=torch.int32, device=device)
+    dist.all_reduce(agreed, op=dist.ReduceOp.MIN)
+    return [bool(value) for value in agreed.tolist()]
+
+
+def _log(name: str, layouts: Layouts, packed: str | None) -> None:
+    if dist.is_initialized() and dist.get_rank() != 0:
+        return
+    reason = "" if packed is None else f", since packing {packed}"
+    print(f"{name}: sequences are laid out {layouts}{reason}", flush=True)

@@ -1,0 +1,184 @@
+"""How the sequences of a packed batch are laid out for a transformers model, and their hidden states put back.
+
+Causal models compute the same for a sequence alone and for one at the start of a padded row. Whether they do so for
+sequences end to end in one row depends on the model: layout_check.py finds it out.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+from rlhf_core.models.output_head import backbone
+from rlhf_core.packing import select_sequences
+from rlhf_core.types import PackedBatch
+
+# A group of rows is padded to at most this many times its tokens, unless it is small.
+_MOST_PADDING = 1.5
+_SMALL = 4096  # tokens with padding
+
+
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """The layouts in which a model computes for each sequence what it computes for that sequence alone."""
+
+    packed: Literal["positions", "indices"] | None  # one row; the model is told positions, or boundaries too
+    rows: bool  # one right-padded row a sequence
+
+    def __str__(self) -> str:
+        if self.packed is None:
+            return "rows"
+        return "packed" if self.packed == "positions" else "packed with sequence indices"
+
+
+ROWS = Layouts(packed=None, rows=True)
+PACKED = Layouts(packed="positions", rows=False)
+INDEXED = Layouts(packed="indices", rows=False)
+
+
+@dataclass(frozen=True, slots=True)
+class _Arrangement:
+    """The tokens of a batch as the arguments of a model, and which places of its output are theirs."""
+
+    arguments: dict[str, Any]
+    real: Tensor | None  # (rows, columns) bool; None: all
+
+    def tokens(self, values: Tensor) -> Tensor:
+        """(N, d) of (rows, columns, d), or of the same flattened."""
+        flat = values.flatten(0, -2)
+        return flat if self.real is None else flat[self.real.flatten()]
+
+
+def run_backbone(
+    model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool = False, limit: int | None = None
+) -> tuple[Tensor, list[Tensor]]:
+    """The last hidden states (N, d) of the tokens of `batch`, and, if asked for, each router's logits (N, E).
+
+    model: a PreTrainedModel. limit: sequences longer than this, in tokens, are never in one forward with others.
+    Under ZeRO-3 every rank makes the same number of forwards.
+    """
+    groups = _groups(model, batch, layouts, limit)
+    if len(groups) == 1:
+        return _run(model, batch, layouts, routers=routers)
+    parts = [_run(model, select_sequences(batch, group), layouts, routers=routers) for group in groups]
+    order = _order(batch, groups)
+    hidden = torch.cat([part for part, _ in parts])[order]
+    return hidden, [torch.cat(logits)[order] for logits in zip(*(logits for _, logits in parts), strict=True)]
+
+
+def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> tuple[Tensor, list[Tensor]]:
+    arrangement = arranged(model, batch, layouts)
+    options = {"output_router_logits": True} if routers else {}
+    output = backbone(model)(**arrangement.arguments, use_cache=False, **options)
+    logits = [arrangement.tokens(logits) for logits in output.router_logits] if routers else []
+    return arrangement.tokens(output.last_hidden_state), logits
+
+
+def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
+    """Rows where they are the only right layout, or cost less than the attention between packed sequences."""
+    if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
+        return _in_rows(batch)
+    arguments: dict[str, Any] = {
+        "input_ids": batch.input_ids.unsqueeze(0),
+        "position_ids": batch.position_ids.unsqueeze(0),
+    }
+    if layouts.packed == "indices":
+        arguments |= _boundaries(batch)
+    return _Arrangement(arguments, None)
+
+
+def _in_rows(batch: PackedBatch) -> _Arrangement:
+    """Without a mask: causal layers never look at what comes after a sequence."""
+    lengths = batch.sequence_lengths
+    ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
+    real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
+    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real)
+
+
+def _boundaries(batch: PackedBatch) -> dict[str, Any]:
+    """Where sequences begin, under the names that layers of transformers take: seq_idx for convolutions and
+    state-space layers, cu_seq_lens for attention and linear attention."""
+    ends = batch.sequence_lengths.cumsum(0)
+    starts = torch.cat([ends.new_zeros(1), ends]).int()
+    longest = int(batch.sequence_lengths.max())
+    return {
+        "seq_idx": batch.sequence_ids.int().unsqueeze(0),
+        "cu_seq_lens_q": starts, "cu_seq_lens_k": starts, "max_length_q": longest, "max_length_k": longest,
+    }  # fmt: skip
+
+
+def rows_are_cheaper(model: Any, batch: PackedBatch) -> bool:
+    """Whether padding costs less than the attention between sequences, which only a mask would throw away."""
+    if model.config._attn_implementation not in ("sdpa", "eager"):
+        return False  # flash attention takes the boundaries and skips what lies between sequences
+    longest, tokens = int(batch.sequence_lengths.max()), batch.num_tokens
+    padded = batch.num_sequences * longest
+    # A token costs about 24 d^2 multiply-adds a layer in matrix products and 4 d per token it attends to.
+    products = 6 * model.config.get_text_config().hidden_size
+    return padded <= 4 * tokens and padded * (products + longest) < tokens * (products + tokens)
+
+
+def _groups(model: Any, batch: PackedBatch, layouts: Layouts, limit: int | None) -> list[list[int]]:
+    """The sequences of each forward: all in one, unless that would mostly compute padding, or unless short ones would
+    be computed in another way since long ones are among them (longrope)."""
+    if layouts.packed is not None and limit is None:
+        return [list(range(batch.num_sequences))]
+    lengths = batch.sequence_lengths.tolist()
+    groups: list[list[int]] = []
+    for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+        if not groups or not _fits(groups[-1], index, lengths, limit, padded=layouts.packed is None):
+            groups.append([])
+        groups[-1].append(index)
+    # A forward that is only there for the collective calls of other ranks; nobody reads its output.
+    return groups + [[groups[-1][-1]]] * (_most_on_a_rank(len(groups), model, batch) - len(groups))
+
+
+def _fits(group: list[int], index: int, lengths: list[int], limit: int | None, *, padded: bool) -> bool:
+    """Whether a sequence may join a group of longer ones."""
+    longest = lengths[group[0]]
+    if limit is not None and (longest > limit) != (lengths[index] > limit):
+        return False
+    area = longest * (len(group) + 1)
+    return not padded or area <= max(_SMALL, _MOST_PADDING * (sum(lengths[i] for i in group) + lengths[index]))
+
+
+def _order(batch: PackedBatch, groups: list[list[int]]) -> Tensor:
+    """(N,): where each token of `batch` is in the outputs of its groups, one after the other."""
+    order = torch.empty_like(batch.input_ids)
+    starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
+    lengths = batch.sequence_lengths.tolist()
+    place, done = 0, set[int]()
+    for index in (index for group in groups for index in group):
+        if index not in done:
+            part = torch.arange(place, place + lengths[index], device=order.device)
+            order[starts[index] : starts[index] + lengths[index]] = part
+        done.add(index)
+        place += lengths[index]
+    return order
+
+
+def _most_on_a_rank(count: int, model: nn.Module, batch: PackedBatch) -> int:
+    """The largest `count` of any rank where weights are sharded, so that every forward is a collective call."""
+    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+    if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:
+        return count
+    most = torch.tensor(count, device=batch.input_ids.device)
+    dist.all_reduce(most, op=dist.ReduceOp.MAX)
+    return int(most)
+
+
+def depends_on_place(config: Any) -> str | None:
+    """Why a token's place in its row counts, and not only its position in its sequence; None where it does not.
+
+    Only what shows at a distance that a check of a few tokens does not reach.
+    """
+    text = config.get_text_config()
+    if getattr(text, "attention_chunk_size", None) and "chunked_attention" in (
+        getattr(text, "layer_types", None) or ()
+    ):
+        return f"its attention is cut into chunks of {text.attention_chunk_size} places of a row"
+    return None
