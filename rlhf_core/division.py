@@ -36,6 +36,16 @@ class Division(Generic[B]):
         lengths = batch.example_lengths.tolist()
         return cls(batch, plan_micro_batches(lengths, replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch))
 
+    def over(self, replicas: int) -> Division[B]:
+        """The same micro-batches over another number of replicas: a model computes the same to the bit, whoever runs
+        it."""
+        if replicas == len(self.plan):
+            return self
+        micro_batches = [part for replica in self.plan for part in replica if part]
+        shares = [micro_batches[replica::replicas] for replica in range(replicas)]
+        most = max(1, *(len(share) for share in shares))
+        return Division(self.batch, [share + [[] for _ in range(most - len(share))] for share in shares])
+
     def split(self) -> list[list[B]]:
         """[replica][micro-batch] -> that part of the batch."""
         return [[select(self.batch, part) if part else filler(self.batch) for part in replica] for replica in self.plan]

@@ -19,7 +19,7 @@ from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.metrics import merged
 from rlhf_core.packing import select
 from rlhf_core.rl.kl_controller import KLController
-from rlhf_core.rl.roles import CRITIC, POLICY
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
 from rlhf_core.rl.scoring import Scores, role_of
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
@@ -76,12 +76,15 @@ class PolicyTrainer:
             calls.setdefault((role if role in self._frozen else POLICY, self._tokens(role)), []).append(name)
         for (ranks, tokens), asked in calls.items():
             group = self._frozen.get(ranks, self._workers)
-            division = Division.of(batch, replicas=group.size, tokens_per_micro_batch=tokens)
+            # Rounding depends on what is in a micro-batch, so policy and reference have the same ones.
+            replicas = self._workers.size if role_of(asked[0]) == REFERENCE else group.size
+            division = Division.of(batch, replicas=replicas, tokens_per_micro_batch=tokens).over(group.size)
             results = group.scatter(Scores.score, division.split(), asked)
             scores |= {name: division.join([[part[name] for part in rank] for rank in results]) for name in asked}
         return scores
 
     def _tokens(self, role: str) -> int:
+        """Of a micro-batch."""
         return self._config.engine_of(role).tokens_per_micro_batch
 
     def _fields_to_score(self) -> list[str]:

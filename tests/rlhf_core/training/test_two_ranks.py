@@ -132,14 +132,9 @@ def test_experts_are_balanced_over_both(folder: Path, answers: Answers, stage: i
 @pytest.mark.parametrize("stage", [0, 3])
 def test_a_model_in_rows_makes_the_same_forwards_on_both(folder: Path, answers: Answers, stage: int) -> None:
     one, other = (numbers[f"rows {stage}"] for numbers in answers[0])
-    assert one == {"layouts": "rows", "forwards": 4}
-    assert other == {"layouts": "rows", "forwards": 4 if stage == 3 else 1}
-    engine = build(folder / "leaky", zero_stage=0)
-    engine.step([batch()], loss)
-    weights = engine.full_state_dict()
-    assert weights is not None
-    for name, found in of(answers, f"rows {stage}").items():
-        torch.testing.assert_close(found, weights[name], rtol=1e-5, atol=1e-5, msg=name)
+    norm = build(folder / "leaky", zero_stage=0).step([batch()], loss).gradient_norm
+    assert one == {"layouts": "rows", "forwards": 4, "norm": pytest.approx(norm, rel=1e-5)}
+    assert other == {**one, "forwards": 4 if stage == 3 else 1}
 
 
 @pytest.mark.parametrize("worker", ["sft", "rl"])

@@ -157,9 +157,8 @@ def rows(rank: int, folder: Path) -> Iterator[Answer]:
         engine.module.model.model.layers[0].register_forward_hook(
             lambda layer, inputs, output, to=forwards: to.append(1)
         )
-        engine.step(parts, loss)
-        found = {"layouts": str(engine.module.layouts), "forwards": len(forwards)}
-        yield f"rows {stage}", found, weights(engine)
+        norm = engine.step(parts, loss).gradient_norm
+        yield f"rows {stage}", {"layouts": str(engine.module.layouts), "forwards": len(forwards), "norm": norm}, {}
     layouts._SMALL, layouts._MOST_PADDING = small, padding
 
 
