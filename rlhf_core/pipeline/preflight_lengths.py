@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rlhf_core.config.base_model import FolderModel, ScratchModel
-from rlhf_core.config.data import LongRowPolicy
+from rlhf_core.config.data import DatasetConfig, LongRowPolicy
 from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stage import RowLimit
@@ -89,6 +89,9 @@ def check_lengths(
                 f"{use.setting}: {unwritable[0]}; or set data.{use.dataset}.on_bad_row to drop, which drops at least "
                 f"{len(unwritable)} of {len(rows)} rows of `data.{use.dataset}`"
             )
+        elif nothing_left := _nothing_left(use, config, limit, rows, lengths, unwritable):
+            problems.append(nothing_left)
+            continue
         elif unwritable:
             notes.append(
                 f"{use.setting}: at least {len(unwritable)} of {len(rows)} rows of `data.{use.dataset}` are dropped, "
@@ -140,6 +143,20 @@ def _too_long(use: Use, limit: RowLimit, lengths: list[_Length], truncatable: bo
             f"{section}.{limit.setting}={limit.tokens}: raise it to "
             f"{longest.tokens + limit.completion_tokens}, or set data.{use.dataset}.on_long_row to drop"
         )
+
+
+def _nothing_left(
+    use: Use, config: DatasetConfig, limit: RowLimit, rows: list[Located], lengths: list[_Length], unwritable: list[str]
+) -> str | None:
+    """The sentence that refuses a dataset of which every row would be dropped; None if one is left or not measured."""
+    too_long = sum(length.tokens > limit.room for length in lengths) if config.on_long_row == "drop" else 0
+    if len(rows) > too_long + len(unwritable) or limit.room <= 0:
+        return None
+    first = f"; the first that the chat template cannot write: {unwritable[0]}" if unwritable else ""
+    return (
+        f"{use.setting}: no row of `data.{use.dataset}` would be left: of {len(rows)} rows {too_long} are longer than "
+        f"{limit.room} tokens, and {len(unwritable)} cannot be written by the chat template{first}"
+    )
 
 
 def _lost(use: Use, limit: RowLimit, lengths: list[_Length], rows: int, policy: LongRowPolicy) -> Iterator[str]:

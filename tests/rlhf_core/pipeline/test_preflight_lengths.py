@@ -198,3 +198,27 @@ def test_special_tokens_in_texts_are_a_note(tmp_path: Path) -> None:
         "sft.dataset: 1 of 1 rows of `data.talks` hold special tokens of the tokenizer, such as `<eos>` in talks.jsonl "
         "line 1, which are read as text: only the chat template writes them"
     ]
+
+
+@pytest.mark.parametrize(
+    ("row", "sentence"),
+    [
+        (
+            {"messages": [{"role": "system", "content": "x"}, {"role": "assistant", "content": "y"}]},
+            "of 1 rows 0 are longer than 64 tokens, and 1 cannot be written by the chat template; the first that the",
+        ),
+        (
+            {"prompt": "x" * 80, "completion": "y"},
+            "of 1 rows 1 are longer than 64 tokens, and 0 cannot be written by the chat template",
+        ),
+    ],
+)
+def test_a_dataset_of_which_every_row_would_be_dropped_is_a_problem(
+    problems: Problems, row: dict[str, Any], sentence: str
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"]["talks"] |= {"on_bad_row": "drop", "on_long_row": "drop"}
+        (root / "talks.jsonl").write_text(json.dumps(row))
+
+    [problem] = problems(change)
+    assert problem.startswith(f"sft.dataset: no row of `data.talks` would be left: {sentence}")
