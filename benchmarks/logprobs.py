@@ -1,4 +1,5 @@
-"""Memory and time of chunked log-probs against plain ones: `python -m benchmarks.logprobs`.
+"""Memory and time of chunked log-probs against plain ones, and against the same chunks with the gradient left to
+autograd: `python -m benchmarks.logprobs`.
 
 Each figure is from a process of its own, so that its peak is its own. Memory is what the pass adds to the process (on a
 GPU: to torch's allocations); inputs, weights and their gradients are there before. `train` is forward and backward of
@@ -17,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,12 +26,14 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
-from rlhf_core.models.logprobs import chunked_logprobs
+from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 
 # Tokens, words, width; the last two have the heads of SmolLM2-135M and Qwen2.5-0.5B.
 SHAPES = ((2048, 32_000, 512), (2048, 49_152, 576), (1024, 151_936, 896))
 TEMPERATURE = 0.7
+FORMS: tuple[Literal["plain", "autograd", "chunked"], ...] = ("plain", "autograd", "chunked")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +43,7 @@ class Case:
     hidden: int
     dtype: Literal["float32", "bfloat16"]
     work: Literal["train", "score"]
-    form: Literal["plain", "chunked"]
+    form: Literal["plain", "autograd", "chunked"]
     repeats: int = 3
 
 
@@ -58,6 +62,18 @@ def plain_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_ent
     return [logprobs, -(distribution.exp() * distribution).sum(-1)] if with_entropy else [logprobs]
 
 
+def autograd_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
+    """Chunks like ours, whose log-softmax, division and `gather` have gradients of their own."""
+    vocabulary = head.weight.shape[0]
+    chunks = math.ceil(hidden.shape[0] * vocabulary / CHUNK_ELEMENTS)
+    parts = []
+    for pair in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
+        chunk = partial(plain_logprobs, with_entropy=with_entropy)
+        keeps = chunks == 1 or not torch.is_grad_enabled()
+        parts.append(chunk(head, *pair) if keeps else checkpoint(chunk, head, *pair, use_reentrant=False))
+    return [torch.cat(list(results)) for results in zip(*parts, strict=True)]
+
+
 def measure(case: Case) -> Result:
     """Runs the case in this process."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -73,8 +89,9 @@ def measure(case: Case) -> Result:
 
     def run() -> float:
         with torch.set_grad_enabled(case.work == "train"):
-            if case.form == "plain":
-                results = plain_logprobs(head, hidden, targets, with_entropy=with_entropy)
+            if case.form != "chunked":
+                form = plain_logprobs if case.form == "plain" else autograd_logprobs
+                results = form(head, hidden, targets, with_entropy=with_entropy)
             else:
                 logprobs, entropy = chunked_logprobs(
                     head, hidden, targets, vocabulary=case.vocabulary, temperature=TEMPERATURE,
@@ -141,21 +158,20 @@ def main(arguments: list[str]) -> None:
     console = Console(width=120)
     console.print(machine())
     table = Table(
-        "tokens x vocabulary", "dtype", "work", *(f"{what}: plain, chunked" for what in ("MiB", "s", "CPU s"))
+        "tokens x vocabulary", "dtype", "work", *(f"{what}: {', '.join(FORMS)}" for what in ("MiB", "s", "CPU s"))
     )
     for tokens, vocabulary, hidden in SHAPES:
         for dtype in ("float32", "bfloat16"):
             for work in ("train", "score"):
-                plain, chunked = (
-                    in_own_process(Case(tokens, vocabulary, hidden, dtype, work, form)) for form in ("plain", "chunked")
-                )
-                if not math.isclose(plain.mean, chunked.mean, rel_tol=1e-6):
-                    raise SystemExit(f"the forms differ: mean log-prob {plain.mean} and {chunked.mean}")
+                results = [in_own_process(Case(tokens, vocabulary, hidden, dtype, work, form)) for form in FORMS]
+                for result in results:
+                    if not math.isclose(results[0].mean, result.mean, rel_tol=1e-6):
+                        raise SystemExit(f"the forms differ: mean log-prob {results[0].mean} and {result.mean}")
                 table.add_row(
                     f"{tokens} x {vocabulary}", dtype, work,
-                    f"{plain.peak / 2**20:.0f}, {chunked.peak / 2**20:.0f}",
-                    f"{plain.seconds:.2f}, {chunked.seconds:.2f}",
-                    f"{plain.processor:.2f}, {chunked.processor:.2f}",
+                    ", ".join(f"{result.peak / 2**20:.0f}" for result in results),
+                    ", ".join(f"{result.seconds:.2f}" for result in results),
+                    ", ".join(f"{result.processor:.2f}" for result in results),
                 )  # fmt: skip
     console.print(table)
     console.print(f"load average at the end {os.getloadavg()[0]:.1f}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
@@ -61,13 +61,59 @@ def _chunk(
     temperature: float,
     with_entropy: bool,
 ) -> tuple[Tensor, Tensor]:
-    logits = head(hidden).float()
-    # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
-    distribution = torch.log_softmax(logits / temperature, dim=-1)
-    logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
-    if not with_entropy:
-        return logprobs, logprobs.detach()
-    return logprobs, -(distribution.exp() * distribution).sum(-1)
+    logprobs, entropy = TargetLogprobs.apply(head(hidden), targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
+    return logprobs, entropy
+
+
+class TargetLogprobs(torch.autograd.Function):
+    """log softmax(logits / temperature)[targets] and, if asked for, the entropy of each distribution, in float32.
+
+    The gradient of both in one pass over the logits: softmax minus one-hot, where autograd would go back through
+    `gather`, log-softmax, division and cast one by one. logits: (M, V), of any dtype (float64 stays float64); targets:
+    (M,) int64. Both results: (M,); without entropy the second is the first, without gradient.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
+    ) -> tuple[Tensor, Tensor]:
+        exact = logits if logits.dtype == torch.float64 else logits.float()
+        if temperature != 1:
+            # In place only where `exact` is a copy: the logits themselves are the caller's.
+            exact = exact / temperature if exact is logits else exact.div_(temperature)
+        # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
+        distribution = torch.log_softmax(exact, dim=-1)
+        del exact
+        logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+        entropy = distribution.exp().mul_(distribution).sum(-1).neg_() if with_entropy else logprobs.clone()
+        if not with_entropy:
+            ctx.mark_non_differentiable(entropy)
+        ctx.set_materialize_grads(False)
+        ctx.save_for_backward(distribution, targets, entropy if with_entropy else None)
+        ctx.temperature, ctx.dtype = temperature, logits.dtype
+        return logprobs, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor | None) -> tuple[Tensor | None, None, None, None]:
+        """d logprob_t / d logit_j = [j = t] - p_j; d H / d logit_j = -p_j (log p_j + H); both / temperature."""
+        of_logprobs, of_entropy = gradients
+        distribution, targets, entropy = ctx.saved_tensors
+        if of_logprobs is None and of_entropy is None:
+            return None, None, None, None
+        result = distribution.exp()
+        if entropy is None or of_entropy is None:
+            assert of_logprobs is not None
+            result.mul_((of_logprobs / -ctx.temperature).unsqueeze(-1))
+        else:
+            of_entropy = (of_entropy / ctx.temperature).unsqueeze(-1)
+            factor = torch.add(distribution, entropy.unsqueeze(-1)).mul_(of_entropy)
+            if of_logprobs is not None:
+                factor.add_((of_logprobs / ctx.temperature).unsqueeze(-1))
+            result.mul_(factor).neg_()
+            del factor
+        if of_logprobs is not None:
+            result.scatter_add_(-1, targets.unsqueeze(-1), (of_logprobs / ctx.temperature).unsqueeze(-1))
+        return result.to(ctx.dtype), None, None, None
 
 
 def _same_on_all_ranks(chunks: int, head: Head, device: torch.device) -> int:

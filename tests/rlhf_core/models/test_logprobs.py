@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.models.logprobs import chunked_logprobs
+from rlhf_core.models.logprobs import TargetLogprobs, chunked_logprobs
 
 VOCABULARY = 17
 
@@ -75,6 +76,45 @@ def test_values_and_gradients_are_those_of_float64(what: str, offset: float) -> 
     for gradient, wanted_gradient in zip(gradients, wanted_gradients, strict=True):
         tolerance = (5e-6 if offset == 0 else 1e-4) * float(wanted_gradient.abs().max())
         torch.testing.assert_close(gradient.double(), wanted_gradient, rtol=1e-6, atol=tolerance)
+
+
+@pytest.mark.parametrize("with_entropy", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+def test_the_gradient_is_that_of_finite_differences(temperature: float, with_entropy: bool) -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(4, 7, dtype=torch.float64, requires_grad=True)
+    targets = torch.tensor([0, 6, 3, 3])
+
+    def results(logits: Tensor) -> tuple[Tensor, ...]:
+        return TargetLogprobs.apply(logits, targets, temperature, with_entropy)[: 1 + with_entropy]
+
+    assert torch.autograd.gradcheck(results, logits)
+    if with_entropy:  # each alone: the other has no gradient
+        assert torch.autograd.gradcheck(lambda x: results(x)[0], logits)
+        assert torch.autograd.gradcheck(lambda x: results(x)[1], logits)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("with_entropy", [False, True])
+def test_one_function_gives_what_autograd_gives(dtype: torch.dtype, with_entropy: bool) -> None:
+    """The values to the bit; the logits stay as they are, and a second backward gives the same gradient."""
+    torch.manual_seed(0)
+    logits = (3 * torch.randn(6, 50)).to(dtype).requires_grad_()
+    before, targets, weights = logits.detach().clone(), torch.randint(50, (6,)), torch.randn(2, 6)
+    distribution = torch.log_softmax(logits.float() / 0.7, dim=-1)
+    expected = [distribution.gather(-1, targets[:, None])[:, 0], -(distribution.exp() * distribution).sum(-1)]
+    found = TargetLogprobs.apply(logits, targets, 0.7, with_entropy)[: 1 + with_entropy]
+    assert all(ours.equal(theirs) for ours, theirs in zip(found, expected[: 1 + with_entropy], strict=True))
+    assert logits.equal(before)
+
+    def gradient(results: Sequence[Tensor]) -> Tensor:
+        total = torch.stack([w @ r for w, r in zip(weights, results, strict=False)]).sum()
+        return torch.autograd.grad(total, logits, retain_graph=True)[0]
+
+    once = gradient(found)
+    assert once.dtype == dtype
+    torch.testing.assert_close(once, gradient(expected[: 1 + with_entropy]))
+    assert gradient(found).equal(once)
 
 
 def test_a_worked_example() -> None:

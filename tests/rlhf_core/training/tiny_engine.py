@@ -27,7 +27,7 @@ MUON = OptimizerConfig(
     muon=MuonConfig(adamw_learning_rate=0.01),
 )  # fmt: skip
 # Weights stay as they are, and AdamW's first moment is the gradient: see `gradient`.
-GRADIENT = OptimizerConfig(learning_rate=1e-30, betas=(0.0, 0.95), max_gradient_norm=1e30)
+GRADIENT = OptimizerConfig(learning_rate=1e-30, betas=(0.0, 0.95), max_gradient_norm=1e6)
 
 
 def batch() -> PackedBatch:
