@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
@@ -20,6 +21,7 @@ from ray.exceptions import RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
+from rlhf_core.actors import forwarding
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import JobLog
@@ -28,6 +30,7 @@ _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
 _JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
+_PACKAGES = "/api/packages/gcs"
 
 Result = TypeVar("Result")
 
@@ -46,7 +49,9 @@ class JobRequest:
     stage: str
     key: str  # of the stage's result, 64 hex digits
     entrypoint: str  # a shell command
-    environment: Mapping[str, str]
+    environment: Mapping[
+        str, str
+    ]  # the variables that the job gets; they may be secret, see rlhf_core.actors.forwarding
     metadata: Mapping[str, str]
     cpus: float  # reserved for the entrypoint's own process; its workers reserve theirs
     memory: int = 0  # bytes, likewise
@@ -180,6 +185,9 @@ class RayJobs:
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
         deadline = time.monotonic() + timeout
+        variables = (self._details(job_id).runtime_env or {}).get("env_vars", {})
+        if package := variables.get(forwarding.NAME_VARIABLE):
+            self._call(lambda: self._discard_variables(package))
         while True:
             status = self._details(job_id).status
             if status.is_terminal():
@@ -210,15 +218,34 @@ class RayJobs:
         return newest, attempts.get(newest)
 
     def _submit(self, job_id: str, request: JobRequest) -> str:
-        submitted: str = self._client.submit_job(
-            submission_id=job_id,
-            entrypoint=request.entrypoint,
-            entrypoint_num_cpus=request.cpus,
-            entrypoint_memory=request.memory or None,
-            runtime_env={"env_vars": {"PYTHONUNBUFFERED": "1", **request.environment}},
-            metadata=dict(request.metadata),
-        )
+        shown, hidden = forwarding.divided(request.environment)
+        package = f"{job_id}-{secrets.token_hex(8)}.zip"
+        if hidden:
+            self._store_variables(package, hidden)
+            shown[forwarding.NAME_VARIABLE] = package
+        try:
+            submitted: str = self._client.submit_job(
+                submission_id=job_id,
+                entrypoint=request.entrypoint,
+                entrypoint_num_cpus=request.cpus,
+                entrypoint_memory=request.memory or None,
+                runtime_env={"env_vars": {"PYTHONUNBUFFERED": "1", **shown}},
+                metadata=dict(request.metadata),
+            )
+        except RuntimeError:
+            self._discard_variables(package)
+            raise
         return submitted
+
+    def _store_variables(self, package: str, environment: Mapping[str, str]) -> None:
+        answer = self._client._do_request("PUT", f"{_PACKAGES}/{package}", data=forwarding.encode(environment))
+        if answer.status_code != 200:
+            raise RuntimeError(f"storing its variables: status code {answer.status_code}")
+
+    def _discard_variables(self, package: str) -> None:
+        """Of a job that will not take them itself. Asking for a package gives it to Ray, which deletes it in minutes if
+        no job uses it; the API has no request that deletes one."""
+        self._client._do_request("GET", f"{_PACKAGES}/{package}")
 
     def _details(self, job_id: str) -> JobDetails:
         try:

@@ -96,12 +96,18 @@ def start_ray(log: Path, folder: Path) -> tuple[Service, str]:
 
 
 @pytest.fixture(scope="session")
-def ray_address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def ray_folder() -> Iterator[Path]:
+    """Where the head of `ray_address` keeps its logs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
-    service, address = start_ray(tmp_path_factory.mktemp("ray") / "ray.log", folder)
+    yield folder
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_address(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path) -> Iterator[str]:
+    service, address = start_ray(tmp_path_factory.mktemp("ray") / "ray.log", ray_folder)
     yield address
     service.end()
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="session")

@@ -12,10 +12,14 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
-from tests.cluster import prefect_api, ray_address
+from tests.cluster import prefect_api, ray_address, ray_folder
 from tests.services import S3Server, s3_prefix
 
-__all__ = ["prefect_api", "ray_address"]  # fixtures: one Ray head, one Prefect server for all tests that ask
+__all__ = [
+    "prefect_api",
+    "ray_address",
+    "ray_folder",
+]  # fixtures: one Ray head, one Prefect server for all tests that ask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from pathlib import Path
@@ -14,6 +14,7 @@ import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
@@ -41,7 +42,10 @@ class EngineActor:
     def __init__(self, name: str) -> None:
         self._name = name
 
-    def start(self, model: ArtifactRef, context: StageContext, settings: EngineSettings) -> None:
+    def start(
+        self, model: ArtifactRef, context: StageContext, settings: EngineSettings, environment: Mapping[str, str]
+    ) -> None:
+        forwarding.inherit(environment)
         torch.set_num_threads(settings.config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
@@ -104,7 +108,7 @@ class EngineGroup:
                 name = f"engine {index}"
                 actor = self._actors[name] = _create(name, settings.config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
-                self._starts[actor.start.remote(model, context, settings)] = name
+                self._starts[actor.start.remote(model, context, settings, forwarding.received())] = name
             started.pop_all()
 
     def __enter__(self) -> Self:

@@ -11,6 +11,7 @@ import ray
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
+from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import CALL_SECONDS, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.config.placement import Placement
@@ -30,6 +31,10 @@ _ASIDE = "aside"  # each actor's second thread
 
 class _Rank:
     """The actor: joins the process group, builds the worker, and runs its methods."""
+
+    def inherit(self, environment: Mapping[str, str]) -> None:
+        """Called first: what `start` receives imports libraries that read variables."""
+        forwarding.inherit(environment)
 
     def node(self) -> tuple[str, int]:
         """This node's address as the cluster knows it (loopback in a local cluster), and a port that is free now."""
@@ -83,6 +88,9 @@ class RayWorkerGroup(Generic[W]):
                 placement_group = self._stack.enter_context(reserve(worker_bundles(placement)))
             bundles = range(first_bundle, first_bundle + placement.workers)
             self._actors = [self._create(placement, placement_group, bundle) for bundle in bundles]
+            variables = forwarding.received()
+            inherits = {actor.inherit.remote(variables): f"rank {rank}" for rank, actor in enumerate(self._actors)}
+            wait("start", inherits, start_timeout)
             host, port = wait("start", {self._actors[0].node.remote(): "rank 0"}, start_timeout)[0]
             threads, size = placement.num_threads, placement.workers
             starts = {

@@ -124,6 +124,12 @@ class FunctionReward(TextReward):
     timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
     batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
+    variables: tuple[str, ...] = operational(
+        (), description="environment variables that the function reads, such as one with a token"
+    )
+
+    def named_variables(self) -> tuple[str, ...]:
+        return self.variables
 
     def named_files(self) -> tuple[str, ...]:
         return (self.path,)

@@ -20,6 +20,7 @@ from rlhf_core.pipeline.preflight_effects import check_effects
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
+from rlhf_core.pipeline.preflight_secrets import check_secrets
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +45,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.
     """
     recipe, root = loaded.recipe, loaded.root
+    if secrets := check_secrets(recipe):
+        raise RecipeError("\n".join(secrets))  # alone: other messages quote settings
     nodes = (drafts or outline(recipe)).nodes
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)

@@ -8,6 +8,7 @@ import sys
 import traceback
 from types import FrameType
 
+from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.stages.runner import run_job
 from rlhf_core.tracking.protocol import JobError, encode
@@ -23,6 +24,7 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
     try:
+        forwarding.receive()
         run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))
     except KeyboardInterrupt:
         _print_error("Stopped", "the job was stopped before it had finished; nothing was published")
@@ -45,13 +47,13 @@ def _stop(number: int, frame: FrameType | None) -> None:
 
 def _failed(error: BaseException) -> int:
     sys.stderr.flush()
-    traceback.print_exception(error, file=sys.stdout)
+    print(forwarding.redacted("".join(traceback.format_exception(error))), flush=True)
     _print_error(type(error).__name__, str(error))
     return 1
 
 
 def _print_error(kind: str, message: str) -> None:
-    print(encode(JobError(kind, message)), flush=True)
+    print(encode(JobError(kind, forwarding.redacted(message))), flush=True)
 
 
 if __name__ == "__main__":

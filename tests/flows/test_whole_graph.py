@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import secrets
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.settings import PREFECT_API_KEY, temporary_settings
 
 from flows.alignment import alignment
 from rlhf_core.artifacts.manifest import Kind, Manifest
@@ -15,7 +20,9 @@ from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.pipeline.record import read_record
 from rlhf_core.tracking.protocol import METRICS_FILE
 from tests.flows.conftest import Workplace
+from tests.flows.leaks import command_lines, kept_in, shown_by_prefect, shown_by_ray
 from tests.flows.test_running import newest_run
+from tests.services import http_server
 
 LORA = {"rank": 2}
 TRAINING = {
@@ -23,9 +30,15 @@ TRAINING = {
     "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
 }  # fmt: skip
 ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24}}
-JUDGING = {"scorers": {"exact": {"type": "verifier", "kind": "exact"}}, "samples": 2, "pass_at": [1, 2], **ANSWERING}
+JUDGE = {"type": "http", "url_variable": "JUDGE_URL", "header_variable": "JUDGE_HEADER"}
+JUDGING = {
+    "scorers": {"exact": {"type": "verifier", "kind": "exact"}, "judge": JUDGE},
+    "samples": 2,
+    "pass_at": [1, 2],
+    **ANSWERING,
+}
 RECIPE: dict[str, Any] = {
-    "name": "whole", "tracking": {"wandb": False, "tensorboard": False},
+    "name": "whole", "tracking": {"wandb": True, "tensorboard": False},
     "data": {
         name: {"format": data_format, "source": {"type": "files", "paths": [f"{name}.jsonl"]}, "on_overlap": overlap}
         for name, data_format, overlap in (
@@ -89,12 +102,55 @@ def write(folder: Path) -> str:
     return str(path)
 
 
+class Judge(BaseHTTPRequestHandler):
+    """A reward server that answers who knows its token."""
+
+    token = "a token of the judge"
+
+    def do_POST(self) -> None:
+        known = self.headers["Authorization"] == f"Bearer {self.token}"
+        size = int(self.headers["Content-Length"])
+        completions = json.loads(self.rfile.read(size))["completions"]
+        answer = json.dumps({"rewards": [1.0] * len(completions)}).encode()
+        self.send_response(200 if known else 403)
+        self.end_headers()
+        self.wfile.write(answer if known else b"")
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+@pytest.fixture
+def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
+    """A secret in every variable in which a user has one; the S3 server's are in place."""
+    found = {
+        "HF_TOKEN": f"hf_{secrets.token_hex(17)}", "WANDB_API_KEY": secrets.token_hex(20),
+        "PREFECT_API_KEY": f"pnu_{secrets.token_hex(18)}", "token of the judge": secrets.token_hex(16),
+        "path of the judge": secrets.token_hex(16),
+        **{name: os.environ[name] for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")},
+    }  # fmt: skip
+    monkeypatch.setattr(Judge, "token", found["token of the judge"])
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for name in ("HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY"):
+        monkeypatch.setenv(name, found[name])
+    monkeypatch.setenv("JUDGE_HEADER", f"Authorization: Bearer {found['token of the judge']}")
+    with http_server(Judge) as url:
+        monkeypatch.setenv("JUDGE_URL", f"{url}/{found['path of the judge']}")
+        with temporary_settings({PREFECT_API_KEY: found["PREFECT_API_KEY"]}):
+            yield found
+
+
 @pytest.mark.timeout(1500)  # some twenty jobs, each of which loads torch
 @pytest.mark.parametrize("store_url", ["s3"], indirect=True)
-def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(workplace: Workplace) -> None:
-    """And nothing is trained on once an evaluation set has one of its prompts, which here only jobs can see."""
+def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
+    workplace: Workplace, planted: dict[str, str], ray_folder: Path, prefect_api: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """And nothing is trained on once an evaluation set has one of its prompts, which here only jobs can see.
+
+    Secrets reach the jobs and their actors, and nothing that anyone can see.
+    """
     recipe = write(workplace.folder)
-    rows = alignment(recipe)
+    with command_lines() as commands:
+        rows = alignment(recipe)
     assert {row["outcome"] for row in rows} == {"computed"}
     graph = prepare(recipe, []).graph
     manifests: dict[str, Manifest] = {}
@@ -125,3 +181,12 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(w
     assert outcomes["overlap.talks"] == "failed"
     assert outcomes["data.far"] == "computed"
     assert outcomes["sft"] == outcomes["rl"] == "not run"
+
+    left = {
+        **dict(shown_by_ray(workplace.jobs, ray_folder)), **dict(shown_by_prefect(prefect_api)),
+        **dict(kept_in(workplace.repository.store)), "processes": "\n".join(commands).encode(),
+        "terminal": "".join(capfd.readouterr()).encode(),
+    }  # fmt: skip
+    assert len(left) > 100
+    assert any(file.path.endswith(".wandb") for file in manifests["sft"].files)
+    assert [(name, place) for name, secret in planted.items() for place in left if secret.encode() in left[place]] == []

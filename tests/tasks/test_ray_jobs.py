@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.actors.forwarding import NAME_VARIABLE
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import LINE_OF_RAY
@@ -19,6 +20,8 @@ from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs
 from tests.cluster import start_ray
 
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"
+
+RECEIVE = "from rlhf_core.actors.forwarding import receive; receive()"
 
 
 class Watcher:
@@ -57,7 +60,7 @@ def jobs(ray_address: str, monkeypatch: pytest.MonkeyPatch) -> RayJobs:
 def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
     progress = '{"step": 1, "total": 4, "phase": "rollout", "metrics": {"reward": 0.5}, "seconds_left": 90}'
     lines = f"'@progress {progress}', '@progress not json', 'bar 10%\\rbar 20%', 'the end'"
-    code = f"import os; print(os.environ['GREETING'], {lines}, sep='\\n', end='')"
+    code = f"import os; {RECEIVE}; print(os.environ['GREETING'], {lines}, sep='\\n', end='')"
     watcher = Watcher()
     job_id, attached = jobs.submit_or_attach(python(code, "a0"))
     assert (job_id, attached) == (f"sft-a000000000000000-{PLACE}-a1", False)
@@ -69,6 +72,23 @@ def test_lines_and_progress_arrive_in_order_and_once(jobs: RayJobs) -> None:
     ]  # fmt: skip
     assert watcher.seen == [Progress(1, 4, "rollout", {"reward": 0.5}, 90.0)]
     assert str(watcher.seen[0]) == "step 1 of 4 · rollout · reward 0.5 · 1:30 left"
+
+
+def test_the_variables_of_a_job_are_not_in_its_description_and_can_be_taken_once(jobs: RayJobs) -> None:
+    code = f"import os; name = os.environ['{NAME_VARIABLE}']; {RECEIVE}; print(len(os.environ['GREETING']), flush=True)"
+    again = f"os.environ['{NAME_VARIABLE}'] = name; {RECEIVE}"
+    request = replace(python(f"{code}; {again}", "a1"), environment={"GREETING": "a secret"})
+    watcher = Watcher()
+    job_id, _ = jobs.submit_or_attach(request)
+    with pytest.raises(JobEndedError, match=r"no longer in Ray's store: run again"):
+        jobs.follow(job_id, watcher)
+    assert watcher.lines[0] == "8"
+    client = jobs._client
+    described = "".join(client._do_request("GET", f"/api/jobs/{end}").text for end in ("", job_id, f"{job_id}/logs"))
+    assert job_id in described
+    assert "a secret" not in described
+    package = (client.get_job_info(job_id).runtime_env or {})["env_vars"][NAME_VARIABLE]
+    assert client._do_request("GET", f"/api/packages/gcs/{package}").status_code == 404
 
 
 def test_a_failed_job_gives_its_last_error_line_and_where_its_log_is(jobs: RayJobs) -> None:

@@ -1,0 +1,94 @@
+"""The variables that a job gets from its submitter: credentials, hence not in the job's `runtime_env`.
+
+Ray shows a job's environment to everyone who sees its dashboard or its logs. So the submitter puts the variables into
+the key-value store of Ray's head, by the one request of the Jobs API that can write but not read there (the upload of
+packages); the job takes them out as the first thing it does, and hands them to its actors by a call.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Mapping
+
+from rlhf_core.errors import StageError
+
+NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: under what name its variables are stored
+
+_HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of what it cannot store
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE", re.IGNORECASE)
+_STANDARD = ("AWS_", "HF_", "WANDB_")  # a variable of another name is one that the recipe names: a URL or a header
+# Settings of the hub's library, which are read when it is imported, and our own.
+_HARMLESS = ("HF_HUB_", "HF_HOME", "HF_ENDPOINT", "HF_DATASETS_", "ALIGNMENT_")
+_SHORTEST_SECRET = 6  # characters; a shorter one would also hide what is none
+_USERINFO = re.compile(r"://([^/\s@]+)@")
+
+_received: dict[str, str] = {}
+
+
+def divided(environment: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
+    """The variables that may be shown, and all others: those that are not known to be harmless."""
+    shown = {
+        name: value
+        for name, value in environment.items()
+        if name.startswith(_HARMLESS) and not _SECRET.search(name) and not _USERINFO.search(value)
+    }
+    return shown, {name: value for name, value in environment.items() if name not in shown}
+
+
+def encode(environment: Mapping[str, str]) -> bytes:
+    return _HEADER + json.dumps(dict(environment)).encode()
+
+
+def package_uri(name: str) -> str:
+    """The key of the package `name` in the store of Ray's head."""
+    return f"gcs://{name}"
+
+
+def receive() -> None:
+    """Sets the variables that this job's submitter stored for it, and removes them from Ray's store.
+
+    Without effect in a process that is no such job. Raises StageError if they are not there.
+    """
+    name = os.environ.pop(NAME_VARIABLE, None)
+    if name is None:
+        return
+    # Half a second, where `ray.init` takes two.
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]  # it has no types
+
+    client, key = GcsClient(address=os.environ["RAY_ADDRESS"]), package_uri(name).encode()
+    stored = client.internal_kv_get(key, None)
+    if stored is None:
+        raise StageError("the variables that this job was submitted with are no longer in Ray's store: run again")
+    client.internal_kv_del(key, False, None)
+    inherit(json.loads(stored.removeprefix(_HEADER)))
+
+
+def inherit(environment: Mapping[str, str]) -> None:
+    """Sets variables for this process, its children, and the actors that it starts."""
+    _received.update(environment)
+    os.environ.update(environment)
+
+
+def received() -> dict[str, str]:
+    """What this process has received, to be handed to an actor."""
+    return dict(_received)
+
+
+def redacted(text: str) -> str:
+    """`text` with the name of the variable in place of each secret that this process has received."""
+    for value, name in sorted(_secrets().items(), key=lambda item: -len(item[0])):
+        text = text.replace(value, f"<{name}>")
+    return text
+
+
+def _secrets() -> dict[str, str]:
+    """Secret -> the variable that holds it: whole values and, as in `Authorization: Bearer abc`, their words."""
+    found: dict[str, str] = {}
+    for name, value in _received.items():
+        parts = [part for userinfo in _USERINFO.findall(value) for part in userinfo.split(":")]
+        if _SECRET.search(name) or not name.startswith(_STANDARD):
+            parts += [value, *value.split()]
+        found |= {part: name for part in parts if len(part) >= _SHORTEST_SECRET}
+    return found

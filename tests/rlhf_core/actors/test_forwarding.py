@@ -1,0 +1,21 @@
+"""What a job says of the variables that it has received. That it receives them: tests/tasks/test_ray_jobs.py."""
+
+from __future__ import annotations
+
+import pytest
+
+from rlhf_core.actors import forwarding
+
+
+def test_secrets_are_replaced_by_the_names_of_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    received = {
+        "AWS_SECRET_ACCESS_KEY": "abc+123/def", "AWS_REGION": "us-east-1", "HF_TOKEN": "hf_abcdef",
+        "JUDGE_HEADER": "Authorization: Bearer a-token", "AWS_ENDPOINT_URL": "http://someone:password@host:1",
+        "HF_TOKEN_SHORT": "a",
+    }  # fmt: skip
+    monkeypatch.setattr(forwarding, "_received", received)
+    text = "at us-east-1: abc+123/def, a-token, hf_abcdef; http://someone:password@host:1/x is a host"
+    assert forwarding.redacted(text) == (
+        "at us-east-1: <AWS_SECRET_ACCESS_KEY>, <JUDGE_HEADER>, <HF_TOKEN>; "
+        "http://<AWS_ENDPOINT_URL>:<AWS_ENDPOINT_URL>@host:1/x is a host"
+    )
