@@ -12,6 +12,7 @@ from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.numbers import LongSeed, Rows, Similarity, Weight
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
+from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
 BadRowPolicy = Literal["error", "drop"]
@@ -63,9 +64,15 @@ class FunctionSource(Config):
     path: NonEmpty = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: NonEmpty = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
+    files: CodeFiles = Field(default=(), description=CODE_FILES)
 
     def named_files(self) -> tuple[str, ...]:
-        return (self.path,)
+        return (self.path, *self.files)
+
+    @model_validator(mode="after")
+    def _files_beside(self) -> FunctionSource:
+        check_beside(self.path, self.files)
+        return self
 
 
 Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 from urllib.parse import urlsplit
 
+import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Reads, operational
@@ -19,14 +20,15 @@ from rlhf_core.config.numbers import Attempts, BatchSize, Reward, Seconds
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.texts import Variable
 from rlhf_core.config.typed import TypedConfig
+from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
 def _finds_an_answer(pattern: str) -> str:
     try:
-        groups = re.compile(pattern).groups
-    except re.error as error:
+        groups = regex.compile(pattern).groups
+    except regex.error as error:
         raise ValueError(f"not a regular expression: {error}") from error
     if not groups:
         raise ValueError("the regular expression has no group: put ( ) around the part that is the answer")
@@ -58,6 +60,12 @@ class TextReward(RewardConfig):
     """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
 
     family: ClassVar[str] = "reward of text"
+
+    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="share of a step's completions that may fail to get this reward; their prompts are left out of the "
+        "step, and counted",
+    )
 
 
 class EpisodeReward(RewardConfig):
@@ -108,6 +116,9 @@ class VerifierReward(TextReward):
     pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole text"
     )
+    timeout_seconds: Seconds = operational(
+        10.0, description="longest search for one answer, and longest scoring of it; longer is an error"
+    )
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -115,7 +126,8 @@ class VerifierReward(TextReward):
 
 
 class FunctionReward(TextReward):
-    """`function(completions, prompts, rows, **options)` of a Python file; a float or {reward, score, ...} for each."""
+    """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
+    score, ...} for each. It may be `async`."""
 
     type: Literal["function"]
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
@@ -128,11 +140,18 @@ class FunctionReward(TextReward):
         (), description="environment variables that the function reads, such as one with a token"
     )
 
+    files: CodeFiles = Field(default=(), description=CODE_FILES)
+
     def named_variables(self) -> tuple[str, ...]:
         return self.variables
 
     def named_files(self) -> tuple[str, ...]:
-        return (self.path,)
+        return (self.path, *self.files)
+
+    @model_validator(mode="after")
+    def _files_beside(self) -> FunctionReward:
+        check_beside(self.path, self.files)
+        return self
 
 
 class HTTPReward(TextReward):
@@ -200,10 +219,12 @@ REWARDS: dict[str, RewardEntry] = {
 }
 
 
-def _without_weight(scorer: TextReward) -> TextReward:
+def _as_scorer(scorer: TextReward) -> TextReward:
     if scorer.weight != 1.0:
         raise ValueError("a scorer is never summed with another: leave `weight` out")
+    if scorer.tolerated_failures:
+        raise ValueError("a scorer judges every completion: leave `tolerated_failures` out")
     return scorer
 
 
-ScorerConfig = Annotated[TextReward, AfterValidator(_without_weight)]
+ScorerConfig = Annotated[TextReward, AfterValidator(_as_scorer)]

@@ -29,22 +29,38 @@ def check_function(file: Path, function: str, shown: str) -> None:
 
 
 def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
-    """`function` of the Python file, which is run once for it.
+    """`function` of the Python file, which is run once for it. It finds modules next to it, also as `from . import x`.
 
     Raises RecipeError as `check_function` does, and StageError with the traceback if running the file raises.
     """
     check_function(file, function, shown)
-    module = ModuleType(f"user_code_{hashlib.sha256(str(file).encode()).hexdigest()[:16]}")
-    module.__file__ = str(file)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look a class's module up there
+    module = _module(file)
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  running it is what this is for
+    except SystemExit as error:
+        raise StageError(f"{shown}: loading this file ended the process: it calls `sys.exit`") from error
     except Exception as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
     loaded = getattr(module, function, None)
     if not callable(loaded):
         raise RecipeError(f"{shown}: `{function}` is not a function")
     return loaded  # type: ignore[no-any-return]
+
+
+def _module(file: Path) -> ModuleType:
+    """An empty one for `file`, in a package made of the file's folder, where imports look too.
+
+    They look there last: a file called `types.py` must not be taken for Python's own.
+    """
+    package = ModuleType(f"user_code_{hashlib.sha256(str(file.parent).encode()).hexdigest()[:16]}")
+    package.__path__ = [str(file.parent)]
+    module = ModuleType(f"{package.__name__}.{file.stem}")
+    module.__file__, module.__package__ = str(file), package.__name__
+    # Dataclasses and pickle look a class's module up there.
+    sys.modules |= {package.__name__: package, module.__name__: module}
+    if str(file.parent) not in sys.path:
+        sys.path.append(str(file.parent))
+    return module
 
 
 def _parse(file: Path, shown: str) -> ast.Module:

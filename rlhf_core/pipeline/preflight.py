@@ -39,7 +39,8 @@ def preflight(loaded: LoadedRecipe, drafts: Outline | None = None) -> list[str]:
 
 
 def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
-    """Check the files, folders and lengths that the recipe names. Loads no torch, fetches nothing, runs no user code.
+    """Check the files, folders and lengths that the recipe names. Loads no torch and fetches nothing; the user's
+    Python files are loaded in processes of their own.
 
     drafts: the recipe's outline, where it is known already.
     Raises RecipeError with one sentence a line: each says which setting is wrong, how, and what to write instead.

@@ -25,9 +25,9 @@ from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.opening import file_problem
 from rlhf_core.data.overlap import overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
-from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.preflight_code import check_code
 from rlhf_core.pipeline.recipe import Recipe
 
 Located = tuple[str, Row]  # where the row is, the canonical row
@@ -205,7 +205,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: Ba
                 check_task(task, options)
             return [row for task in source.tasks for row in _generated(task, source, config, bad_row)]
         case FunctionSource():
-            check_function(root / source.path, source.function, source.path)
+            check_code(source, root)
             return []
         case HubSource():
             return []  # nothing is fetched before the run

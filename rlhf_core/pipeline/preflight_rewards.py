@@ -7,9 +7,9 @@ from pathlib import Path
 
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
-from rlhf_core.data.user_code import check_function
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.preflight_code import check_code
 from rlhf_core.pipeline.preflight_data import Located
 
 
@@ -23,7 +23,7 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
             try:
                 _check_columns(judged.judge, samples.get(dataset, []), dataset)
                 if isinstance(judged.judge, FunctionReward):
-                    check_function(root / judged.judge.path, judged.judge.function, judged.judge.path)
+                    check_code(judged.judge, root)
             except RecipeError as error:
                 problems.append(f"{node.section}.{judged.setting}: {error}")
     return list(dict.fromkeys(problems))

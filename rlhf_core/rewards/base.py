@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import reprlib
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -24,6 +26,19 @@ class RewardResult:
     extra: dict[str, list[float]] = field(default_factory=dict)  # logged
     steps: list[list[float]] | None = None  # one reward per step of a completion, added to its own
     separator: str = "\n"  # text that ends a step, where there are rewards of steps
+    failures: dict[int, str] = field(
+        default_factory=dict
+    )  # completion -> why it has no reward, where that is tolerated
+
+    def of(self, indexes: Sequence[int]) -> RewardResult:
+        """Of these completions alone, none of which has failed."""
+        return RewardResult(
+            [self.rewards[index] for index in indexes],
+            [self.scores[index] for index in indexes],
+            {name: [values[index] for index in indexes] for name, values in self.extra.items()},
+            None if self.steps is None else [self.steps[index] for index in indexes],
+            self.separator,
+        )
 
 
 class Reward(Protocol):
@@ -49,38 +64,91 @@ class TrajectoryReward(Protocol):
     def close(self) -> None: ...
 
 
-def checked_result(values: object, count: int, name: str) -> RewardResult:
+def tolerated(share: float, count: int, judge: Callable[..., list[Any]], *arguments: Any) -> list[Any]:
+    """`judge(*arguments)`, the values of `count` completions; its RewardError for each where failures are tolerated."""
+    try:
+        return judge(*arguments)
+    except RewardError as error:
+        if not share:
+            raise
+        return [error] * count
+
+
+def checked_result(values: object, count: int, name: str, tolerated_failures: float = 0.0) -> RewardResult:
     """A RewardResult from what a reward returned: `count` numbers or mappings {reward, score, steps, other metrics}.
 
-    Raises RewardError if it is anything else, a number is not finite, or a score is outside 0-1.
+    Raises RewardError if it is anything else, a number is not finite, or a score is outside 0-1. Up to the share
+    `tolerated_failures` of the completions may be wrong, or have a RewardError in place of their value.
     """
     if not isinstance(values, list | tuple):
         raise RewardError(f"{name} returned {type(values).__name__}, expected a list of {count} numbers")
     if len(values) != count:
         raise RewardError(f"{name} returned {len(values)} values for {count} completions")
-    rewards: list[float] = []
-    scores: list[float | None] = []
-    extra: dict[str, list[float]] = {}
-    steps: list[list[float]] = []
+    judged: dict[int, _Judged] = {}
+    failures: dict[int, str] = {}
     for index, value in enumerate(values):
-        fields = value if isinstance(value, Mapping) else {"reward": value}
+        try:
+            judged[index] = _judged(value, f"{name}, completion {index}")
+        except RewardError as error:
+            if not tolerated_failures:
+                raise
+            failures[index] = str(error)
+    if len(failures) > tolerated_failures * count:
+        raise RewardError(_too_many(name, failures, count, tolerated_failures))
+    return _aligned(judged, failures, count, name)
+
+
+@dataclass(frozen=True, slots=True)
+class _Judged:
+    reward: float
+    score: float | None
+    steps: list[float] | None
+    metrics: dict[str, float]
+
+
+def _judged(value: object, where: str) -> _Judged:
+    if isinstance(value, RewardError):
+        raise value
+    fields = value if isinstance(value, Mapping) else {"reward": value}
+    if "reward" not in fields:
+        raise RewardError(f"{where}: there is no `reward` in {sorted(map(str, fields))}")
+    return _Judged(
+        _finite(fields["reward"], "reward", where),
+        _score(fields.get("score"), where),
+        _steps(fields["steps"], where) if "steps" in fields else None,
+        {str(key): _finite(fields[key], key, where) for key in fields if key not in ("reward", "score", "steps")},
+    )
+
+
+def _aligned(judged: Mapping[int, _Judged], failures: dict[int, str], count: int, name: str) -> RewardResult:
+    """Raises RewardError where completions have other metrics than the first, or only some have steps."""
+    first = next(iter(judged.values()), _Judged(math.nan, None, None, {}))
+    for index, one in judged.items():
         where = f"{name}, completion {index}"
-        if "reward" not in fields:
-            raise RewardError(f"{where}: there is no `reward` in {sorted(map(str, fields))}")
-        rewards.append(_finite(fields["reward"], "reward", where))
-        scores.append(_score(fields.get("score"), where))
-        if "steps" in fields:
-            steps.append(_steps(fields["steps"], where))
-        if steps and len(steps) != index + 1:
+        if (one.steps is None) != (first.steps is None):
             raise RewardError(f"{where}: some completions have `steps` and some do not")
-        metrics = {str(key): fields[key] for key in fields if key not in ("reward", "score", "steps")}
-        if index and metrics.keys() != extra.keys():
+        if one.metrics.keys() != first.metrics.keys():
             raise RewardError(
-                f"{where}: has the metrics {sorted(metrics)}, the completions before it have {sorted(extra)}"
+                f"{where}: has the metrics {sorted(one.metrics)}, the completions before it have "
+                f"{sorted(first.metrics)}"
             )
-        for key, metric in metrics.items():
-            extra.setdefault(key, []).append(_finite(metric, key, where))
-    return RewardResult(rewards, scores, extra, steps or None)
+    missing = _Judged(math.nan, None, [], dict.fromkeys(first.metrics, math.nan))
+    each = [judged.get(index, missing) for index in range(count)]
+    return RewardResult(
+        [one.reward for one in each],
+        [one.score for one in each],
+        {key: [one.metrics[key] for one in each] for key in first.metrics},
+        None if first.steps is None else [one.steps or [] for one in each],
+        failures=failures,
+    )
+
+
+def _too_many(name: str, failures: Mapping[int, str], count: int, share: float) -> str:
+    shown = "; ".join(list(dict.fromkeys(failures.values()))[:3])
+    return (
+        f"{name} failed for {len(failures)} of {count} completions, more than its `tolerated_failures` of {share:g}; "
+        f"the first: {shown}"
+    )
 
 
 def _steps(value: object, where: str) -> list[float]:
@@ -100,7 +168,7 @@ def _score(value: object, where: str) -> float | None:
 
 def _finite(value: object, what: str, where: str) -> float:
     if not isinstance(value, int | float):
-        raise RewardError(f"{where}: the {what} is {value!r}, expected a number")
+        raise RewardError(f"{where}: the {what} is {reprlib.repr(value)}, expected a number")
     if not fits(value):
         raise RewardError(f"{where}: the {what} is {written(value)}, expected a finite number that float32 holds")
     return float(value)

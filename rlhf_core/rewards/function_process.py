@@ -1,16 +1,18 @@
 """The process that runs a user's reward function: reads requests and writes replies as lines of JSON.
 
-Started by function.py.
+Started by user_process.py.
 """
 
 from __future__ import annotations
 
+import asyncio
+import functools
 import inspect
 import json
+import numbers
 import os
-import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -21,28 +23,32 @@ from rlhf_core.errors import RecipeError, StageError
 
 
 def main() -> None:
-    # Output of the user's code goes to the log; the pipe carries only replies.
-    with os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8") as replies:
-        os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
-        _serve(sys.stdin, replies)
+    # The user's code has an empty input, and its output goes to the log; the pipes carry only requests and replies.
+    requests = os.fdopen(os.dup(0), encoding="utf-8")
+    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    _serve(_lines(requests), replies)
 
 
-def _serve(requests: IO[str], replies: IO[str]) -> None:
-    opening = json.loads(requests.readline())
-    options = opening["options"]
+def _serve(requests: Iterator[str], replies: IO[str]) -> None:
+    opening = json.loads(next(requests))
+    parameters, options = opening["parameters"], opening["options"]
     try:
         function = load_function(Path(opening["file"]), opening["function"], opening["shown"])
-        _check_signature(function, options, f"{opening['shown']}:{opening['function']}")
+        check_signature(function, parameters, options, f"{opening['shown']}:{opening['function']}")
     except (RecipeError, StageError) as error:
         _reply(replies, {"error": str(error), "error_type": type(error).__name__})
         return
     _reply(replies, {"ready": True})
-    for line in _lines(requests):
-        _reply(replies, _answer(function, json.loads(line)["batch"], options))
+    with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
+        for line in requests:
+            batch = dict(zip(parameters, json.loads(line)["batch"], strict=True))
+            _reply(replies, _answer(function, {**batch, **options}, runner))
 
 
 def _lines(requests: IO[str]) -> Iterator[str]:
-    """Ends this process when its parent has died, even while the user's function runs, which may never return."""
+    """Ends this process when its parent has died, even while the user's code runs, which may never return."""
     lines: SimpleQueue[str] = SimpleQueue()
 
     def read() -> None:
@@ -55,21 +61,43 @@ def _lines(requests: IO[str]) -> Iterator[str]:
         yield lines.get()
 
 
-def _check_signature(function: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+def check_signature(
+    function: Callable[..., Any], parameters: Sequence[str], options: Mapping[str, Any], name: str
+) -> None:
+    """Raise RecipeError unless `function` can be called with `parameters` and `options`, all by name."""
+    if isinstance(function, type):
+        raise RecipeError(f"{name} is a class: give a function, or an object that can be called")
+    if _is_generator(function):
+        raise RecipeError(f"{name} is a generator, because it has a `yield`: collect the values and return a list")
     try:
-        inspect.signature(function).bind([], [], [], **options)
-    except TypeError as error:
-        parameters = f"(completions, prompts, rows) and its options {sorted(options)}"
-        raise RecipeError(f"{name} must take {parameters}: {error}") from error
+        inspect.signature(function).bind(**dict.fromkeys(parameters), **options)
+    except (TypeError, ValueError) as error:
+        takes = f"({', '.join(parameters)})" if parameters else "no arguments"
+        others = f" and its options {sorted(options)}" if options else ""
+        hint = "; columns of the data are in `rows`, as rows[i]['answer']" if "rows" in parameters else ""
+        raise RecipeError(f"{name} must take {takes}{others}, by these names: {error}{hint}") from error
 
 
-def _answer(function: Callable[..., Any], batch: list[Any], options: Mapping[str, Any]) -> dict[str, Any]:
+def _is_generator(function: Callable[..., Any]) -> bool:
+    while isinstance(function, functools.partial):
+        function = function.func
+    code = inspect.unwrap(function)
+    return inspect.isgeneratorfunction(code) or inspect.isasyncgenfunction(code)
+
+
+def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: asyncio.Runner) -> dict[str, Any]:
     try:
-        returned = function(*batch, **options)
+        returned = function(**arguments)
+        if inspect.isawaitable(returned):
+            returned = runner.run(_awaited(returned))
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
-    except Exception:  # the user's code may raise anything; its traceback is shown unchanged
+    except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
         return {"error": traceback.format_exc()}
     return {"values": values, "type": type(returned).__name__}
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
 
 
 def _is_sequence(value: Any) -> bool:
@@ -90,8 +118,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_plain(item) for item in value]
     if hasattr(value, "tolist"):
-        return value.tolist()
-    return repr(value)
+        listed = value.tolist()
+        return repr(listed) if hasattr(listed, "tolist") else _plain(listed)
+    return float(value) if isinstance(value, numbers.Real) else repr(value)
 
 
 def _reply(replies: IO[str], reply: Mapping[str, Any]) -> None:

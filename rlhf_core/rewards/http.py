@@ -12,7 +12,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_rand
 from rlhf_core.config.rewards import HTTPReward, check_url
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards.base import RewardResult, checked_result
+from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
 
 _RESPONSE_KEYS = frozenset({"rewards", "scores", "extra"})
 _MAX_QUOTED = 500  # characters of a response in an error message
@@ -43,16 +43,20 @@ class RewardServer:
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> RewardResult:
-        values: list[Mapping[str, Any]] = []
+        values: list[Any] = []
+        share = self._config.tolerated_failures
         for start in range(0, len(completions), self._config.batch_size):
             part = slice(start, start + self._config.batch_size)
             batch = {"completions": list(completions[part]), "prompts": list(prompts[part])}
-            response = self._answer({**batch, "rows": [dict(row) for row in rows[part]]})
-            values += self._values(response, len(batch["completions"]))
-        return checked_result(values, len(completions), self._name)
+            request = {**batch, "rows": [dict(row) for row in rows[part]]}
+            values += tolerated(share, len(batch["completions"]), self._judged, request)
+        return checked_result(values, len(completions), self._name, share)
 
     def close(self) -> None:
         self._client.close()
+
+    def _judged(self, request: Mapping[str, Any]) -> list[Any]:
+        return self._values(self._answer(request), len(request["completions"]))
 
     def _answer(self, request: Mapping[str, Any]) -> httpx.Response:
         retrying = Retrying(
@@ -77,7 +81,7 @@ class RewardServer:
         response = self._client.post(self._url, json=request)
         return response.raise_for_status()
 
-    def _values(self, response: httpx.Response, count: int) -> list[Mapping[str, Any]]:
+    def _values(self, response: httpx.Response, count: int) -> list[Any]:
         """The response as one mapping per completion, the form that a user's function returns."""
         try:
             answer = response.json()

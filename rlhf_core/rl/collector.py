@@ -64,10 +64,16 @@ class Collector:
             tally.sampled += trajectories
             if len(kept) >= wanted:
                 break
+        failures = self._rewards.take_failures()
+        if not kept and not (filtering and tally.scores):
+            raise StageError(
+                f"step {step}: of every prompt a completion failed to get its reward ({failures}), so nothing is left "
+                "to train on; correct the reward, or lower its `tolerated_failures` to see the first error"
+            )
         if filtering and (not kept or (len(kept) < wanted and filtering.when_short == "stop")):
             raise StageError(f"step {step}: {tally.complaint(len(kept), wanted)}")
         with phase("reward"):
-            metrics = monitor(tally.sampled, self._monitors)
+            metrics = {**failures, **monitor(tally.sampled, self._monitors)}
         if filtering:
             metrics |= tally.metrics(surplus=max(0, len(kept) - wanted))
         return [trajectory for group in kept[:wanted] for trajectory in group], metrics

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.rewards import TextReward
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, RewardResult, TrajectoryReward
@@ -18,6 +20,8 @@ from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
 from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import Trajectory
+
+_SHOWN_FAILURES = 3  # of a reward in one step
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +44,8 @@ class RewardOfText:
 class RewardPipeline:
     """What a completion earns, in this order; each step is documented where it is done.
 
-    1. Every reward judges every completion; a failure, a wrong number of values or one that is not finite ends the run.
+    1. Every reward judges every completion; a failure, a wrong number of values or one that is not finite ends the run,
+       but for the share that the reward's `tolerated_failures` allows.
     2. Their weighted sum. Rewards of single steps are weighted too, summed at the steps' last tokens, and left so.
     3. Shaping (rewards/shaping.py): overlong penalty, truncation, clipping, running normalisation.
     Dynamic filtering (rl/collector.py) looks at scores, which are neither weighted nor shaped; then come advantages.
@@ -56,10 +61,19 @@ class RewardPipeline:
         self._rewards = rewards
         self._tokenizer = tokenizer
         self._shaping = Shaping(settings.shaping, max_tokens)
+        self._tolerant = [n for n, r in settings.rewards.items() if isinstance(r, TextReward) and r.tolerated_failures]
+        self._failures: Counter[str] = Counter()
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """`trajectories` with reward, score, step rewards, and each reward by its name in `extra`."""
+        """`trajectories` with reward, score, step rewards, and each reward by its name in `extra`.
+
+        Where a reward tolerates failures, a prompt with a completion that has failed is left out with all of its
+        completions: a baseline of the rest would be that of another group. `take_failures` says how many failed.
+        """
         results = {name: reward(trajectories) for name, reward in self._rewards.items()}
+        trajectories, results = self._without_failures(trajectories, results)
+        if not trajectories:
+            return []
         weights = {name: reward.weight for name, reward in self._settings.rewards.items()}
         for name, result in results.items():
             _require_finite(name, result, weights[name], trajectories)
@@ -83,6 +97,22 @@ class RewardPipeline:
             )
             for index, trajectory in enumerate(trajectories)
         ]
+
+    def take_failures(self) -> dict[str, float]:
+        """Metrics since the last call, of each reward that tolerates failures: the completions that it failed for."""
+        return {f"reward/{name}/failures": float(self._failures.pop(name, 0)) for name in self._tolerant}
+
+    def _without_failures(
+        self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]
+    ) -> tuple[list[Trajectory], dict[str, RewardResult]]:
+        size = self._settings.group_size
+        for name, result in results.items():
+            self._failures[name] += len(result.failures)
+            for index, why in list(result.failures.items())[:_SHOWN_FAILURES]:
+                print(f"reward {name}, tolerated: {why} (prompt {trajectories[index].prompt.id})", flush=True)
+        failed = {index // size for result in results.values() for index in result.failures}
+        kept = [index for index in range(len(trajectories)) if index // size not in failed]
+        return [trajectories[index] for index in kept], {name: r.of(kept) for name, r in results.items()}
 
     def _step_rewards(
         self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]
@@ -177,6 +207,7 @@ def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) 
     """Mean of each monitor: logged, never trained on."""
     metrics = {}
     for name, scorer in monitors.items():
-        rewards = RewardOfText(scorer)(trajectories).rewards
-        metrics[f"monitor/{name}"] = math.fsum(rewards) / len(rewards)
+        result = RewardOfText(scorer)(trajectories)
+        rewards = [reward for index, reward in enumerate(result.rewards) if index not in result.failures]
+        metrics[f"monitor/{name}"] = math.fsum(rewards) / len(rewards) if rewards else math.nan
     return metrics

@@ -10,7 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rewards import HTTPReward, RewardConfig
+from rlhf_core.config.rewards import FunctionReward, HTTPReward, RewardConfig
 from rlhf_core.config.rl import RLConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -107,7 +107,8 @@ def test_a_reward_server_has_one_url_without_secrets(settings: dict[str, Any], m
 def test_how_often_a_server_is_tried_is_no_part_of_the_result() -> None:
     http = TypeAdapter(RewardConfig).validate_python({"type": "http", "url": "http://a.b", "attempts": 9})
     assert result_settings(http).keys() == {
-        "weight", "type", "url", "url_variable", "header_variable", "timeout_seconds", "batch_size"
+        "weight", "tolerated_failures", "type", "url", "url_variable", "header_variable", "timeout_seconds",
+        "batch_size",
     }  # fmt: skip
 
 
@@ -117,3 +118,12 @@ def test_a_scorer_has_no_weight() -> None:
         EvaluationConfig.model_validate({
             "dataset": "d", "scorers": scorers, "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
         })  # fmt: skip
+
+
+@pytest.mark.parametrize("file", ["../secret.py", "/etc/passwd", "code/../../x.py", "other/x.py", "code", "code/", "."])
+def test_files_of_a_function_are_beside_it(file: str) -> None:
+    with pytest.raises(ValidationError, match=r"must be a file in the folder of code/reward\.py, or in one below it"):
+        FunctionReward(type="function", path="code/reward.py", files=(file,))
+    assert FunctionReward(type="function", path="../reward.py", files=("../kit/x.py",)).named_files()[1:] == (
+        "../kit/x.py",
+    )

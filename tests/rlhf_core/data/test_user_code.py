@@ -55,6 +55,23 @@ def test_what_is_wrong_with_the_file(tmp_path: Path, text: str, message: str) ->
     assert message in str(raised.value)
 
 
+def test_modules_next_to_it_are_found_also_relatively_and_never_before_installed_ones(tmp_path: Path) -> None:
+    (tmp_path / "beside.py").write_text("word = 'beside'\n")
+    (tmp_path / "types.py").write_text("word = 'not this'\n")
+    (tmp_path / "package").mkdir()
+    (tmp_path / "package" / "__init__.py").write_text("from .inner import word\n")
+    (tmp_path / "package" / "inner.py").write_text("word = 'inner'\n")
+    text = "import types, beside, package\nfrom .package.inner import word as relative\n"
+    text += "def reward(): return [beside.word, package.word, relative, hasattr(types, 'word')]\n"
+    loaded = load_function(write(tmp_path, text), "reward", "rewards.py")
+    assert loaded() == ["beside", "inner", "inner", False]
+
+
+def test_a_file_that_exits_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(StageError, match=r"rewards\.py: loading this file ended the process: it calls `sys.exit`"):
+        load_function(write(tmp_path, "def reward(): ...\nimport sys; sys.exit(0)"), "reward", "rewards.py")
+
+
 def test_a_missing_file(tmp_path: Path) -> None:
     with pytest.raises(RecipeError, match=r"my/rewards\.py: there is no such file"):
         check_function(tmp_path / "rewards.py", "reward", "my/rewards.py")

@@ -103,10 +103,10 @@ def validation(**settings: Any) -> dict[str, Any]:
     return {"dataset": "prompts", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}, **settings}
 
 
-def both(one: Change, other: Change) -> Change:
+def both(*changes: Change) -> Change:
     def change(recipe: dict[str, Any], root: Path) -> None:
-        one(recipe, root)
-        other(recipe, root)
+        for one in changes:
+            one(recipe, root)
 
     return change
 
@@ -124,6 +124,7 @@ def put(*keys: str, value: Any) -> Change:
 
 def file(name: str, content: str) -> Change:
     def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
         (root / name).write_text(content)
 
     return change

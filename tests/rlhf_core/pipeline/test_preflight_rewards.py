@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from rlhf_core.pipeline import preflight_code
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -64,3 +65,57 @@ from tests.rlhf_core.pipeline.recipes import (
 def test_one_thing_wrong_with_a_reward_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
     said = problems(change)
     assert any(expected in problem for problem in said), said
+
+
+def shipping(*names: str) -> Change:
+    return put("rl", "ppo", "rewards", "own", "files", value=list(names))
+
+
+REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (file("rewards.py", "def reward(completions, answer): ..."), "by these names: missing a required"),
+        (file("rewards.py", f"{REWARD}import sys; sys.exit()"), "loading this file ended the process"),
+        (file("rewards.py", f"{REWARD}1 / 0"), "ZeroDivisionError: division by zero"),
+        (file("rewards.py", f"{REWARD}import no_such_module"), "imports `no_such_module`, which is not installed here"),
+        (file("rewards.py", f"{REWARD}open('words.txt')"), "No such file or directory: 'words.txt'"),
+        (
+            both(file("rewards.py", f"def f():\n import beside\n{REWARD}"), file("beside.py", "from . import further"),
+                 file("further.py", "")),
+            "rewards.py imports beside.py, which lies next to it but would not be sent with it: "
+            "add `files: [beside.py, further.py]`",
+        ),
+        (
+            both(file("rewards.py", f"from kit.inner import word\n{REWARD}"), file("kit/__init__.py", ""),
+                 file("kit/inner.py", "word = 1"), shipping("kit/inner.py")),
+            "add `files: [kit/inner.py, kit/__init__.py]`",
+        ),
+        (shipping("no.py"), "no.py, which `files` names beside rewards.py: there is no such file"),
+        (both(file("json.py", ""), shipping("json.py")), "has the name of an installed module: rename it"),
+    ],
+)  # fmt: skip
+def test_code_that_a_job_could_not_load_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
+    said = problems(change)
+    assert any(expected in problem for problem in said), said
+
+
+@pytest.mark.parametrize("text", ["while True: pass", "import os, signal; os.kill(os.getpid(), 9)", "print('{}')"])
+def test_a_file_cannot_hurt_its_check(problems: Problems, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    monkeypatch.setattr(preflight_code, "LOADING_SECONDS", 5.0)
+    said = problems(file("rewards.py", f"{text}\n{REWARD}"))
+    expected = {"w": "could not be loaded within 5 s and was stopped", "i": "ended with exit code -9", "p": None}[
+        text[0]
+    ]
+    assert len(said) == (expected is not None)
+    assert any(expected in problem for problem in said) if expected else said == []
+
+
+def test_files_go_with_the_function(problems: Problems) -> None:
+    beside = both(file("beside.py", "from kit import word"), file("kit/__init__.py", "word = 1"))
+    assert (
+        problems(both(beside, file("rewards.py", f"import beside\n{REWARD}"), shipping("beside.py", "kit/__init__.py")))
+        == []
+    )

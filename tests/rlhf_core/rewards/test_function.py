@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -18,7 +19,7 @@ from rlhf_core.rewards.function import RewardFunction
 from tests.rlhf_core.stages.context import LocalContext
 
 SOURCE = """
-import os, sys, time
+import asyncio, functools, os, sys, time
 import numpy as np
 
 calls = []
@@ -52,6 +53,35 @@ def hangs_on_empty(completions, prompts, rows):
         time.sleep(60)
     return [float(os.getpid()) for _ in completions]
 def takes_two(completions, prompts): return [1.0, 1.0]
+def swapped(rows, prompts, completions): return [len(c) for c in completions]
+def keywords(completions, **others): return [len(p) for p in others["prompts"]]
+def other_names(c, p, r): return [1.0, 1.0]
+def column(completions, prompts, rows, answer): return [1.0, 1.0]
+def generator(completions, prompts, rows):
+    for c in completions: yield 1.0
+class Judge:
+    def __init__(self, completions, prompts, rows): ...
+    def __call__(self, completions, prompts, rows): return [2.0 for _ in completions]
+judge = Judge(0, 0, 0)
+part = functools.partial(lengths, factor=0.0)
+shorthand = lambda completions, prompts, rows: [True, False]
+@functools.wraps(lengths)
+def wrapper(*args, **kwargs): return lengths(*args, **kwargs)
+loops = []
+async def awaits(completions, prompts, rows):
+    await asyncio.sleep(0)
+    loops.append(asyncio.get_running_loop())
+    assert len(set(map(id, loops))) == 1
+    return [float(len(c)) for c in completions]
+def exits(completions, prompts, rows): sys.exit(0)
+def reads(completions, prompts, rows): return [float(len(sys.stdin.read())) for _ in completions]
+def nested(completions, prompts, rows): return [[1.0], [0.0]]
+def huge(completions, prompts, rows): return [10 ** 400, 0]
+def complex_numbers(completions, prompts, rows): return np.array([1j, 0])
+def some_fail(completions, prompts, rows): return [None if c == "bad" else 1.0 for c in completions]
+def raises_for_bad(completions, prompts, rows):
+    if "bad" in completions: raise ValueError("cannot judge this")
+    return [{"reward": 1.0, "score": 1.0, "words": len(c.split())} for c in completions]
 """
 
 
@@ -90,9 +120,37 @@ def test_mappings_give_scores_and_extra_metrics_in_batches_of_one_process(judge:
     assert result.extra == {"calls": [1.0, 1.0, 2.0]}
 
 
-@pytest.mark.parametrize(("function", "rewards"), [("array", [0.0, 1.0]), ("numpy_items", [0.5, 0.5])])
-def test_numpy_is_taken(judge: Any, function: str, rewards: list[float]) -> None:
-    assert judge(function).rewards == rewards
+@pytest.mark.parametrize(
+    ("function", "rewards"),
+    [
+        ("array", [0.0, 1.0]), ("numpy_items", [0.5, 0.5]), ("shorthand", [1.0, 0.0]), ("swapped", [1.0, 0.0]),
+        ("keywords", [1.0, 1.0]), ("judge", [2.0, 2.0]), ("part", [11.0, 11.0]), ("wrapper", [12.0, 11.0]),
+        ("awaits", [1.0, 0.0]), ("reads", [0.0, 0.0]),
+    ],
+)  # fmt: skip
+def test_any_function_that_takes_the_three_by_name_and_any_numbers(
+    judge: Any, function: str, rewards: list[float]
+) -> None:
+    assert judge(function, batch_size=2).rewards == rewards
+
+
+def test_one_event_loop_serves_all_batches(judge: Any) -> None:
+    assert judge("awaits", ("a", "bb", "ccc"), batch_size=1).rewards == [1.0, 2.0, 3.0]
+
+
+@pytest.mark.parametrize("function", ["some_fail", "raises_for_bad"])
+def test_a_share_of_failures_is_tolerated_and_not_a_reward(judge: Any, function: str) -> None:
+    completions = ("a", "bad", "c c", "d")
+    result = judge(function, completions, tolerated_failures=0.25, batch_size=1)
+    assert list(result.failures) == [1]
+    assert [result.rewards[index] for index in (0, 2, 3)] == [1.0, 1.0, 1.0]
+    assert math.isnan(result.rewards[1])
+    with pytest.raises(
+        RewardError, match=r"failed for 1 of 4 completions, more than its `tolerated_failures` of 0\.2;"
+    ):
+        judge(function, completions, tolerated_failures=0.2, batch_size=1)
+    with pytest.raises(RewardError, match=r"cannot judge this|the reward is None"):
+        judge(function, completions)
 
 
 @pytest.mark.parametrize(
@@ -109,6 +167,10 @@ def test_numpy_is_taken(judge: Any, function: str, rewards: list[float]) -> None
         ("big_score", "completion 0: the score is 2.0, expected 0 to 1"),
         ("ragged", "completion 1: has the metrics [], the completions before it have ['a']"),
         ("dies", "its process ended with exit code 3"),
+        ("exits", "SystemExit: 0"),
+        ("nested", "completion 0: the reward is [1.0], expected a number"),
+        ("huge", "expected a finite number"),
+        ("complex_numbers", "the reward is '1j', expected a number"),
     ],
 )
 def test_everything_wrong_is_an_error(judge: Any, function: str, message: str) -> None:
@@ -140,7 +202,10 @@ def test_after_a_hang_a_new_process_serves_and_the_old_one_is_gone(context: Loca
 
 
 def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: LocalContext) -> None:
-    opening = {"file": str(context.user_file("rewards.py")), "function": "hangs", "shown": "rewards.py", "options": {}}
+    opening = {
+        "file": str(context.user_file("rewards.py")), "function": "hangs", "shown": "rewards.py",
+        "parameters": ["completions", "prompts", "rows"], "options": {},
+    }  # fmt: skip
     command = [sys.executable, "-m", "rlhf_core.rewards.function_process"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     try:
@@ -168,7 +233,14 @@ def test_it_can_be_sent_to_another_process(context: LocalContext) -> None:
 
 @pytest.mark.parametrize(
     ("function", "message"),
-    [("length", "did you mean `lengths`?"), ("takes_two", "must take (completions, prompts, rows)")],
+    [
+        ("length", "did you mean `lengths`?"),
+        ("takes_two", "must take (completions, prompts, rows)"),
+        ("other_names", "must take (completions, prompts, rows), by these names"),
+        ("column", "missing a required argument: 'answer'; columns of the data are in `rows`, as rows[i]['answer']"),
+        ("generator", "is a generator, because it has a `yield`: collect the values and return a list"),
+        ("Judge", "is a class: give a function, or an object that can be called"),
+    ],
 )
 def test_wrong_functions(judge: Any, function: str, message: str) -> None:
     with pytest.raises(RecipeError) as raised:

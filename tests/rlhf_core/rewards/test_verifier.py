@@ -48,6 +48,27 @@ def test_reasoning_gym_uses_the_tasks_scorer() -> None:
     assert rewards[2] == 0.0
 
 
+def test_a_pattern_that_backtracks_for_ever_is_stopped_and_named() -> None:
+    config = VerifierReward(type="verifier", pattern="(a|aa)+$", timeout_seconds=0.2)
+    with pytest.raises(RewardError, match=r"completion 1 .* the pattern .\(a\|aa\)\+\$. did not end within 0\.2 s"):
+        Verifier(config)(["b", 60 * "a" + "b"], ["", ""], [ROW, ROW])
+    tolerant = config.model_copy(update={"tolerated_failures": 0.5})
+    result = Verifier(tolerant)(["big cat", 60 * "a" + "b"], ["", ""], [ROW, ROW])
+    assert (result.rewards[0], list(result.failures)) == (0.0, [1])
+
+
+def test_a_scorer_that_evaluates_what_never_ends_is_stopped() -> None:
+    (raw,) = generate("countdown", {}, size=1, seed=1, data_format="prompts")
+    row = canonical_row(raw, "prompts", {})
+    verifier = Verifier(VerifierReward(type="verifier", kind="reasoning_gym", timeout_seconds=1.0))
+    with pytest.raises(
+        RewardError, match=r"completion 0 \('9\*\*.*score_one did not return within 1 s and was stopped"
+    ):
+        verifier(["9**9**9**9**9"], [""], [row])
+    assert verifier([row["answer"]], [""], [row]).rewards == [1.0]
+    verifier.close()
+
+
 def test_a_row_without_answer_is_an_error_that_names_it() -> None:
     with pytest.raises(RewardError, match="completion 1: the dataset row r2 has no column 'answer'"):
         Verifier(VerifierReward(type="verifier", pattern=None))(["a", "b"], ["", ""], [ROW, {"id": "r2"}])

@@ -33,11 +33,13 @@ class Answered:
 
     def __init__(self) -> None:
         self.calls: list[int] = []
+        self.fails = False
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
         self.calls.append(len(completions))
         scores = [float(c.startswith("r")) for c in completions]
-        return RewardResult([2 * score for score in scores], list(scores))
+        failures = {0: "why"} if self.fails else {}
+        return RewardResult([2 * score for score in scores], list(scores), failures=failures)
 
     def close(self) -> None: ...
 
@@ -99,6 +101,13 @@ def groups(trajectories: Sequence[Trajectory], size: int = 4) -> list[str]:
     found = [trajectories[start : start + size] for start in range(0, len(trajectories), size)]
     assert all(len({t.prompt.id for t in group}) == 1 for group in found)
     return [group[0].prompt.id for group in found]
+
+
+def test_a_step_without_any_reward_is_an_error() -> None:
+    setup = Setup([RIGHT], wanted=1)
+    setup.judge.fails = True
+    with pytest.raises(StageError, match="step 0: of every prompt a completion failed to get its reward"):
+        setup.collect()
 
 
 def test_without_filtering_one_round_is_all_that_is_drawn() -> None:

@@ -26,12 +26,14 @@ MAX_TOKENS = 8
 class Values:
     """A reward that gives what it was made with."""
 
-    def __init__(self, *values: Any, separator: str = "\n") -> None:
+    def __init__(self, *values: Any, separator: str = "\n", tolerated: float = 0.0) -> None:
         self._values = list(values)
+        self._tolerated = tolerated
         self._separator = separator
 
     def __call__(self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Any]) -> RewardResult:
-        return replace(checked_result(self._values, len(completions), "values"), separator=self._separator)
+        result = checked_result(self._values, len(completions), "values", self._tolerated)
+        return replace(result, separator=self._separator)
 
     def close(self) -> None: ...
 
@@ -50,7 +52,12 @@ def pipeline(
     **settings: Any,
 ) -> RewardPipeline:  # fmt: skip
     weights = weights or {}
-    configs = {name: {"type": "function", "path": "r.py", "weight": weights.get(name, 1.0)} for name in rewards}
+    configs = {
+        name: {
+            "type": "function", "path": "r.py", "weight": weights.get(name, 1.0),
+            "tolerated_failures": getattr(reward, "_tolerated", 0.0),
+        } for name, reward in rewards.items()
+    }  # fmt: skip
     config = kind.model_validate({"rewards": configs, "optimizer": {"learning_rate": 1.0}, **settings})
     made: dict[str, TrajectoryReward] = {name: RewardOfText(reward) for name, reward in rewards.items()}
     return RewardPipeline(config, MAX_TOKENS, made, TOKENIZER)
@@ -63,6 +70,26 @@ def test_rewards_are_summed_by_weight_and_kept_by_name() -> None:
     assert (first.extra, second.extra) == ({"a": 1.0, "b": 10.0}, {"a": 2.0, "b": -4.0})
     assert first.step_rewards is None
     assert first.step_ends is None
+
+
+def test_prompts_with_a_tolerated_failure_are_left_out_counted_and_in_no_statistic() -> None:
+    """As if they had not been sampled: the running normalisation sees the rest alone."""
+    failing = {"a": Values(1.0, None, 2.0, 6.0, tolerated=0.5), "b": Values(0.0, 0.0, 1.0, 1.0)}
+    ours = pipeline(failing, shaping={"normalize": True}, group_size=2)
+    alone = pipeline({"a": Values(2.0, 6.0), "b": Values(1.0, 1.0)}, shaping={"normalize": True}, group_size=2)
+    four = [trajectory(text) for text in "wxyz"]
+    kept = ours(four)
+    assert [t.completion for t in kept] == ["y", "z"]
+    assert [t.reward for t in kept] == [t.reward for t in alone(four[2:])] == [-1.0, 1.0]
+    assert [t.extra for t in kept] == [{"a": 2.0, "b": 1.0}, {"a": 6.0, "b": 1.0}]
+    assert ours.take_failures() == {"reward/a/failures": 1.0}
+    assert ours.take_failures() == {"reward/a/failures": 0.0}
+    assert ours.state_dict() == alone.state_dict()
+
+
+def test_all_may_fail_and_nothing_is_left() -> None:
+    ours = pipeline({"a": Values(None, 1.0, 1.0, None, tolerated=0.5)}, group_size=2)
+    assert ours([trajectory(text) for text in "wxyz"]) == []
 
 
 def test_the_sum_is_shaped_and_the_score_is_not() -> None:
