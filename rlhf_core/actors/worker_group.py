@@ -14,6 +14,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import CALL_SECONDS, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
+from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.placement import Placement
 
 W = TypeVar("W")
@@ -26,6 +27,7 @@ START_SECONDS = 600.0
 # Set before the actor imports numpy or torch.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
+_LEAVE_SECONDS = 5.0
 _ASIDE = "aside"  # each actor's second thread
 
 
@@ -35,6 +37,10 @@ class _Rank:
     def inherit(self, environment: Mapping[str, str]) -> None:
         """Called first: what `start` receives imports libraries that read variables."""
         forwarding.inherit(environment)
+
+    def leave(self) -> None:
+        """Called last: the process is killed, and would leave its folders."""
+        remove_all()
 
     def node(self) -> tuple[str, int]:
         """This node's address as the cluster knows it (loopback in a local cluster), and a port that is free now."""
@@ -82,6 +88,7 @@ class RayWorkerGroup(Generic[W]):
         """
         self._timeout = timeout
         self._stack = ExitStack()
+        self._actors: list[Any] = []
         with ExitStack() as started:
             started.callback(self.shutdown)
             if placement_group is None:
@@ -158,4 +165,9 @@ class RayWorkerGroup(Generic[W]):
 
     def shutdown(self) -> None:
         """End the actors and release what this group reserved. Idempotent."""
+        # On the second thread, since a call may hang on the first; a dead actor answers at once.
+        actors, self._actors = self._actors, []
+        leaving = [actor.leave.options(concurrency_group=_ASIDE).remote() for actor in actors]
+        if leaving:
+            ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
         self._stack.close()

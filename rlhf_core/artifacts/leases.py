@@ -45,6 +45,16 @@ class LeaseRecord(Config):
     expires_at: datetime
     renewals: int
     released: bool = False
+    taken_at: datetime | None = None  # None: nothing of it is to be counted
+    seen_at: datetime | None = None  # when it was taken, renewed or released last
+    earlier_seconds: float = 0.0  # that attempts of other holders took, which published nothing
+
+    @property
+    def spent_seconds(self) -> float:
+        """Of all attempts so far that published nothing, if this is one of them."""
+        if self.taken_at is None or self.seen_at is None:
+            return 0.0
+        return self.earlier_seconds + max(0.0, (self.seen_at - self.taken_at).total_seconds())
 
     def is_free(self, now: datetime) -> bool:
         return self.released or now > self.expires_at + CLOCK_SKEW or _has_died(self.holder)
@@ -78,20 +88,29 @@ class Lease:
         """Why the lease was lost; empty while it is held."""
         return self._lost
 
+    @property
+    def earlier_seconds(self) -> float:
+        """That earlier attempts, which failed or were killed, had held it."""
+        return self._record.earlier_seconds
+
     def check(self) -> None:
         """Raises StageError if the lease is lost."""
         if self._lost:
             raise StageError(self._lost)
 
-    def release(self) -> None:
-        """Allow another process to take the lease at once. No-op if it is lost."""
+    def release(self, *, succeeded: bool = False) -> None:
+        """Allow another process to take the lease at once. No-op if it is lost.
+
+        succeeded: the time until now has been accounted for, and is none of the next attempt's earlier ones.
+        """
         self._ended.set()
         if self._thread.is_alive():
             self._thread.join()
         # Not deleted: an unconditional delete could remove the lease of a process that has taken over.
         try:
             while not self._lost and not self._record.released:
-                self._write(self._record.model_copy(update={"released": True}))
+                spent = {"taken_at": None} if succeeded else {"seen_at": datetime.now(UTC)}
+                self._write(self._record.model_copy(update={"released": True, **spent}))
         except StoreError as error:
             # Not raised: it must neither hide another error nor fail a job that has succeeded.
             print(f"the lease {self._path} could not be released and will expire: {error}", flush=True)
@@ -102,11 +121,12 @@ class Lease:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.release()
+        self.release(succeeded=kind is None)
 
     def _keep(self) -> None:
         while not self._ended.wait(self._lifetime.total_seconds() / _RENEWALS_PER_LIFETIME):
-            renewed = {"expires_at": datetime.now(UTC) + self._lifetime, "renewals": self._record.renewals + 1}
+            now = datetime.now(UTC)
+            renewed = {"expires_at": now + self._lifetime, "renewals": self._record.renewals + 1, "seen_at": now}
             try:
                 self._write(self._record.model_copy(update=renewed))
             except StoreError as error:
@@ -137,7 +157,8 @@ def lease_path(ref: ArtifactRef) -> str:
 def take_lease(store: Store, ref: ArtifactRef, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
     """The lease of `ref`, its heartbeat not started yet; or the process that holds it."""
     path = lease_path(ref)
-    record = LeaseRecord(holder=_this_process(), expires_at=datetime.now(UTC) + lifetime, renewals=0)
+    now = datetime.now(UTC)
+    record = LeaseRecord(holder=_this_process(), expires_at=now + lifetime, renewals=0, taken_at=now, seen_at=now)
     data = _encoded(record)
     try:
         current = store.get_tagged(path)
@@ -145,8 +166,10 @@ def take_lease(store: Store, ref: ArtifactRef, *, lifetime: timedelta = LIFETIME
             store.put_if_absent(path, data)
         else:
             old = _decoded(path, current[0])
-            if not old.is_free(datetime.now(UTC)):
+            if not old.is_free(now):
                 return old.holder
+            record = record.model_copy(update={"earlier_seconds": old.spent_seconds})
+            data = _encoded(record)
             store.replace(path, data, current[1])
     except ConflictError:
         pass

@@ -69,7 +69,7 @@ class Manifest(Config):
     metrics: dict[str, MetricValue] = Field({})
     code_revision: str
     libraries: dict[str, str]
-    device_seconds: float  # reserved CPUs or GPUs x seconds
+    device_seconds: float  # reserved CPUs or GPUs x seconds, of all attempts: those that failed or were killed too
     device: str  # "cpu" or the GPU's name
     started_at: datetime
     finished_at: datetime

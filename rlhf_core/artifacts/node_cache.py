@@ -11,19 +11,17 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 import threading
-import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
+from rlhf_core.artifacts.scratch import new_folder, remove, scratch_folder
 from rlhf_core.errors import StoreError
 
 DEFAULT_GIB = 50.0
-_ABANDONED_SECONDS = 24 * 3600.0  # no transfer into `temporary` takes that long
 
 # The folders that this process has requested: file in `used` -> open handle, whose lock ends with the process.
 _in_use: dict[Path, int] = {}
@@ -71,7 +69,7 @@ class NodeCache:
                 if all(self._is_good(folder / path, sha256) for path, sha256 in files.items()):
                     return folder
                 shutil.rmtree(folder)
-            building = Path(tempfile.mkdtemp(dir=self._root / "temporary"))
+            building = new_folder("folder", self._root / "temporary")
             try:
                 for path, sha256 in files.items():
                     target = building / path
@@ -79,16 +77,14 @@ class NodeCache:
                     self._link_blob(sha256, get_blob, target)
                 building.chmod(0o755)
                 building.rename(folder)
-            except BaseException:
-                shutil.rmtree(building, ignore_errors=True)
-                raise
+            finally:
+                remove(building)
         self.trim()
         return folder
 
     def trim(self) -> None:
         """Remove folders that no process uses, least recently used first, until the rest is within the bound."""
         with suppress(Timeout), self._lock("trim").acquire(blocking=False):  # Timeout: another process is trimming
-            self._remove_abandoned()
             if self._num_bytes() > self._max_bytes:
                 self._remove_unlinked_blobs()
             for folder in sorted((self._root / "folders").iterdir(), key=self._last_use):
@@ -101,17 +97,13 @@ class NodeCache:
         blob = self._root / "blobs" / sha256
         with self._lock(sha256):
             if not self._is_good(blob, sha256):
-                handle, name = tempfile.mkstemp(dir=self._root / "temporary")
-                os.close(handle)
-                temporary = Path(name)
-                try:
+                with scratch_folder("blob", self._root / "temporary") as folder:
+                    temporary = folder / sha256
                     get_blob(sha256, temporary)
                     temporary.chmod(0o444)
                     # With the size, a truncated file is detected at every use without reading its bytes.
                     self._size_file(sha256).write_text(str(temporary.stat().st_size))
                     temporary.replace(blob)
-                finally:
-                    temporary.unlink(missing_ok=True)
             _link(blob, target)  # under the lock, because a blob without links may be removed
 
     def _use(self, digest: str) -> None:
@@ -146,13 +138,6 @@ class NodeCache:
             with suppress(Timeout), self._lock(blob.name).acquire(blocking=False):  # Timeout: in use
                 if blob.stat().st_nlink == 1:
                     blob.unlink()
-
-    def _remove_abandoned(self) -> None:
-        """Remove incomplete transfers of killed jobs."""
-        for path in (self._root / "temporary").iterdir():
-            with suppress(FileNotFoundError):  # the transfer has just ended
-                if time.time() - path.stat().st_mtime > _ABANDONED_SECONDS:
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
 
     def _num_bytes(self) -> int:
         """Size on disk: a file counts once, whatever the number of its links."""

@@ -7,12 +7,12 @@ import posixpath
 import re
 import shutil
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.data import FunctionSource
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.user_code import beside
@@ -97,12 +97,12 @@ def _why(text: str, file: Path, path: str) -> str:
 @contextmanager
 def _placed(root: Path, config: FunctionReward | FunctionSource) -> Iterator[Path]:
     """The Python file in a folder that has only what its job has."""
-    with tempfile.TemporaryDirectory(prefix="alignment-check-") as name:
+    with scratch_folder("check") as folder:
         for file in (config.path, *config.files):
-            copy = Path(name) / beside(config.path, file)
+            copy = folder / beside(config.path, file)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(root / file, copy)
-        yield Path(name) / posixpath.basename(config.path)
+        yield folder / posixpath.basename(config.path)
 
 
 def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +20,7 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.proof import tensor_digest
@@ -47,8 +47,7 @@ def publication(
     """
     tensors = published_tensors(state, dtype)
     size = sum(tensor.nbytes for tensor in tensors.values())
-    with tempfile.TemporaryDirectory(prefix="weights-", dir=_roomy_folder(size)) as name:
-        folder = Path(name)
+    with scratch_folder("weights", _roomy_folder(size)) as folder:
         if lora is not None:
             config = adapter_config(lora, tensors)
             (folder / "adapter_config.json").write_text(json.dumps(config), encoding="utf-8")
@@ -80,10 +79,10 @@ def read_files(folder: Path) -> Files:
 def received(files: Files) -> Iterator[Path]:
     """A folder with `files` that came from another node, removed at the end."""
     size = sum(content.nbytes for content in files.values())
-    with tempfile.TemporaryDirectory(prefix="weights-", dir=_roomy_folder(size)) as name:
+    with scratch_folder("weights", _roomy_folder(size)) as folder:
         for file, content in files.items():
-            content.tofile(Path(name) / file)
-        yield Path(name)
+            content.tofile(folder / file)
+        yield folder
 
 
 def _roomy_folder(size: int) -> Path | None:

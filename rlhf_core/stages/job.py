@@ -10,6 +10,7 @@ from types import FrameType
 
 from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
 from rlhf_core.tracking.protocol import JobError, encode
 
@@ -48,7 +49,8 @@ def _stop(number: int, frame: FrameType | None) -> None:
 def _failed(error: BaseException) -> int:
     sys.stderr.flush()
     print(forwarding.redacted("".join(traceback.format_exception(error))), flush=True)
-    _print_error(type(error).__name__, str(error))
+    said = explained(error)
+    _print_error(type(said).__name__, str(said))
     return 1
 
 

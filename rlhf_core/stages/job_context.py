@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.scratch import new_folder
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
 from rlhf_core.contract import Input
@@ -44,7 +45,7 @@ class JobContext:
 
     @property
     def workdir(self) -> Path:
-        return self._given_workdir or Path(self._own_workdir.name)
+        return self._given_workdir or self._own_workdir
 
     def fetch(self, ref: ArtifactRef, only: Collection[str] | None = None) -> Input:
         """The artifact on this node, of its files those in `only`."""
@@ -96,10 +97,8 @@ class JobContext:
         self._progress.report(step, total, phase, metrics)
 
     @cached_property
-    def _own_workdir(self) -> tempfile.TemporaryDirectory[str]:
-        return tempfile.TemporaryDirectory(
-            prefix=f"{self._spec.stage}-{self.key[:8]}-", dir=workdir_root(), ignore_cleanup_errors=True
-        )
+    def _own_workdir(self) -> Path:
+        return new_folder(f"{self._spec.stage}-{self.key[:8]}", workdir_root())
 
     @cached_property
     def _user_files(self) -> Path:
@@ -124,9 +123,8 @@ def node_cache() -> Path:
     return Path(os.environ.get("ALIGNMENT_CACHE") or Path.home() / ".cache" / "alignment")
 
 
-def workdir_root() -> str | None:
-    """Where jobs work: ALIGNMENT_WORKDIR, or None for the system's temporary folder."""
-    root = os.environ.get("ALIGNMENT_WORKDIR")
-    if root:
-        Path(root).mkdir(parents=True, exist_ok=True)
-    return root or None
+def workdir_root() -> Path:
+    """Where jobs work: ALIGNMENT_WORKDIR, or the system's temporary folder."""
+    root = Path(os.environ.get("ALIGNMENT_WORKDIR") or tempfile.gettempdir())
+    root.mkdir(parents=True, exist_ok=True)
+    return root

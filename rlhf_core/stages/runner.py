@@ -11,7 +11,6 @@ import numbers
 import os
 import signal
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.base import Role
 from rlhf_core.config.inputs import roles_of_inputs
@@ -114,7 +114,7 @@ def _compute(
             began = time.monotonic()
             actors = (cluster(),) if stage.runs == "actors" else ()
             output: Output = _entry(stage)(config, inputs, context, *actors)
-            seconds = time.monotonic() - began
+            seconds = lease.earlier_seconds + time.monotonic() - began
         _check_output(stage, output)
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
@@ -187,6 +187,7 @@ def _check_output(stage: Stage, output: Output) -> None:
 def _manifest(
     spec: StageSpec, stage: Stage, config: StageConfig, output: Output, started: datetime, seconds: float
 ) -> Manifest:
+    """seconds: that the stage's function and all attempts before took."""
     reserved = config.reserves()
     return Manifest(
         kind=output.kind,
@@ -250,9 +251,8 @@ def _device(reserved: Reservation) -> str:
 
 @contextmanager
 def _workdir(spec: StageSpec) -> Iterator[Path]:
-    prefix = f"{spec.stage}-{spec.key[:8]}-"
-    with tempfile.TemporaryDirectory(prefix=prefix, dir=workdir_root(), ignore_cleanup_errors=True) as name:
-        yield Path(name)
+    with scratch_folder(f"{spec.stage}-{spec.key[:8]}", workdir_root()) as folder:
+        yield folder
 
 
 def _interrupt_job() -> None:

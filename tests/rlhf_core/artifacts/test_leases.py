@@ -134,3 +134,20 @@ def test_waiting_ends_when_the_other_lets_go_or_has_finished(store: Store) -> No
         assert waiting.result(timeout=30) is None
         second.release()
     assert told[0].startswith("process ")
+
+
+def test_the_seconds_of_attempts_that_published_nothing_are_kept(store: Store) -> None:
+    def spent(record: LeaseRecord, seconds: float) -> None:
+        """As if its holder had been killed so long after it was taken."""
+        assert record.taken_at is not None
+        dead = {"seen_at": record.taken_at + timedelta(seconds=seconds), "released": True}
+        store.put(lease_path(REF), record.model_copy(update=dead).model_dump_json().encode())
+
+    first = _held(store)
+    spent(first._record, 100.0)
+    second = _held(store)
+    assert second.earlier_seconds == 100.0
+    spent(second._record, 20.0)
+    with _held(store) as third:
+        assert third.earlier_seconds == 120.0
+    assert _held(store).earlier_seconds == 0.0  # the third has published

@@ -6,7 +6,6 @@ import hashlib
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.node_cache import NodeCache, bound_from_environment
+from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.errors import StoreError
 
 SIZE = 1000  # bytes of a blob
@@ -81,14 +81,14 @@ def test_a_removed_folder_is_fetched_again(tmp_path: Path) -> None:
             )
 
 
-def test_what_a_killed_job_left_half_transferred_goes_after_a_day(tmp_path: Path) -> None:
+def test_what_a_killed_job_left_half_transferred_goes_with_the_next_transfer(tmp_path: Path) -> None:
     cache = NodeCache(tmp_path, BOUND)
-    for name, days in (("old", 2), ("new", 0)):
-        (tmp_path / "temporary" / name).mkdir()
-        then = time.time() - days * 86400
-        os.utime(tmp_path / "temporary" / name, (then, then))
-    cache.trim()
-    assert [path.name for path in (tmp_path / "temporary").iterdir()] == ["new"]
+    killed = tmp_path / "temporary" / "alignment-scratch-blob-killed"
+    killed.mkdir()
+    (killed / "part").write_bytes(b"x")
+    with scratch_folder("blob", tmp_path / "temporary") as living:
+        cache.folder({"a": hashlib.sha256(b"a").hexdigest()}, lambda digest, path: path.write_text("a") and None)
+        assert list((tmp_path / "temporary").iterdir()) == [living]
 
 
 def test_the_bound_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -1,0 +1,64 @@
+"""An error of a full disk, which names a file at best, becomes one that says what to free or where to move it."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_core.errors import StageError
+from rlhf_core.stages.job_context import node_cache, workdir_root
+
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+# Of libraries that raise errors of their own, and of actors, whose errors come as text.
+_FULL_TEXT = re.compile(r"No space left on device|Disk quota exceeded|os error (28|122)\b")
+_PATH = re.compile(r"['\"](/[^'\"]+)['\"]")
+
+
+def explained(error: BaseException) -> BaseException:
+    """`error`, or if a full disk is its cause, a StageError that names the folder and the variable that moves it."""
+    for cause in _causes(error):
+        if (isinstance(cause, OSError) and cause.errno in _FULL) or _FULL_TEXT.search(str(cause)):
+            return StageError(f"{_where(cause)} ({error})")
+    return error
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _where(error: BaseException) -> str:
+    """Of the file that the error names; else of the folder of ours that has the least room here."""
+    named = error.filename if isinstance(error, OSError) else None
+    if not named and (found := _PATH.search(str(error))):
+        named = found[1]
+    folders = _folders()
+    if named:
+        inside = [item for item in folders if Path(str(named)).is_relative_to(item[0])]
+        folder, variable = max(inside, key=lambda item: len(item[0].parts), default=(Path(str(named)).parent, ""))
+    else:
+        folder, variable = min(folders, key=lambda item: shutil.disk_usage(item[0]).free)
+    move = f", or move the folder with {variable} in the environment of the cluster's nodes" if variable else ""
+    return f"the disk of {folder} is full: free space there{move}"
+
+
+def _folders() -> list[tuple[Path, str]]:
+    """The folders that jobs write to on this node, and the variables that move them."""
+    folders = [
+        (node_cache(), "ALIGNMENT_CACHE"),
+        (workdir_root(), "ALIGNMENT_WORKDIR"),
+        (Path(tempfile.gettempdir()), "TMPDIR"),
+        (Path(os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"), "HF_HOME"),
+    ]
+    if wandb := os.environ.get("WANDB_DIR"):
+        folders.append((Path(wandb), "WANDB_DIR"))
+    store = os.environ.get("ALIGNMENT_STORE", "")
+    if store and "://" not in store:
+        folders.append((Path(store), "ALIGNMENT_STORE"))
+    return [(folder, variable) for folder, variable in folders if folder.is_dir()]
