@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from deployments.stack.environment import stack_environment
+
+if TYPE_CHECKING:
+    from deployments.stack.ports import ListeningPort
 
 app = typer.Typer()
 
@@ -21,6 +26,9 @@ def up() -> None:
     stack = control.up(report=typer.echo)
     if "prefect" in stack.owned:
         typer.echo(f"Prefect UI     {stack.url('prefect')}")
+        typer.echo(
+            f"               (asks for `alignment:` and the prefect_password of {stack.folder}/credentials.json)"
+        )
     if "ray" in stack.owned:
         typer.echo(
             f"Ray dashboard  {stack.url('ray_dashboard')}  (asks for the ray_token of {stack.folder}/credentials.json)"
@@ -45,9 +53,18 @@ def status() -> None:
             line.url,
             str(line.log or ""),
         )
-    Console(width=None if Console().is_terminal else 200).print(table)
+    console = Console(width=None if Console().is_terminal else 200)
+    console.print(table)
+    console.print(_ports(control.ports()))
     if not all(line.good for line in lines):
         raise typer.Exit(1)
+
+
+def _ports(ports: Sequence[ListeningPort]) -> Table:
+    table = Table("port", "of", "protected by", box=None)
+    for port in ports:
+        table.add_row(f"{port.address}:{port.port}", port.name or port.process, port.protection)
+    return table
 
 
 @app.command()

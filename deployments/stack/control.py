@@ -15,6 +15,7 @@ import filelock
 import httpx
 import psutil
 
+from deployments.stack.certificate import write_certificate
 from deployments.stack.differences import differences, service_differences
 from deployments.stack.environment import (
     SELECTORS,
@@ -24,12 +25,15 @@ from deployments.stack.environment import (
     recorded_environment,
     stack_folder,
 )
+from deployments.stack.ports import ListeningPort, listening_ports
 from deployments.stack.processes import end, processes_of
 from deployments.stack.registration import register_deployments
-from deployments.stack.services import Service, services
+from deployments.stack.services import Service, certificate_folder, services
 from deployments.stack.settings import SHORT, Stack, open_stack, write_private
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
+from rlhf_core.artifacts.scratch import sweep
 from rlhf_core.errors import StackError
+from rlhf_core.stages.job_context import workdir_root
 
 _LAST_LINES = 5
 
@@ -67,7 +71,9 @@ def up(report: Callable[[str], None] = print) -> Stack:
         supervisord = _running(supervisor)
         owned = _owned(recorded) if supervisord else wanted
         stack = open_stack(folder, owned, {} if supervisord else os.environ, running=supervisord is not None)
-        environment = merged_environment(inherited_environment(), stack.environment())
+        environment = {
+            **merged_environment(inherited_environment(), stack.environment()), **stack.server_environment()
+        }  # fmt: skip
         all_services = services(stack)
         config = configuration(stack, all_services)
         if supervisord is None:
@@ -139,6 +145,17 @@ def status() -> list[ServiceStatus]:
     return lines
 
 
+def ports() -> list[ListeningPort]:
+    """All ports of the stack if it runs, and what protects each."""
+    folder = stack_folder()
+    session = Supervisor(folder, _link(folder)).pid()
+    if session is None:
+        return []
+    recorded = recorded_environment(folder)
+    owned = frozenset(name for name, variables in SELECTORS.items() if variables[0] in recorded)
+    return listening_ports(open_stack(folder, owned, {}, running=True), session)
+
+
 def down(report: Callable[[str], None] = print) -> None:
     """Stop the services and end every process that they started; data, ports and credentials are kept."""
     folder = stack_folder()
@@ -147,6 +164,8 @@ def down(report: Callable[[str], None] = print) -> None:
         return
     with _locked(folder):
         _stop(folder, Supervisor(folder, _link(folder)))
+    for root in (workdir_root(), Path("/dev/shm")):  # noqa: S108 (where killed jobs leave their folders)
+        sweep(root)
     report("the local stack is down")
 
 
@@ -160,6 +179,7 @@ def _start(stack: Stack, supervisor: Supervisor, config: str, environment: dict[
     _make_link(stack.folder, stack.link)
     lines = [f"{name}={value}\n" for name, value in stack.environment().items()]
     write_private(environment_file(stack.folder), "".join(lines))
+    write_certificate(certificate_folder(stack))
     supervisor.start(config, environment)
 
 
@@ -274,7 +294,7 @@ def _locked(folder: Path) -> Iterator[None]:
 
 
 def _link(folder: Path) -> Path:
-    return Stack(folder, frozenset(), {}, "", "", "").link
+    return Stack(folder, frozenset(), {}, "", "", "", "").link
 
 
 def _make_link(folder: Path, link: Path) -> None:

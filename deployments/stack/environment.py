@@ -34,7 +34,7 @@ _ALSO: Mapping[str, tuple[str, ...]] = {
         "AWS_EC2_METADATA_DISABLED",
     ),
     "ray": ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"),
-    "prefect": ("PREFECT_HOME", "PREFECT_API_KEY"),
+    "prefect": ("PREFECT_HOME", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING"),
 }
 QUIET: Mapping[str, str] = {
     "DO_NOT_TRACK": "1",

@@ -23,6 +23,7 @@ def main(arguments: list[str]) -> None:
         if predecessor != os.getpid():
             end(processes_of(Path(folder), service, sessions=[predecessor]))
     record.write_text(str(os.getpid()))
+    os.umask(0o077)  # also the sockets that a service makes in a folder of everyone
     os.execv(arguments[0], arguments)  # noqa: S606 (the command is supervisord.conf's)
 
 

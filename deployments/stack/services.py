@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+from base64 import b64encode
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import httpx
 import psutil
 
+from deployments.stack.certificate import seaweedfs_variables
 from deployments.stack.environment import BUCKET, REPOSITORY
 from deployments.stack.settings import LOOPBACK, Stack
 from rlhf_core.warm.client import SOCKET_VARIABLE
@@ -76,7 +78,12 @@ def _s3(stack: Stack) -> Service:
         "-admin.ui=false",
         "-master.telemetry=false",
     )
-    return Service("s3", command, stack.url("s3"), lambda: _check_s3(stack))
+    environment = seaweedfs_variables(certificate_folder(stack))
+    return Service("s3", command, stack.url("s3"), lambda: _check_s3(stack), environment)
+
+
+def certificate_folder(stack: Stack) -> Path:
+    return stack.folder / "tls"
 
 
 def _check_s3(stack: Stack) -> None:
@@ -176,14 +183,18 @@ def _prefect_worker(stack: Stack) -> Service:
 
 def _check_worker(stack: Stack, name: str) -> None:
     api = stack.environment().get("PREFECT_API_URL") or os.environ["PREFECT_API_URL"]
-    answer = httpx.post(f"{api}/work_pools/{WORK_POOL}/workers/filter", json={}, timeout=10, headers=api_headers())
+    headers = api_headers({**os.environ, **stack.environment()})
+    answer = httpx.post(f"{api}/work_pools/{WORK_POOL}/workers/filter", json={}, timeout=10, headers=headers)
     answer.raise_for_status()
     if not any(worker["name"] == name and worker["status"] == "ONLINE" for worker in answer.json()):
         raise OSError(f"no worker polls the work pool `{WORK_POOL}`")
 
 
-def api_headers() -> dict[str, str]:
-    key = os.environ.get("PREFECT_API_KEY")
+def api_headers(environment: Mapping[str, str]) -> dict[str, str]:
+    """What a request to Prefect's API needs: its client's variables as a header."""
+    if login := environment.get("PREFECT_API_AUTH_STRING"):
+        return {"Authorization": f"Basic {b64encode(login.encode()).decode()}"}
+    key = environment.get("PREFECT_API_KEY")
     return {"Authorization": f"Bearer {key}"} if key else {}
 
 

@@ -47,6 +47,7 @@ class Stack:
     access_key: str
     secret_key: str
     ray_token: str
+    prefect_password: str
 
     @property
     def link(self) -> Path:
@@ -83,8 +84,17 @@ class Stack:
             environment |= {
                 "PREFECT_API_URL": self.url("prefect") + "/api",
                 "PREFECT_HOME": str(self.folder / "prefect"),
+                "PREFECT_API_AUTH_STRING": self._prefect_login,
             }
         return environment
+
+    def server_environment(self) -> dict[str, str]:
+        """The secrets that a service has in its environment and that no client needs."""
+        return {"PREFECT_SERVER_API_AUTH_STRING": self._prefect_login} if "prefect" in self.owned else {}
+
+    @property
+    def _prefect_login(self) -> str:
+        return f"alignment:{self.prefect_password}"
 
 
 def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, str], *, running: bool) -> Stack:
@@ -151,10 +161,11 @@ def _is_free(port: int) -> bool:
 
 def _credentials(folder: Path) -> dict[str, str]:
     file = folder / "credentials.json"
-    if not file.is_file():
-        sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32}  # bytes; Ray rejects shorter tokens
-        write_private(file, json.dumps({name: secrets.token_hex(size) for name, size in sizes.items()}, indent=1))
-    credentials: dict[str, str] = json.loads(file.read_text(encoding="utf-8"))
+    stored: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32, "prefect_password": 16}  # bytes; Ray wants 32
+    credentials = {name: stored.get(name) or secrets.token_hex(size) for name, size in sizes.items()}
+    if credentials != stored:
+        write_private(file, json.dumps(credentials, indent=1))
     return credentials
 
 

@@ -21,9 +21,12 @@ from ray.job_submission import JobSubmissionClient
 from deployments.stack import control
 from deployments.stack.control import ServiceStatus
 from deployments.stack.environment import SELECTORS, external_services, merged_environment, recorded_environment
+from deployments.stack.ports import CERTIFICATE, METRICS, TOKEN
 from deployments.stack.processes import processes_of
+from deployments.stack.services import api_headers
 from deployments.stack.settings import LOOPBACK, open_stack
 from rlhf_core.errors import StackError
+from tests.deployments import anonymous
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]
@@ -143,6 +146,27 @@ def test_wrong_credentials_are_refused(stack: Path) -> None:
         wrong.ls("alignment")
 
 
+def test_no_port_gives_anything_to_who_has_no_credentials(stack: Path) -> None:
+    """Every port of every process: by HTTP, TLS without a certificate, and gRPC."""
+    ports = {port.port: port for port in control.ports()}
+    named = {port.name: port.protection for port in ports.values() if port.name}
+    assert named.keys() == json.loads((stack / "ports.json").read_text()).keys()
+    assert set(named.values()) == {named["s3"], named["prefect"], CERTIFICATE, TOKEN}
+    assert sum(port.protection == METRICS for port in ports.values()) <= 1
+    for number, port in ports.items():
+        answered = anonymous.answered(number)
+        expected = set()
+        if port.name == "prefect":
+            expected = {"GET /", "GET /api/health"}
+        elif port.name == "ray_dashboard":
+            expected = {"GET /"}  # the page, which then asks for the token
+        elif port.protection == METRICS:
+            expected = {f"GET {path}" for path in anonymous.PATHS}
+        assert answered == expected, port
+    shown = command("status").stdout
+    assert all(f":{number} " in shown for number in ports)
+
+
 def test_ray_refuses_a_job_without_the_token(stack: Path) -> None:
     address = recorded_environment(stack)["RAY_API_SERVER_ADDRESS"]
     assert httpx.post(f"{address}/api/jobs/", json={"entrypoint": "true"}).status_code == 401
@@ -150,7 +174,8 @@ def test_ray_refuses_a_job_without_the_token(stack: Path) -> None:
 
 def test_deployments_are_registered(stack: Path) -> None:
     api = recorded_environment(stack)["PREFECT_API_URL"]
-    found = httpx.get(f"{api}/deployments/name/alignment/full").raise_for_status().json()
+    headers = api_headers(recorded_environment(stack))
+    found = httpx.get(f"{api}/deployments/name/alignment/full", headers=headers).raise_for_status().json()
     assert found["work_pool_name"] == "alignment"
     assert found["parameter_openapi_schema"]["properties"]["recipe"]["type"] == "string"
 
@@ -236,7 +261,8 @@ def test_down_leaves_nothing_and_up_finds_everything_again(stack: Path) -> None:
 
     assert command("up").returncode == 0
     assert recorded_environment(stack) == environment  # the same ports and credentials
-    assert httpx.get(f"{environment['PREFECT_API_URL']}/deployments/name/alignment/full").status_code == 200
+    url = f"{environment['PREFECT_API_URL']}/deployments/name/alignment/full"
+    assert httpx.get(url, headers=api_headers(environment)).status_code == 200
 
 
 # What needs no running stack.

@@ -1,0 +1,70 @@
+"""Every port that the stack's processes listen on, and what keeps other users of the machine out of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import psutil
+
+from deployments.stack.processes import processes_of
+from deployments.stack.settings import Stack
+
+CERTIFICATE = "client certificate"
+TOKEN = "token"  # noqa: S105 (a word of the table)
+METRICS = "nothing: counters of Ray, read only"
+
+# By the names of ports.json; another port is known by its process.
+_PROTECTION: Mapping[str, str] = {
+    "s3": "signed requests",
+    "ray": TOKEN,
+    "ray_dashboard": TOKEN,
+    "ray_agent": TOKEN,
+    "ray_client": TOKEN,
+    "prefect": "password (the pages of its UI and /api/health are open)",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ListeningPort:
+    port: int
+    address: str
+    process: str
+    name: str  # in ports.json; empty if the process has chosen it itself
+    protection: str
+
+
+def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
+    """Of the running stack, by number. session: the pid of its supervisord."""
+    members = {process.pid: process for process in processes_of(stack.folder, sessions=[session])}
+    names = {port: name for name, port in stack.ports.items()}
+    found = {
+        (connection.laddr.port, connection.laddr.ip): members[connection.pid].name()
+        for connection in psutil.net_connections("tcp")
+        if connection.pid in members and connection.status == psutil.CONN_LISTEN
+    }
+    return [
+        ListeningPort(
+            port, address, process, names.get(port, ""), _protection(stack, port, names.get(port, ""), process)
+        )
+        for (port, address), process in sorted(found.items())
+    ]
+
+
+def _protection(stack: Stack, port: int, name: str, process: str) -> str:
+    if name:
+        return _PROTECTION.get(name, CERTIFICATE)
+    if process.startswith("prefect"):
+        return "secret of each flow's process"
+    return METRICS if _is_metrics(port) else TOKEN
+
+
+def _is_metrics(port: int) -> bool:
+    """Whether a Ray process serves its counters there, in the format of Prometheus, which has no credentials."""
+    import httpx
+
+    try:
+        answer = httpx.get(f"http://127.0.0.1:{port}/metrics", timeout=2)
+    except httpx.HTTPError:
+        return False
+    return answer.status_code == 200 and answer.text.startswith("# HELP")
