@@ -7,6 +7,15 @@ import pytest
 from rlhf_core.actors import forwarding
 
 
+def test_only_what_is_known_to_be_harmless_is_shown() -> None:
+    shown = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/x", "HF_ENDPOINT": "https://host", "ALIGNMENT_JOB_CPUS": "1"}
+    hidden = {
+        "HF_TOKEN": "a", "HF_HUB_TOKEN": "b", "AWS_REGION": "c", "AWS_SESSION_TOKEN": "d", "WANDB_API_KEY": "e",
+        "JUDGE_HEADER": "f", "HF_HUB_URL": "https://user:word@host",
+    }  # fmt: skip
+    assert forwarding.divided({**hidden, **shown}) == (shown, hidden)
+
+
 def test_secrets_are_replaced_by_the_names_of_their_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     received = {
         "AWS_SECRET_ACCESS_KEY": "abc+123/def", "AWS_REGION": "us-east-1", "HF_TOKEN": "hf_abcdef",
