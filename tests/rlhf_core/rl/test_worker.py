@@ -214,7 +214,7 @@ TASTE = {"type": "reward_model"}
         ({"taste": {**TASTE, "weight": -3.0}}, {}, -1.5, 7.35),
         ({"taste": {**TASTE, "weight": 3.0, "normalize": False}}, {}, 3.0, 0.0),
         ({"taste": TASTE, "lines": {"type": "process_reward_model", "weight": 0.5}}, {}, 0.75, -3.675),
-        ({"taste": {**TASTE, "weight": 0.0}}, {}, 0.5, -2.45),
+        ({"taste": {**TASTE, "weight": 0.0}, "exact": {"type": "verifier"}}, {}, 0.5, -2.45),
         ({"taste": {**TASTE, "weight": -3.0, "normalize": False}}, {"normalize": True}, -0.5, 2.45),
         ({"exact": {"type": "verifier"}}, {}, 0.5, -2.45),
     ],
