@@ -84,7 +84,7 @@ ORDER: Mapping[str, Callable[[Run, str], None]] = {
     "S3": _service("s3"),
     "rank": _process_of_the_job("ray::_Rank"),
     "driver": _process_of_the_job("rlhf_core.stages --store"),
-    "supervisor": _process_of_the_job("ray::JobSupervisor"),
+    "supervisor": _process_of_the_job(":JobSupervisor"),
     "warm": _warm,
     "head": _head,
 }

@@ -47,6 +47,7 @@ SECONDS = 600.0
 # Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
 SILENCE = timedelta(seconds=40)
 CHECKPOINT_STEPS = 5
+_PULSE_SECONDS = 0.1
 RECIPE: dict[str, Any] = {
     "name": "chaos", "tracking": {"wandb": False, "tensorboard": False},
     "data": {"talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}}},
@@ -56,7 +57,7 @@ RECIPE: dict[str, Any] = {
                    "context_length": 32},
     },
     "sft": {
-        "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 150, "max_steps": 300,
+        "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 600, "max_steps": 1000,
         "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
         "checkpoint": {"every_steps": CHECKPOINT_STEPS},
     },
@@ -175,17 +176,19 @@ class Run:
 
     def hold(self, node: str, steps: int) -> int:
         """Freezes the ranks of `node` once it has `steps` more in a checkpoint; the step of the newest checkpoint."""
-        self.let_go()
         wanted = self.checkpoint(node) + steps
 
         def reached() -> bool:
-            assert not (state := self.state()).is_final(), state
+            """Lets the ranks go on for a moment, so that however fast they are they do not get far."""
+            self.let_go()
+            time.sleep(_PULSE_SECONDS)
+            self._held = processes(self.place, "ray::_Rank")
+            for rank in self._held:
+                with suppress(psutil.NoSuchProcess):
+                    rank.suspend()
             return self.checkpoint(node) >= wanted
 
-        until(reached, f"a checkpoint of {node}")
-        self._held = processes(self.place, "ray::_Rank")
-        for rank in self._held:
-            rank.suspend()
+        until(reached, f"a checkpoint of {node} (the run is {self.state()})")
         return self.checkpoint(node)
 
     def let_go(self) -> None:

@@ -78,7 +78,7 @@ def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place,
 def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
     place: Place, client: SyncPrefectClient
 ) -> None:
-    command = [sys.executable, "-m", "deployments.cli.main", "run", place.recipe, "sft.max_steps=301"]
+    command = [sys.executable, "-m", "deployments.cli.main", "run", place.recipe, "sft.max_steps=1001"]
     with (place.folder / "command.log").open("wb") as log:
         shown = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     try:
