@@ -52,7 +52,7 @@ def _usage(error: TyperException, ctx: Any) -> str:
     elif found := re.search(r"No such option:? '?(-[\w-]*)", said):
         what = f"there is no option `{found[1]}`"
     elif found := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", said):
-        what = f"{found[1]} is missing"
+        what = f"{found[1] if found[1].startswith('-') else found[1].upper()} is missing"
     else:
         what = f"the command line cannot be used ({said})"
     return f"{what}; `{place.command_path} --help` describes what may be given"

@@ -37,7 +37,7 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
 def estimate_table(estimates: Mapping[str, Estimate]) -> Table:
     """What the nodes that are computed take, as far as it is known."""
     table = Table(title="what it takes, as far as it can be seen here", title_justify="left")
-    for column in ("stage", "rows", "tokens", "steps", "time", "memory of a worker", "of an engine's GPU", "reserves"):
+    for column in ("stage", "rows", "tokens", "steps", "time", "memory of a worker", "of an engine", "reserves"):
         table.add_column(column, justify="left" if column in ("stage", "reserves") else "right", overflow="fold")
     for name, known in estimates.items():
         table.add_row(
