@@ -112,11 +112,18 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
     except ValidationError as error:
         found: dict[tuple[Any, ...], str] = {}
         for problem in (*error.errors(), *_problems_of_stages(data, error)):
+            if _follows_from_another(problem):
+                continue
             location, text = sentence(data, problem)
             known = found.setdefault(tuple(location), text)
             if known != text:  # what may stand there is of one type or another: `a` or a list
                 found[tuple(location)] = f"{known}; or {text.partition(': ')[2]}"
         raise RecipeError("\n".join(f"{places.of(at)}: {text}" for at, text in found.items())) from error
+
+
+def _follows_from_another(problem: Any) -> bool:
+    """pydantic does not count the entries that are wrong, and then finds a list or mapping too short."""
+    return problem["type"] == "too_short" and len(problem["input"]) >= problem["ctx"]["min_length"]
 
 
 def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:

@@ -220,7 +220,7 @@ def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row
             continue
         problem = _path_problem(path, root)
         if problem:
-            raise RowError(f"{path or '(empty)'}: {problem}")
+            raise RowError(f"{path}: {problem}")
         budget.num_bytes = max(budget.num_bytes, 1)
         for located in _canonical(iterate_file(str(root / path), path, bad_row, budget), config, bad_row):
             rows += 1
@@ -230,8 +230,6 @@ def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row
 
 
 def _path_problem(path: str, root: Path) -> str | None:
-    if not path:
-        return "the path is empty: name a file"
     local = root / path
     if glob.has_magic(path) and not os.path.lexists(local):
         return f"no file matches this pattern (looked in {root})"

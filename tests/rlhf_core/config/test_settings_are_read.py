@@ -30,6 +30,7 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 USED_OTHERWISE = {
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     "ValidationConfig.also": "its `sets` are read",
+    "FunctionReward.variables": "named_variables returns them",
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{config}.also" for config in ("TextValidation", "ConversationsValidation", "PairsValidation")),

@@ -1,5 +1,6 @@
 """Every mistake in a recipe is one sentence that names the key and what to write."""
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -201,3 +202,12 @@ def test_parsing_loads_no_torch_and_is_quick() -> None:
     )
     result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert result.stdout == "[] True\n"
+
+
+def test_a_wrong_entry_is_one_problem(tmp_path: Path) -> None:
+    recipe = {"name": "a", "data": {"b": {"format": "text", "source": {"type": "files", "paths": [""]}}}}
+    (tmp_path / "recipe.yaml").write_text(json.dumps(recipe))
+    with pytest.raises(RecipeError) as caught:
+        load_recipe(str(tmp_path / "recipe.yaml"))
+    expected = f"{tmp_path}/recipe.yaml line 1: `data.b.source.paths.0` is '': it must not be empty"
+    assert str(caught.value) == expected

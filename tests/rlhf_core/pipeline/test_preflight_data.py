@@ -41,7 +41,6 @@ EXACT = {"type": "verifier"}
             both(put("data", "talks", "source", "paths", value=["more"]), lambda r, root: (root / "more").mkdir()),
             "data.talks: more: there is no data file in this folder, whose name ends in .json",
         ),
-        (put("data", "talks", "source", "paths", value=[""]), "data.talks: (empty): the path is empty: name a file"),
         (
             put("data", "talks", "source", "paths", value=["more-*.jsonl"]),
             "data.talks: more-*.jsonl: no file matches this pattern (looked in /",

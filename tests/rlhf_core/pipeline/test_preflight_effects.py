@@ -55,7 +55,8 @@ def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
 
 def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
-        source = {"type": "function", "path": "rewards.py", "function": "reward"}
+        (root / "rows.py").write_text("def rows():\n    return []\n")
+        source = {"type": "function", "path": "rows.py", "function": "rows"}
         recipe["data"]["prompts"] = {"format": "prompts", "source": source}
 
     (problem,) = problems(change)

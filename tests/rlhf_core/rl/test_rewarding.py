@@ -212,7 +212,7 @@ class Given(Values):
         ((1.0, float("inf")), 1.0, "reward a, completion 1, row p: the reward is inf"),
         ((float("nan"), 1.0), 1.0, "reward a, completion 0, row p: the reward is nan"),
         ((10**400, 1.0), 0.0, "reward a, completion 0, row p: the reward is an integer of 1329 bits"),
-        ((1.0, 1e20), -1e20, r"completion 1, row p: the reward times its weight -1e\+20 is -1e\+40"),
+        ((1.0, 1e35), -1e5, r"completion 1, row p: the reward times its weight -100000 is -1e\+40"),
         ((3e38, 1.0), 1.0, r"completion 0, row p: the shaped reward is 6e\+38, which float32 does not hold"),
     ],
 )

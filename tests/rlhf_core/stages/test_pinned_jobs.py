@@ -49,7 +49,9 @@ def planned(
     loaded = load_recipe(str(folder / "pinned.yaml"))
     libraries = computing_libraries()
     tracking = loaded.recipe.tracking.model_dump(mode="json")
-    settings = RunSettings("run", repository.store.url, folder, loaded.recipe.seed, libraries, tracking)
+    settings = RunSettings(
+        "run", repository.store.url, folder, loaded.recipe.seed, libraries, tracking, loaded.recipe.name
+    )
     chosen = build_graph(loaded, libraries)[node]
     store_spec(chosen, settings, repository)
     return repository.read_spec(chosen.ref)
