@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+import sys
 from collections.abc import Collection, Iterable
 from typing import Annotated
 
@@ -22,7 +23,7 @@ from rlhf_core.pipeline.record import RunRecord, read_record
 from rlhf_core.stages.job_context import node_cache
 
 app = typer.Typer()
-console = Console()
+console = Console(width=None if sys.stdout.isatty() else 300)  # paths stay whole in a file
 
 WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without it, the whole store")
 

@@ -23,7 +23,6 @@ def stored(
     """A store with one artifact, made by the run `r1`, one of whose blobs has a flipped bit."""
     monkeypatch.setenv("ALIGNMENT_STORE", local_store_url)
     monkeypatch.setenv("ALIGNMENT_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("COLUMNS", "300")
     repository = ArtifactRepository(open_store(local_store_url))
     made, _ = published(repository, tmp_path / "a", "one"), published(repository, tmp_path / "b", "whole")
     now = datetime(2026, 1, 2, tzinfo=UTC)

@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prefect.client.orchestration import get_client
@@ -156,8 +157,12 @@ def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(wo
         flow.wait()
     (job_id,) = workplace.attempts("data.words")
     assert Follower(workplace.repository.store, id_prefix(job_id), str(newest_run().id)).leave_and_stop(job_id)
-    workplace.sign.touch()
-    assert outcomes(few(workplace.recipe, ["data.test", "data.words"]))["data.words"] == "computed"
+    with ThreadPoolExecutor(1) as other:
+        # The first job would end by itself at the sign, which is for the second.
+        stopped = other.submit(wait_until, lambda: workplace.attempts("data.words").get(job_id) != "RUNNING")
+        stopped.add_done_callback(lambda _: workplace.sign.touch())
+        assert outcomes(few(workplace.recipe, ["data.test", "data.words"]))["data.words"] == "computed"
+        stopped.result()
     assert list(workplace.attempts("data.words").values()) in (["STOPPED", "SUCCEEDED"], ["SUCCEEDED"])
 
 
@@ -171,7 +176,7 @@ def test_a_stage_whose_inputs_nobody_made_is_refused(workplace: Workplace) -> No
 
 def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
     (workplace.folder / "rows.py").unlink()
-    with pytest.raises(RecipeError, match=r"rows\.py: .*cannot be read"):
+    with pytest.raises(RecipeError, match=r"rows\.py: there is no such file"):
         few(workplace.recipe, NODES)
     with pytest.raises(RecipeError, match="unknown recipe `fww`"):
         few("fww", NODES)

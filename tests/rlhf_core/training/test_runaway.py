@@ -29,8 +29,17 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
-RUNAWAY = OptimizerConfig(learning_rate=1e30, warmup_share=0.0, max_skipped_updates=2)
+SETTINGS = {"learning_rate": 1.0, "warmup_share": 0.0, "max_skipped_updates": 2}
 ENDED = r"^2 updates in a row were skipped, the last at optimizer step 2: their gradient was not finite; "
+
+
+def runaway(optimizer: OptimizerConfig) -> OptimizerConfig:
+    """At a learning rate that no recipe may have, so that the second gradient is not finite."""
+    object.__setattr__(optimizer, "learning_rate", 1e30)
+    return optimizer
+
+
+RUNAWAY = runaway(OptimizerConfig.model_validate(SETTINGS))
 
 
 def test_sft_ends_and_has_said_so(tmp_path: Path) -> None:
@@ -56,9 +65,10 @@ def test_rl_counts_and_ends(tmp_path: Path) -> None:
         "rollout": {"max_length": 8}, "engine": {"dtype": "float32", "zero_stage": 0},
         "grpo": {
             "rewards": {"exact": {"type": "verifier"}}, "group_size": 2,
-            "optimizer": {"learning_rate": 1e30, "warmup_share": 0.0, "max_skipped_updates": 2},
+            "optimizer": SETTINGS,
         },
     })  # fmt: skip
+    runaway(config.settings.optimizer)
     group = InlineGroup(
         RLWorker, config, context_of(tmp_path / "run", {"model": model}), roles(config, {"model": model})
     )
