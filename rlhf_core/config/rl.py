@@ -309,6 +309,11 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     def checkpoints(self) -> CheckpointConfig:
         return self.checkpoint
 
+    @property
+    def served_lora(self) -> LoraConfig | None:
+        """Of the adapters that are published; None where publishes bring the whole model, its adapter merged."""
+        return None if self.rollout.merges_adapters else self.lora
+
     def reserves(self) -> Reservation:
         ranks, engines = self.placement.reserves(), self.rollout.reserves()
         shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Literal
 
 from pydantic import Field, model_validator
 
@@ -87,6 +88,11 @@ class RolloutEngineConfig(Config):
     cpu_cache_gib: GiB = operational(1.0, description="key-value cache of an engine on CPU, GiB")
     max_sequences: Sequences = operational(256, description="sequences decoded at once")
     prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
+    serve_adapter: Literal["merged", "adapter"] | None = operational(
+        None,
+        description="with LoRA: publish the weights with the adapter merged into them, or the adapter alone; none: "
+        "merged on CPU, where an engine is ten times slower with an adapter, and the adapter on GPUs",
+    )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
     gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
@@ -112,6 +118,11 @@ class RolloutEngineConfig(Config):
     def num_threads(self) -> int:
         """That an engine computes with."""
         return self.threads or max(1, math.ceil(self.cpus_per_engine))
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Whether engines are given whole weights where an adapter is trained."""
+        return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
 
     def reserves(self) -> Reservation:
         return Reservation(cpus=self.engines * self.cpus_per_engine, gpus=self.engines * self.gpus_per_engine)

@@ -129,7 +129,7 @@ def take_turns(
     """Ranks and engines as they are called from now on, and who says whose turn it is."""
     if not config.hybrid:
         return workers, engines, OwnDevices()
-    hybrid = HybridEngine(workers, engines, adapters=config.lora is not None)
+    hybrid = HybridEngine(workers, engines, adapters=config.served_lora is not None)
     return hybrid.workers, hybrid.engines, hybrid
 
 

@@ -171,7 +171,7 @@ class PolicyTrainer:
 
     @contextmanager
     def publication(self, source: WeightSource = "live") -> Iterator[Publication]:
-        """The policy's weights (with LoRA: the adapter's) for the engines, as they are now, or their moving average."""
+        """What the engines are to serve: the policy (or its adapter), as it is now, or its moving average."""
         written = self._workers.call(RLWorker.write_weights, source)[0]
         assert written is not None  # rank 0 writes
         try:

@@ -18,8 +18,8 @@ from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.folder import update_json
-from rlhf_core.models.loading import save_model, stored_state
-from rlhf_core.models.merging import merge_adapter
+from rlhf_core.models.loading import save_model, stored_state, torch_dtype
+from rlhf_core.models.merging import merge_adapter, merged_tensors
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
@@ -140,7 +140,7 @@ class RLWorker(SnapshotWorker):
         return self._engines[CRITIC].step(batches, loss)
 
     def write_weights(self, source: WeightSource) -> tuple[Path, Mapping[str, str]] | None:
-        """The policy's weights (with LoRA: the adapter's) as a folder of this node, and their digests; on rank 0 only.
+        """The weights that engines are to serve as a folder of this node, and their digests; on rank 0 only.
 
         The folder stays until `remove_weights`. Every rank must call it.
         """
@@ -150,7 +150,11 @@ class RLWorker(SnapshotWorker):
         if state is None:
             return None
         stored = stored_state(self._causal, state)
-        self._written = self._publishing.enter_context(publication(stored, lora=self._config.lora))
+        lora, served = self._config.lora, self._config.served_lora
+        if lora is not None and served is None:
+            dtype = torch_dtype(self._config.engine.dtype)
+            stored = merged_tensors(self._folders[POLICY], stored, lora.alpha / lora.rank, dtype)
+        self._written = self._publishing.enter_context(publication(stored, lora=served))
         return self._written.folder, self._written.digests
 
     @host_memory_only

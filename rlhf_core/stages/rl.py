@@ -107,7 +107,9 @@ def ranks_and_engines(
         role.name: RankSpec(placement, partial(FrozenWorker, config, context, role))
         for role, placement in placed_apart(models).items()
     }
-    engines = EngineSettings(config.rollout, config.engine.dtype, context.seed, config.lora, sleeps=config.hybrid)
+    engines = EngineSettings(
+        config.rollout, config.engine.dtype, context.seed, config.served_lora, sleeps=config.hybrid
+    )
     return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
 
 

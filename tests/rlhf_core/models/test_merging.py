@@ -13,7 +13,7 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
-from rlhf_core.models.merging import merge_adapter
+from rlhf_core.models.merging import merge_adapter, merged_tensors
 
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
@@ -47,6 +47,36 @@ def test_merging_gives_what_the_adapted_model_gives(model_folder: Path, tmp_path
     assert (tmp_path / "merged" / "tokenizer.json").is_file()
     # Artifacts carry the figures of the stage that made them; a merge has its own.
     assert not (tmp_path / "merged" / "metrics.jsonl").exists()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_published_weights_are_the_merged_model(model_folder: Path, tmp_path: Path, dtype: torch.dtype) -> None:
+    lora = LoraConfig(rank=2, alpha=3.0)
+    adapted = load_causal_model(model_folder, dtype=dtype, attention="sdpa", lora=lora)
+    fresh = merged_tensors(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype)
+    base = parameters(load_causal_model(model_folder, dtype=dtype, attention="sdpa"))
+    assert fresh.keys() == base.keys()
+    assert all(torch.equal(base[name], tensor) for name, tensor in fresh.items())
+
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    merged = merged_tensors(model_folder, get_peft_model_state_dict(adapted), 1.5, dtype)
+    expected = parameters(adapted.float().merge_and_unload())
+    assert expected.keys() == merged.keys()
+    for name, tensor in merged.items():
+        assert tensor.dtype == dtype
+        torch.testing.assert_close(tensor, expected[name].to(dtype), rtol=0, atol=1e-6 if dtype.itemsize == 4 else 1e-2)
+    assert any(not torch.equal(fresh[name], tensor) for name, tensor in merged.items())
+
+
+def test_a_factor_of_no_tensor_of_the_folder_is_named(model_folder: Path) -> None:
+    factors = {f"base_model.model.nowhere.lora_{f}.weight": torch.ones(2, 2) for f in "AB"}
+    with pytest.raises(
+        StageError, match=r"the adapter changes nowhere\.weight, which the model's folder does not have"
+    ):
+        merged_tensors(model_folder, factors, 1.0, torch.float32)
 
 
 def test_merging_keeps_the_dtype_of_the_base(model_folder: Path, tmp_path: Path) -> None:

@@ -184,9 +184,11 @@ def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: 
     assert again.ref_logprobs is not None
     torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
     assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
-    names = from_safetensors(published(ours)).keys()
-    assert names
-    assert all("lora_" in name for name in names)
+    base = LlamaForCausalLM.from_pretrained(model.folder).state_dict()
+    merged = from_safetensors(published(ours))
+    assert merged.keys() <= base.keys()
+    moved = {name.split(".")[-2] for name, tensor in merged.items() if not torch.equal(tensor, base[name])}
+    assert moved == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])

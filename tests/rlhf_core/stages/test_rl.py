@@ -159,8 +159,9 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert not torch.equal(critic["score.weight"], start["score.weight"])
 
 
-def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kept(
-    model: Input, foreign_reward_model: Input, in_process: InProcessCluster, tmp_path: Path
+@pytest.mark.parametrize("serve_adapter", ["adapter", "merged"])
+def test_a_lora_policy_is_served_either_way_and_trained_on_what_filtering_kept(
+    model: Input, foreign_reward_model: Input, in_process: InProcessCluster, tmp_path: Path, serve_adapter: str
 ) -> None:
     write_reward(
         tmp_path,
@@ -172,7 +173,8 @@ def test_a_lora_policy_is_served_as_an_adapter_and_trained_on_what_filtering_kep
         "rewards": {"taste": {"type": "reward_model", "weight": 0.1}, **SHORT}, "group_size": 4,
         "kl": {"coefficient": 0.01}, "optimizer": OPTIMIZER, "filtering": {"max_rounds": 16},
     }  # fmt: skip
-    config = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
+    config: dict[str, Any] = {"algorithm": "grpo", "grpo": block, "lora": {"rank": 4}, "hybrid": True}
+    config["rollout"] = {"max_length": 32, "cpu_cache_gib": 0.25, "serve_adapter": serve_adapter}
     output, context = run(tmp_path, config, model, in_process, {"grpo.rewards.taste.model": foreign_reward_model})
     assert output.kind is Kind.ADAPTER
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
