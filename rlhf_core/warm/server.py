@@ -65,6 +65,8 @@ class Request:
 def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
     set_vllm_environment()
+    # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
+    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
     # Ray reads the variables of the worker that it is in when it is first imported: each fork does that itself.
     sys.modules["ray"] = None  # type: ignore[assignment]
     for library in libraries:
@@ -271,7 +273,11 @@ def main(arguments: list[str]) -> None:
     added = [str(Path.cwd()), *environment.get("PYTHONPATH", "").split(":")]
     base_path = [entry for entry in sys.path if entry not in added]
     Path(path).unlink(missing_ok=True)  # a predecessor's: until we listen, clients need not try
-    preload(libraries or LIBRARIES)
+    try:
+        preload(libraries or LIBRARIES)
+    except RuntimeError as error:
+        print(f"not serving, programs start as plain Pythons: {error}", flush=True)
+        signal.pause()  # a supervisor would start it again, and import all that for ever
     server = Server(Path(path), environment)
     print("ready", flush=True)
     request = server.serve()
