@@ -123,7 +123,7 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
 
 def _follows_from_another(problem: Any) -> bool:
     """pydantic does not count the entries that are wrong, and then finds a list or mapping too short."""
-    return problem["type"] == "too_short" and len(problem["input"]) >= problem["ctx"]["min_length"]
+    return problem["type"] == "too_short" and bool(len(problem["input"]) >= problem["ctx"]["min_length"])
 
 
 def _problems_of_stages(data: dict[str, Any], error: ValidationError) -> Iterator[Any]:
