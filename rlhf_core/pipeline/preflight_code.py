@@ -7,6 +7,7 @@ import posixpath
 import re
 import shutil
 import sys
+import sysconfig
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from importlib.machinery import PathFinder
@@ -155,6 +156,9 @@ def _files_of(root: Path, folder: str, module: str) -> Iterator[str]:
 
 def _is_installed(name: str, folder: Path) -> bool:
     """Whether the top-level module `name` is Python's or is installed; found anywhere but in the user's `folder`."""
-    places = [place for place in sys.path if place and Path(place).resolve() != folder.resolve()]
+    # Not sys.path: folders of other users' code may have been added to it.
+    installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
+    ours = str(Path(__file__).resolve().parents[2])
+    places = [place for place in (*sorted(installed), ours) if Path(place).resolve() != folder.resolve()]
     found = PathFinder.find_spec(name, places)
     return name in sys.stdlib_module_names or (found is not None and found.origin is not None)
