@@ -31,6 +31,11 @@ _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
 _JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
 _PACKAGES = "/api/packages/gcs"
+_OF_EVERY_JOB: Mapping[str, str] = {
+    "PYTHONUNBUFFERED": "1",
+    # In place of 3: killed earlier, a stopped job would leave its lease and its folders.
+    "RAY_JOB_STOP_WAIT_TIME_S": "10",
+}
 
 Result = TypeVar("Result")
 
@@ -229,7 +234,7 @@ class RayJobs:
                 entrypoint=request.entrypoint,
                 entrypoint_num_cpus=request.cpus,
                 entrypoint_memory=request.memory or None,
-                runtime_env={"env_vars": {"PYTHONUNBUFFERED": "1", **shown}},
+                runtime_env={"env_vars": {**_OF_EVERY_JOB, **shown}},
                 metadata=dict(request.metadata),
             )
         except RuntimeError:

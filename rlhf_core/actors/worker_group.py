@@ -27,7 +27,7 @@ START_SECONDS = 600.0
 # Set before the actor imports numpy or torch.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_LEAVE_SECONDS = 5.0
+_LEAVE_SECONDS = 2.0  # of a stopped job's 10; a rank that can answer does so at once
 _ASIDE = "aside"  # each actor's second thread
 
 

@@ -56,14 +56,7 @@ class S3Store(Store):
         return S3Store, (self.url,)
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        try:
-            content_and_tag: tuple[bytes, str] = self._call(path, self._read, self._key(path))
-        except StoreError as error:
-            # s3fs raises FileNotFoundError for a missing bucket too, which must not look like a missing object: every
-            # stage would be recomputed.
-            if _code(error.__cause__) == "NoSuchKey":
-                return None
-            raise
+        content_and_tag: tuple[bytes, str] | None = self._get(path, self._read)
         return content_and_tag
 
     async def _read(self, key: str) -> tuple[bytes, str]:
@@ -99,13 +92,8 @@ class S3Store(Store):
         self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
 
     def hashed(self, path: str) -> tuple[str, int] | None:
-        try:
-            found: tuple[str, int] = self._call(path, self._hash, self._key(path), timeout=None)
-        except StoreError as error:
-            if _code(error.__cause__) == "NoSuchKey":
-                return None
-            raise
-        return found
+        digest_and_size: tuple[str, int] | None = self._get(path, self._hash, timeout=None)
+        return digest_and_size
 
     async def _hash(self, key: str) -> tuple[str, int]:
         response = await self._s3._call_s3("get_object", Bucket=self._bucket, Key=key)
@@ -161,6 +149,17 @@ class S3Store(Store):
 
     def _full(self, path: str) -> str:
         return f"{self._bucket}/{self._key(path)}"
+
+    def _get(self, path: str, reader: Callable[..., Any], timeout: float | None = -1) -> Any:
+        """What `reader` makes of the object; None if there is none."""
+        try:
+            return self._call(path, reader, self._key(path), timeout=timeout)
+        except StoreError as error:
+            # s3fs raises FileNotFoundError for a missing bucket too, which must not look like a missing object: every
+            # stage would be recomputed.
+            if _code(error.__cause__) == "NoSuchKey":
+                return None
+            raise
 
     def _request(self, method: str, path: str, **arguments: Any) -> None:
         self._call(path, self._s3._call_s3, method, Bucket=self._bucket, Key=self._key(path), **arguments)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Annotated, Any
 
 from pydantic import Field
@@ -58,6 +59,12 @@ class SFTConfig(SupervisedConfig):
     @property
     def trains_adapter(self) -> bool:
         return self.lora is not None
+
+
+def held_out_pairs(pairs: int) -> int:
+    """How many of the pairs a reward model without `validation` is judged by: 5 %, at least 1 and at most 2000, which
+    are enough to know the accuracy to a percent."""
+    return max(1, math.ceil(min(0.05 * pairs, 2000)))
 
 
 class RewardModelConfig(SupervisedConfig):

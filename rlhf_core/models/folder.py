@@ -26,6 +26,12 @@ def read_config(folder: Path) -> dict[str, Any]:
         raise StageError(f"{folder}: {error}") from error
 
 
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the language model, also where those of a vision model stand beside them."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else dict(config)
+
+
 def update_json(path: Path, **values: object) -> None:
     """Set keys of a JSON file."""
     content = json.loads(path.read_text(encoding="utf-8"))
@@ -53,7 +59,7 @@ def longrope_limit(config: Mapping[str, Any]) -> int | None:
 
     transformers chooses the factors by the longest sequence of a forward, vLLM once, by the longest it is to serve.
     """
-    text = {**config, **config.get("text_config", {})}
+    text = text_config(config)
     settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
     for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
         if part.get("rope_type", part.get("type")) in ("longrope", "su"):  # its name in older configs

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, stored_tensors
 from rlhf_core.models.remote_code import REMOTE_CODE, causal_model_types, known_model_types, needs_remote_code
 
@@ -68,12 +69,6 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
         if not problems and tensors is not None and config["model_type"] not in _OTHER_COUNTS:
             problems = list(_misfits(text_config(config), tensors))
         yield from problems
-
-
-def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings of the language model, also where those of a vision model stand beside them."""
-    nested = config.get("text_config")
-    return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
 def vocabulary_size(config: Mapping[str, Any]) -> int | None:

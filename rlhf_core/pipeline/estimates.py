@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import struct
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import read_config
+from rlhf_core.models.headers import stored_tensors
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.memory import Memory, Shape, memory
 from rlhf_core.pipeline.preflight_data import Sample, known_rows
@@ -26,8 +26,6 @@ from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
 
 _TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
-_HELD_OUT = 0.05  # of the pairs of a reward model without `validation`
-_HEADER_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +155,7 @@ def _steps(node: Node, rows: int | None) -> int | None:
 def supervised_steps(config: SupervisedConfig, rows: int) -> int:
     """As supervised.loop.count_steps, before rows that cannot be used are dropped and long documents are cut."""
     if isinstance(config, RewardModelConfig) and config.validation is None:
-        rows -= max(1, round(_HELD_OUT * rows))
+        rows -= held_out_pairs(rows)
     steps = config.epochs * -(-max(rows, 0) // config.batch_size)
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
@@ -174,34 +172,13 @@ def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape
             return Shape.of(described, parameters)
         case FolderModel(path=path) if "://" not in path:
             folder = root / path
-            described = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-            return Shape.of(described, parameters or _stored_parameters(folder))
+            try:
+                return Shape.of(read_config(folder), parameters or _stored_parameters(folder))
+            except StageError:
+                return None  # preflight has said what is wrong
         case _:
             return None
 
 
-def _stored_parameters(folder: Path) -> int | None:
-    """Counted in the headers of the safetensors files of a model folder; None where one cannot be read."""
-    total = 0
-    for path in folder.glob("*.safetensors"):
-        try:
-            header = _header(path)
-        except (OSError, ValueError, struct.error):
-            return None
-        total += sum(_elements(entry["shape"]) for name, entry in header.items() if name != "__metadata__")
-    return total or None
-
-
-def _header(path: Path) -> dict[str, Any]:
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(_HEADER_BYTES))
-        if length > path.stat().st_size:
-            raise ValueError(f"{path} is truncated")
-        return dict(json.loads(file.read(length)))
-
-
-def _elements(shape: Iterable[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
+def _stored_parameters(folder: Path) -> int:
+    return sum(math.prod(tensor.shape) for tensor in stored_tensors(folder).values())

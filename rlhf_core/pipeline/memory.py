@@ -28,6 +28,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
+from rlhf_core.models.folder import text_config
 
 _BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
@@ -46,7 +47,7 @@ class Shape:
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
         """Of a model's config.json; None where that does not say it. parameters: where they have been counted."""
-        text = {**config, **(config.get("text_config") or {})}
+        text = text_config(config)
         try:
             hidden, layers = int(text["hidden_size"]), int(text["num_hidden_layers"])
             heads = int(text["num_attention_heads"])

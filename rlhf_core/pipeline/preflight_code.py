@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from importlib.machinery import PathFinder
 from pathlib import Path
 
+import rlhf_core
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.data import FunctionSource
 from rlhf_core.config.rewards import FunctionReward
@@ -158,7 +159,7 @@ def _is_installed(name: str, folder: Path) -> bool:
     """Whether the top-level module `name` is Python's or is installed; found anywhere but in the user's `folder`."""
     # Not sys.path: folders of other users' code may have been added to it.
     installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
-    ours = str(Path(__file__).resolve().parents[2])
+    ours = str(Path(rlhf_core.__file__).parents[1])
     places = [place for place in (*sorted(installed), ours) if Path(place).resolve() != folder.resolve()]
     found = PathFinder.find_spec(name, places)
     return name in sys.stdlib_module_names or (found is not None and found.origin is not None)

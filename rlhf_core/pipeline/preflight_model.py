@@ -19,7 +19,8 @@ from rlhf_core.data.templates import check_jinja, check_templates, unfit_templat
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder_check import folder_problems, text_config, vocabulary_size
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object
 from rlhf_core.pipeline.outline import Draft
 

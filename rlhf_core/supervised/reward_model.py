@@ -13,7 +13,7 @@ import torch
 import transformers
 from torch import Tensor, nn
 
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
 from rlhf_core.data.chat import encode_completion, stop_token_ids
 from rlhf_core.data.fitting import Row
 from rlhf_core.errors import StageError
@@ -37,9 +37,6 @@ from rlhf_core.types import PackedBatch, PreferenceBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-_HELD_OUT_SHARE = 0.05
-_MOST_HELD_OUT = 2000  # pairs; enough to know the accuracy to a percent
-
 # Sums over the pairs of a validation set.
 _CORRECT, _SUM, _SQUARES = "correct", "reward_sum", "reward_squares"
 _LEAST_VARIANCE = 1e-12  # of rewards, relative to their mean square: less is rounding
@@ -58,7 +55,7 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
             "the pairs have fewer than two different prompts, so none can be held out to judge the model by"
         )
     groups = list(by_prompt.values())
-    target = max(1.0, min(_HELD_OUT_SHARE * len(rows), _MOST_HELD_OUT))
+    target = held_out_pairs(len(rows))
     held_out: list[Row] = []
     trained: list[Row] = []
     order = shuffled(len(groups), seed=seed, name="held out")

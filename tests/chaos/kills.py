@@ -51,22 +51,17 @@ def _process_of_the_job(title: str) -> Callable[[Run, str], None]:
     return kill_it
 
 
-def _head(run: Run, node: str) -> None:
-    """All of the cluster dies with it."""
-    step = run.hold(node, CHECKPOINT_STEPS)
-    head = service("ray")
-    kill([head])
-    await_service("ray", head)
-    _resume(run, node, step)
+def _service_with_its_jobs(name: str) -> Callable[[Run, str], None]:
+    """Ray's head, or the warm process, whose forks are the jobs, ranks and engines: these die with it."""
 
+    def kill_it(run: Run, node: str) -> None:
+        step = run.hold(node, CHECKPOINT_STEPS)
+        process = service(name)
+        kill([process])
+        await_service(name, process)
+        _resume(run, node, step)
 
-def _warm(run: Run, node: str) -> None:
-    """Jobs, ranks and engines are its forks, and die with it."""
-    step = run.hold(node, CHECKPOINT_STEPS)
-    warm = service("warm")
-    kill([warm])
-    await_service("warm", warm)
-    _resume(run, node, step)
+    return kill_it
 
 
 def _resume(run: Run, node: str, step: int) -> None:
@@ -85,7 +80,7 @@ ORDER: Mapping[str, Callable[[Run, str], None]] = {
     "rank": _process_of_the_job("ray::_Rank"),
     "driver": _process_of_the_job("rlhf_core.stages --store"),
     "supervisor": _process_of_the_job(":JobSupervisor"),
-    "warm": _warm,
-    "head": _head,
+    "warm": _service_with_its_jobs("warm"),
+    "head": _service_with_its_jobs("ray"),
 }
 ENGINE = _process_of_the_job("ray::EngineActor")

@@ -68,7 +68,8 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
     assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED", "SUCCEEDED"]
 
 
-def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
+def _run_killed_without_mercy(workplace: Workplace) -> None:
+    """Its job goes on until the sign is there."""
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
     try:
@@ -76,6 +77,10 @@ def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(w
     finally:
         flow.kill()
         flow.wait()
+
+
+def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
+    _run_killed_without_mercy(workplace)
     again = workplace.start_flow("data.test", "data.words")
     try:
         log = workplace.folder / "flow.log"
@@ -148,13 +153,7 @@ def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Wor
 
 def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(workplace: Workplace) -> None:
     """The cancelled run has died before it could stop the job that nobody follows any more."""
-    workplace.write_recipe("waits_for: '{sign}'")
-    flow = workplace.start_flow("data.test", "data.words")
-    try:
-        wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
-    finally:
-        flow.kill()
-        flow.wait()
+    _run_killed_without_mercy(workplace)
     (job_id,) = workplace.attempts("data.words")
     assert Follower(workplace.repository.store, id_prefix(job_id), str(newest_run().id)).leave_and_stop(job_id)
     with ThreadPoolExecutor(1) as other:

@@ -1,4 +1,4 @@
-"""One small local Ray cluster for the tests of the library, and one process for the engines of stages without Ray."""
+"""What tests of the library share: both kinds of store, a small Ray cluster, a process for engines without Ray."""
 
 from __future__ import annotations
 
@@ -8,8 +8,20 @@ from functools import partial
 import pytest
 import ray
 
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.stages.in_process import InProcessCluster, vllm_in
+
+
+@pytest.fixture
+def repository(store_url: str) -> ArtifactRepository:
+    return ArtifactRepository(open_store(store_url))
+
+
+@pytest.fixture
+def local(local_store_url: str) -> ArtifactRepository:
+    return ArtifactRepository(open_store(local_store_url))
 
 
 @pytest.fixture(scope="session")

@@ -12,21 +12,10 @@ import pytest
 
 from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry
-from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import IntegrityError, StoreError
 from tests.rlhf_core.artifacts.manifests import manifest, published
-
-
-@pytest.fixture
-def repository(store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(store_url))
-
-
-@pytest.fixture
-def local(local_store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(local_store_url))
 
 
 def _folder(path: Path, **files: str) -> Path:

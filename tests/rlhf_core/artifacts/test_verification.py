@@ -9,22 +9,11 @@ import pytest
 
 from rlhf_core.artifacts.leases import take_lease
 from rlhf_core.artifacts.manifest import Manifest
-from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.verification import repair, verify
 from rlhf_core.errors import StoreError
 from tests.rlhf_core.artifacts.manifests import published
-
-
-@pytest.fixture
-def repository(store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(store_url))
-
-
-@pytest.fixture
-def local(local_store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(local_store_url))
 
 
 def damaged(repository: ArtifactRepository) -> list[tuple[str, str, tuple[str, ...]]]:

@@ -1,23 +1,10 @@
-"""Both kinds of store as repositories, and this node's folders for one test alone."""
+"""This node's folders for one test alone."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-
-from rlhf_core.artifacts.opening import open_store
-from rlhf_core.artifacts.repository import ArtifactRepository
-
-
-@pytest.fixture
-def repository(store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(store_url))
-
-
-@pytest.fixture
-def local(local_store_url: str) -> ArtifactRepository:
-    return ArtifactRepository(open_store(local_store_url))
 
 
 @pytest.fixture
