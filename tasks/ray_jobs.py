@@ -1,19 +1,16 @@
 """The only code that speaks the Ray Jobs API: submit or attach, follow, stop.
 
-A job is a stage's process on the cluster. It outlives the process that submitted it, so its id is derived from the
-stage's key and the store: an orchestrator that comes back finds the job that its predecessor started.
+A job is a stage's process on the cluster, which outlives the process that submitted it.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
 import secrets
 import signal
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -22,14 +19,15 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
 
 from rlhf_core.actors import forwarding
+from rlhf_core.actors.placement import runtime_environment
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import JobLog
+from tasks.job_request import JobRequest, is_job_id
 
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
-_JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
 _PACKAGES = "/api/packages/gcs"
 _OF_EVERY_JOB: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
@@ -46,31 +44,6 @@ class JobEndedError(StageError):
 
 class JobCancelledError(StageError):
     """Whoever watched the job asked for its end."""
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    store: str  # that the result goes to: a URL
-    stage: str
-    key: str  # of the stage's result, 64 hex digits
-    entrypoint: str  # a shell command
-    environment: Mapping[
-        str, str
-    ]  # the variables that the job gets; they may be secret, see rlhf_core.actors.forwarding
-    metadata: Mapping[str, str]
-    cpus: float  # reserved for the entrypoint's own process; its workers reserve theirs
-    memory: int = 0  # bytes, likewise
-
-    @property
-    def id_prefix(self) -> str:
-        """Of the jobs that compute this result for this store; one URL may be two buckets at two S3 servers."""
-        place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
-        return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
-
-
-def id_prefix(job_id: str) -> str:
-    """`JobRequest.id_prefix` of the job's request: all but the number of its attempt."""
-    return job_id[: job_id.rindex("-a") + 2]
 
 
 class JobWatcher(Protocol):
@@ -210,7 +183,7 @@ class RayJobs:
         return [
             job.submission_id
             for job in jobs
-            if job.submission_id and _JOB_ID.fullmatch(job.submission_id) and not job.status.is_terminal()
+            if job.submission_id and is_job_id(job.submission_id) and not job.status.is_terminal()
         ]
 
     def _newest_attempt(self, prefix: str) -> tuple[int, JobStatus | None]:
@@ -234,7 +207,7 @@ class RayJobs:
                 entrypoint=request.entrypoint,
                 entrypoint_num_cpus=request.cpus,
                 entrypoint_memory=request.memory or None,
-                runtime_env={"env_vars": {**_OF_EVERY_JOB, **shown}},
+                runtime_env=runtime_environment({**_OF_EVERY_JOB, **shown}),
                 metadata=dict(request.metadata),
             )
         except RuntimeError:

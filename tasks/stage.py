@@ -18,7 +18,8 @@ from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.pipeline.user_files import named_variables
 from tasks.followers import Follower
-from tasks.ray_jobs import JobEndedError, JobRequest, JobWatcher, RayJobs, id_prefix
+from tasks.job_request import JobRequest, id_prefix
+from tasks.ray_jobs import JobEndedError, JobWatcher, RayJobs
 
 # What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")

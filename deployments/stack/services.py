@@ -125,11 +125,15 @@ def _ray(stack: Stack) -> Service:
     # Ray replaces a loopback address by the machine's own and then listens on all addresses, unless it assumes that
     # the cluster has one node. This switch makes it assume that, on Linux too.
     environment = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1"}
-    if _starts_warm():
-        environment[SOCKET_VARIABLE] = str(stack.link / "warm.sock")
+    environment |= _warm_socket(stack)
     return Service(
         "ray", command, stack.url("ray_dashboard"), lambda: _check_ray(stack), environment, stops_group=False
     )
+
+
+def _warm_socket(stack: Stack) -> dict[str, str]:
+    """For Ray's nodes, and for those who submit jobs to them."""
+    return {SOCKET_VARIABLE: str(stack.link / "warm.sock")} if "ray" in stack.owned and _starts_warm() else {}
 
 
 def _starts_warm() -> bool:
@@ -173,11 +177,8 @@ def _prefect_server(stack: Stack) -> Service:
 
 def _prefect_worker(stack: Stack) -> Service:
     name = f"local-{stack.link.name.removeprefix('alignment-')}"
-    command = (
-        *(_program("prefect"), "worker", "start", "--type", "process", "--install-policy", "never"),
-        *("--pool", WORK_POOL, "--name", name),
-    )
-    environment = {"PREFECT_WORKER_QUERY_SECONDS": "2"}
+    command = (sys.executable, "-m", "flows.worker", "--pool", WORK_POOL, "--name", name)
+    environment = {"PREFECT_WORKER_QUERY_SECONDS": "2", **_warm_socket(stack)}
     return Service("worker", command, "", lambda: _check_worker(stack, name), environment, ends_leftovers=False)
 
 

@@ -163,18 +163,9 @@ class Run:
         return found
 
     def retry(self) -> None:
-        """What the Retry button of the UI sends; returns when the next attempt has a process.
-
-        Pressed again if the run crashes once more: the worker reports a killed process twice, seconds apart.
-        """
-
-        def under_way() -> bool:
-            state = self.state()
-            if state.is_final():
-                self._client.set_flow_run_state(self.id, AwaitingRetry(message="Retry from the UI"), force=True)
-            return state.name == "Running" and bool(self.flow_processes())
-
-        until(under_way, "the next attempt")
+        """What the Retry button of the UI sends; returns when the next attempt has a process."""
+        self._client.set_flow_run_state(self.id, AwaitingRetry(message="Retry from the UI"), force=True)
+        until(lambda: self.state().name == "Running" and self.flow_processes(), "the next attempt")
 
     def restore_automations(self) -> None:
         """As `up` made them: a server that restarts needs more patience."""

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from click.testing import Result
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -77,7 +78,7 @@ def worker(
         command = [PREFECT, "--no-prompt", *arguments]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
-    start = [PREFECT, "worker", "start", "--type", "process", "--pool", POOL, "--install-policy", "never"]
+    start = [sys.executable, "-m", "flows.worker", "--pool", POOL]
     service = Service(start, folder / "log", environment)
     yield folder / "log"
     service.end()
@@ -95,14 +96,14 @@ def start(workplace: Workplace) -> FlowRun:
     return flow_run
 
 
-def wait_for(client: SyncPrefectClient, flow_run: FlowRun, *types: StateType) -> FlowRun:
+def wait_for(client: SyncPrefectClient, flow_run: FlowRun, *types: StateType, every_seconds: float = 0.5) -> FlowRun:
     deadline = time.monotonic() + 120
     while True:
         found = client.read_flow_run(flow_run.id)
         if found.state is not None and found.state.type in types:
             return found
         assert time.monotonic() < deadline, found.state
-        time.sleep(0.5)
+        time.sleep(every_seconds)
 
 
 def retry(client: SyncPrefectClient, flow_run: FlowRun) -> None:
@@ -151,6 +152,26 @@ def test_a_retry_at_once_repeats_the_failed_stage_and_nothing_else(
     states = sorted((run.name, run.state_name or "") for run in runs if run.name != "data.words")
     assert states == [("base", "Computed"), *4 * [("base", "Reused")],
                       ("data.test", "Computed"), *4 * [("data.test", "Reused")]]  # fmt: skip
+
+
+def test_a_retry_at_once_of_a_run_whose_process_was_killed_attaches_to_its_job(
+    workplace: Workplace, client: SyncPrefectClient, worker: Path
+) -> None:
+    workplace.write_recipe("waits_for: '{sign}'")
+    flow_run = start(workplace)
+    wait_until(lambda: list(workplace.attempts("data.words").values()) == ["RUNNING"])
+    for _ in range(2):
+        for process in psutil.process_iter(["cmdline", "environ"]):
+            if (process.info["environ"] or {}).get("PREFECT__FLOW_RUN_ID") == str(flow_run.id):
+                process.kill()
+        crashed = wait_for(client, flow_run, StateType.CRASHED, every_seconds=0.01)
+        retry(client, crashed)
+        wait_for(client, crashed, StateType.RUNNING)
+    workplace.sign.touch()
+    done = wait_for(client, crashed, StateType.COMPLETED, StateType.FAILED, *UNEXPECTED)
+    assert done.state is not None
+    assert done.state.is_completed(), done.state.message
+    assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
 
 
 def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import Artifact, FlowRun
 from rlhf_core.errors import RecipeError, StoreError
 from rlhf_core.pipeline.record import read_record
 from tasks.followers import Follower
-from tasks.ray_jobs import id_prefix
+from tasks.job_request import id_prefix
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
 

@@ -13,7 +13,7 @@ from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import IntegrityError
 from tasks.followers import Follower
-from tasks.ray_jobs import id_prefix
+from tasks.job_request import id_prefix
 
 PREFIX = "sft-0123456789abcdef-01234567-a"
 JOB = f"{PREFIX}1"

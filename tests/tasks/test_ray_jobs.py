@@ -16,7 +16,8 @@ from rlhf_core.actors.forwarding import NAME_VARIABLE
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import LINE_OF_RAY
-from tasks.ray_jobs import JobCancelledError, JobEndedError, JobRequest, RayJobs, _cause_of_end, _Client, connect
+from tasks.job_request import JobRequest
+from tasks.ray_jobs import JobCancelledError, JobEndedError, RayJobs, _cause_of_end, _Client, connect
 from tests.cluster import start_ray
 
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"

@@ -1,0 +1,41 @@
+"""What a job is asked to compute, and its id, which is derived from that: the stage's key, the store, and the attempt.
+
+So an orchestrator that comes back finds the job that its predecessor started.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_JOB_ID = re.compile(r".+-[0-9a-f]{16}-[0-9a-f]{8}-a\d+")
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    store: str  # that the result goes to: a URL
+    stage: str
+    key: str  # of the stage's result, 64 hex digits
+    entrypoint: str  # a shell command
+    environment: Mapping[str, str]  # that the job gets; it may be secret, see rlhf_core.actors.forwarding
+    metadata: Mapping[str, str]
+    cpus: float  # reserved for the entrypoint's own process; its workers reserve theirs
+    memory: int = 0  # bytes, likewise
+
+    @property
+    def id_prefix(self) -> str:
+        """Of the jobs that compute this result for this store; one URL may be two buckets at two S3 servers."""
+        place = f"{self.store} {self.environment.get('AWS_ENDPOINT_URL', '')}"
+        return f"{self.stage}-{self.key[:16]}-{hashlib.sha256(place.encode()).hexdigest()[:8]}-a"
+
+
+def id_prefix(job_id: str) -> str:
+    """`JobRequest.id_prefix` of the job's request: all but the number of its attempt."""
+    return job_id[: job_id.rindex("-a") + 2]
+
+
+def is_job_id(submission_id: str) -> bool:
+    """Whether a job of the cluster is one of ours: of any stage and store."""
+    return _JOB_ID.fullmatch(submission_id) is not None
