@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 import psutil
 
@@ -39,7 +40,7 @@ def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
     members = {process.pid: process for process in processes_of(stack.folder, sessions=[session])}
     names = {port: name for name, port in stack.ports.items()}
     found = {
-        (connection.laddr.port, connection.laddr.ip): members[connection.pid].name()
+        (connection.laddr.port, connection.laddr.ip): _label(members[connection.pid])
         for connection in psutil.net_connections("tcp")
         if connection.pid in members and connection.status == psutil.CONN_LISTEN
     }
@@ -51,10 +52,20 @@ def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
     ]
 
 
+def _label(process: psutil.Process) -> str:
+    """Its name; of Python, that of the module or script that it runs."""
+    name, command = process.name(), process.cmdline()
+    if not name.startswith("python"):
+        return name
+    if "-m" in command[:-1]:
+        return command[command.index("-m") + 1]
+    return next((Path(part).name for part in command if part.endswith(".py")), name)
+
+
 def _protection(stack: Stack, port: int, name: str, process: str) -> str:
     if name:
         return _PROTECTION.get(name, CERTIFICATE)
-    if process.startswith("prefect"):
+    if process == "flows.worker":
         return "secret of each flow's process"
     return METRICS if _is_metrics(port) else TOKEN
 

@@ -152,7 +152,8 @@ def test_no_port_gives_anything_to_who_has_no_credentials(stack: Path) -> None:
     named = {port.name: port.protection for port in ports.values() if port.name}
     assert named.keys() == json.loads((stack / "ports.json").read_text()).keys()
     assert set(named.values()) == {named["s3"], named["prefect"], CERTIFICATE, TOKEN}
-    assert sum(port.protection == METRICS for port in ports.values()) <= 1
+    # The node's; and those of the head, whose numbers are fixed, unless another cluster of this machine has them.
+    assert sum(port.protection == METRICS for port in ports.values()) <= 3
     for number, port in ports.items():
         answered = anonymous.answered(number)
         expected = set()
