@@ -40,7 +40,7 @@ def _watch(run_id: UUID, cancelled: threading.Event, ended: threading.Event) -> 
             try:
                 state = client.read_flow_run(run_id).state
             except httpx.HTTPError:
-                continue  # the server restarts; a run goes on without it
+                continue  # the server restarts; a run continues without it
             if state is not None and (state.is_cancelling() or state.is_cancelled()):
                 cancelled.set()
                 return

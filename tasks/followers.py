@@ -26,7 +26,7 @@ _RENEWALS_PER_LIFETIME = 4
 
 class FollowersRecord(Config):
     expires_at: Mapping[str, datetime] = Field(default_factory=dict)  # by id of the run
-    stopped_job: str = ""  # whoever starts to follow does not attach to it
+    stopped_job: str = ""  # a run that starts to follow does not attach to it
 
 
 class Follower:

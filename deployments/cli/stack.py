@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import typer
-from rich.console import Console
 from rich.table import Table
 
 from deployments.stack.environment import stack_environment
@@ -39,6 +38,7 @@ def up() -> None:
 @app.command()
 def status() -> None:
     """Show the state, address and log of each service. The exit code is 1 if one does not work."""
+    from deployments.cli.console import wide_console
     from deployments.stack import control
 
     lines = control.status()
@@ -53,7 +53,7 @@ def status() -> None:
             line.url,
             str(line.log or ""),
         )
-    console = Console(width=None if Console().is_terminal else 200)
+    console = wide_console()
     console.print(table)
     console.print(_ports(control.ports()))
     if not all(line.good for line in lines):

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-import sys
 from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
 from pydantic import ValidationError
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
+from deployments.cli.console import wide_console
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -23,7 +22,7 @@ from rlhf_core.pipeline.record import RunRecord, read_record
 from rlhf_core.stages.job_context import node_cache
 
 app = typer.Typer()
-console = Console(width=None if sys.stdout.isatty() else 300)  # paths stay whole in a file
+console = wide_console()
 
 WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without it, the whole store")
 

@@ -1,6 +1,6 @@
 """Automations of the Prefect server that end the runs whose process has died together with its worker.
 
-A worker that sees a flow's process die marks the run Crashed. If both die, nobody does, and the run would stay Running
+A worker that sees a flow's process die marks the run Crashed. If both die, nothing does, and the run would stay Running
 for ever. `alignment up` creates the automations. With a Prefect server and deployments of your own, run
 `python -m deployments.stack.automations` once, with PREFECT_API_URL set; running it again is a no-op.
 """

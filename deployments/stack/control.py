@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
-import httpx
 import psutil
 
 from deployments.stack.certificate import write_certificate
@@ -28,14 +27,13 @@ from deployments.stack.environment import (
 from deployments.stack.ports import ListeningPort, listening_ports
 from deployments.stack.processes import end, processes_of
 from deployments.stack.registration import register_deployments
-from deployments.stack.services import Service, certificate_folder, services
+from deployments.stack.services import certificate_folder, services
 from deployments.stack.settings import SHORT, Stack, open_stack, write_private
+from deployments.stack.starting import await_all, problem_of, timeout
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
 from rlhf_core.artifacts.scratch import sweep
 from rlhf_core.errors import StackError
 from rlhf_core.stages.job_context import workdir_root
-
-_LAST_LINES = 5
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +88,7 @@ def up(report: Callable[[str], None] = print) -> Stack:
             _report_differences(lines, report)
             environment = supervisord.environ()
             os.environ.update(_selected(environment))  # what is checked below is what runs
-        _await_all(stack, supervisor, all_services, report)
+        await_all(stack, supervisor, all_services, report)
         if register_deployments(folder, environment):
             report("deployments registered")
         return stack
@@ -116,7 +114,7 @@ def _selected(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _report_differences(lines: list[str], report: Callable[[str], None]) -> None:
     if lines:
-        report("the stack goes on with the settings that it was started with, which differ from those of this shell:")
+        report("the stack keeps the settings that it was started with, which differ from those of this shell:")
         for line in lines:
             report(f"  {line}")
         report("apply them with `alignment down && alignment up`, which ends running jobs; run again to resume them")
@@ -138,7 +136,7 @@ def status() -> list[ServiceStatus]:
         process = states.get(service.name)
         state, problem = (process.state.lower(), "") if process else ("stopped", "")
         if state in ("running", "starting"):
-            problem = _problem(service)
+            problem = problem_of(service)
             state = ("failing" if state == "running" else state) if problem else "working"
         pid, uptime = (process.pid, time.time() - process.since) if process and process.pid else (0, 0.0)
         lines.append(ServiceStatus(service.name, state, service.url, pid, uptime, stack.log(service.name), problem))
@@ -189,7 +187,7 @@ def _stop(folder: Path, supervisor: Supervisor) -> None:
     members = processes_of(folder, sessions=_sessions(supervisor))
     if pid is not None:
         supervisor.shutdown()
-        _wait_until(lambda: supervisor.pid() is None, _timeout())
+        _wait_until(lambda: supervisor.pid() is None, timeout())
     end({process for process in members if process.is_running()})
     _end_leftovers(folder, supervisor)
     if link.is_symlink():
@@ -212,53 +210,6 @@ def _sessions(supervisor: Supervisor) -> list[int]:
     return [] if pid is None else [pid]
 
 
-def _await_all(
-    stack: Stack, supervisor: Supervisor, all_services: list[Service], report: Callable[[str], None]
-) -> None:
-    """Start all stopped services, the worker last because it needs the server; wait until each one works."""
-    states = supervisor.states()
-    for service in all_services:
-        if service.name != "worker":
-            _start_if_stopped(supervisor, service, states[service.name].state)
-    for service in all_services:
-        if service.name == "worker":
-            _start_if_stopped(supervisor, service, states[service.name].state)
-        _await(stack, supervisor, service)
-        report(f"{service.name} works{f': {service.url}' if service.url else ''}")
-
-
-def _start_if_stopped(supervisor: Supervisor, service: Service, state: str) -> None:
-    if state in ("STOPPED", "EXITED", "FATAL"):
-        supervisor.start_service(service.name)
-
-
-def _await(stack: Stack, supervisor: Supervisor, service: Service) -> None:
-    deadline = time.monotonic() + _timeout()
-    while problem := _problem(service):
-        fatal = supervisor.states()[service.name].state == "FATAL"
-        if fatal or time.monotonic() > deadline:
-            how = "fails repeatedly" if fatal else f"does not work after {_timeout():.0f} s ({problem})"
-            log = stack.log(service.name)
-            raise StackError("\n  ".join([f"{service.name} {how}:", *_last_lines(log), f"full log: {log}"]))
-        time.sleep(0.3)
-
-
-def _problem(service: Service) -> str:
-    """Why the service does not work, in one line; empty if it works."""
-    from botocore.exceptions import BotoCoreError, ClientError
-
-    try:
-        service.check()
-    except (OSError, httpx.HTTPError, BotoCoreError, ClientError) as error:
-        return (str(error) or type(error).__name__).splitlines()[0]
-    return ""
-
-
-def _last_lines(log: Path) -> list[str]:
-    text = log.read_text(encoding="utf-8", errors="replace") if log.is_file() else ""
-    return [line for line in text.splitlines() if line.strip()][-_LAST_LINES:] or ["(the log is empty)"]
-
-
 def _check_external(external: frozenset[str]) -> None:
     if "s3" in external and not os.environ.get("ALIGNMENT_STORE"):
         raise StackError(
@@ -272,11 +223,6 @@ def _external_url(service: str) -> str:
     return urls[0] if urls else f"set {SELECTORS[service][0]}"
 
 
-def _timeout() -> float:
-    """Seconds that a service may take to start or to stop."""
-    return float(os.environ.get("ALIGNMENT_STACK_TIMEOUT", "180"))
-
-
 def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
     limit = time.monotonic() + seconds
     while not condition() and time.monotonic() < limit:
@@ -287,7 +233,7 @@ def _wait_until(condition: Callable[[], bool], seconds: float) -> None:
 def _locked(folder: Path) -> Iterator[None]:
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     try:
-        with filelock.FileLock(folder / "lock", timeout=2 * _timeout()):
+        with filelock.FileLock(folder / "lock", timeout=2 * timeout()):
             yield
     except filelock.Timeout as error:
         raise StackError(f"another `alignment up` or `down` holds {folder / 'lock'} for too long: end it") from error

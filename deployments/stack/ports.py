@@ -54,7 +54,8 @@ def listening_ports(stack: Stack, session: int) -> list[ListeningPort]:
 
 def _label(process: psutil.Process) -> str:
     """Its name; of Python, that of the module or script that it runs."""
-    name, command = process.name(), process.cmdline()
+    name: str = process.name()
+    command: list[str] = process.cmdline()
     if not name.startswith("python"):
         return name
     if "-m" in command[:-1]:

@@ -8,41 +8,21 @@ touch the driver, which no fork can use after that.
 
 from __future__ import annotations
 
-import atexit
 import ctypes
-import gc
-import importlib
 import json
 import os
-import runpy
 import selectors
 import signal
 import socket
 import struct
 import sys
-import threading
-import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
 
-from rlhf_core.rollout.vllm_environment import set_vllm_environment
+from rlhf_core.warm.preloading import LIBRARIES, preload
+from rlhf_core.warm.program import Request, exit_after, run
 
-# What the jobs, ranks and engines of the shipped stages import, by what takes the time.
-LIBRARIES = (
-    "torch",
-    "transformers.models.llama.modeling_llama",
-    "peft",
-    "deepspeed",
-    "vllm.entrypoints.llm",
-    "vllm.v1.worker.cpu_worker",
-    "s3fs",
-    "wandb",
-    "tensorboard.summary.writer.event_file_writer",
-    "reasoning_gym",
-)
 # Read by libraries when they are imported, some once and for all.
 _READ_AT_IMPORT = (
     "ACCELERATE_", "CUDA_", "DS_", "HF_", "LD_", "PYTHON", "PYTORCH_", "TORCH", "TRANSFORMERS_", "TRITON_", "VLLM_",
@@ -51,35 +31,6 @@ _READ_AT_IMPORT = (
 _FREE = frozenset({"HF_HUB_OFFLINE", "HF_TOKEN", "PYTHONBREAKPOINT", "PYTHONPATH", "PYTHONUNBUFFERED"})
 _REQUEST_SECONDS = 5.0
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Request:
-    arguments: list[str]  # of `python`: a script's path or `-m MODULE`, and what follows
-    folder: str
-    environment: dict[str, str]
-    umask: int
-    descriptors: list[int]  # standard input, output, error
-
-
-def preload(libraries: Sequence[str] = LIBRARIES) -> None:
-    """Import `libraries`, those that are installed. Raises RuntimeError if one has started a thread."""
-    set_vllm_environment()
-    # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
-    os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
-    # Ray reads the variables of the worker that it is in when it is first imported: each fork does that itself.
-    sys.modules["ray"] = None  # type: ignore[assignment]
-    for library in libraries:
-        try:
-            importlib.import_module(library)
-        except ImportError as error:
-            print(f"not preloaded: {library} ({error})", flush=True)
-    del sys.modules["ray"]
-    threads = len(list(Path("/proc/self/task").iterdir()))
-    if threads > 1:
-        raise RuntimeError(f"{threads - 1} threads were started by what was imported: a fork would lack them")
-    gc.collect()
-    gc.freeze()  # else the collector of every fork walks over all that, and copies its memory
 
 
 class Server:
@@ -200,43 +151,6 @@ class Server:
             opened.close()
 
 
-def run(request: Request, base_path: Sequence[str]) -> None:
-    """What a fresh interpreter does with its command line. base_path: sys.path without what PYTHONPATH adds."""
-    for target, descriptor in enumerate(request.descriptors):
-        os.dup2(descriptor, target)
-        os.close(descriptor)
-    os.chdir(request.folder)
-    os.umask(request.umask)
-    os.environ.clear()
-    os.environ.update(request.environment)
-    if request.environment.get("PYTHONUNBUFFERED"):
-        for stream in (sys.stdout, sys.stderr):
-            stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # both are text
-    for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
-        del sys.modules[name]
-    _take_over_state()
-    python_path = [path for path in request.environment.get("PYTHONPATH", "").split(":") if path]
-    first, *others = request.arguments
-    if first == "-m":
-        module, *others = others
-        sys.argv = [module, *others]
-        sys.path[:] = [request.folder, *python_path, *base_path]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
-    else:
-        sys.argv = [first, *others]
-        sys.path[:] = [str(Path(first).resolve().parent), *python_path, *base_path]
-        runpy.run_path(first, run_name="__main__")
-
-
-def _take_over_state() -> None:
-    """What libraries keep of a process: each fork has its own."""
-    if (numpy := sys.modules.get("numpy")) is not None:
-        numpy.random.seed()  # the global generator, which is as random in a fresh process
-    if (constants := sys.modules.get("huggingface_hub.constants")) is not None:
-        offline = os.environ.get("HF_HUB_OFFLINE") or os.environ.get("TRANSFORMERS_OFFLINE") or ""
-        constants.HF_HUB_OFFLINE = offline.upper() in constants.ENV_VARS_TRUE_VALUES  # type: ignore[attr-defined]
-
-
 def _received(connection: socket.socket) -> Request:
     _, uid, _ = struct.unpack("3i", connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i")))
     if uid != os.getuid():
@@ -281,27 +195,7 @@ def main(arguments: list[str]) -> None:
     server = Server(Path(path), environment)
     print("ready", flush=True)
     request = server.serve()
-    _exit_after(lambda: run(request, base_path))
-
-
-def _exit_after(program: Callable[[], None]) -> NoReturn:
-    """What an interpreter does at its end, but for taking all those modules apart, which takes as long as a stage."""
-    status = 1
-    try:
-        program()
-        status = 0
-    except SystemExit as ended:
-        if not (ended.code is None or isinstance(ended.code, int)):
-            print(ended.code, file=sys.stderr)
-        status = ended.code if isinstance(ended.code, int) else int(ended.code is not None)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        threading._shutdown()  # type: ignore[attr-defined]  # waits for threads, as multiprocessing's forks do
-        atexit._run_exitfuncs()
-        for stream in (sys.stdout, sys.stderr):
-            stream.flush()
-        os._exit(status & 0xFF)
+    exit_after(lambda: run(request, base_path))
 
 
 if __name__ == "__main__":

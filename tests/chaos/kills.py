@@ -1,10 +1,11 @@
-"""What is killed while a node trains, and how the run goes on. Each function returns when the run goes on."""
+"""What is killed while a node trains, and how the run continues. Each function returns when it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.chaos.scenario import CHECKPOINT_STEPS, Run, await_service, kill, processes, service
+from tests.chaos.recipe import CHECKPOINT_STEPS
+from tests.chaos.scenario import Run, await_service, kill, processes, service
 
 
 def _flow(run: Run, node: str) -> None:
@@ -27,7 +28,7 @@ def _both(run: Run, node: str) -> None:
 
 
 def _service(name: str) -> Callable[[Run, str], None]:
-    """It is started again by supervisord; the flow and its job go on."""
+    """It is started again by supervisord; the flow and its job continue."""
 
     def kill_it(run: Run, node: str) -> None:
         run.hold(node, CHECKPOINT_STEPS)

@@ -1,12 +1,11 @@
 """A small recipe on the local stack, whose parts are killed one after the other while it runs.
 
 `alignment up` starts the stack in a folder of its own. The ranks of a stage that trains are frozen while a part is
-killed, so that the stage cannot end before; afterwards the run must go on by itself, or after a Retry.
+killed, so that the stage cannot end before; afterwards the run must continue by itself, or after a Retry.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
@@ -42,53 +41,13 @@ from rlhf_core.artifacts.scratch import sweep
 from rlhf_core.pipeline.prepare import prepare
 from tasks.followers import FollowersRecord
 from tasks.ray_jobs import RayJobs
+from tests.chaos.recipe import write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 SECONDS = 600.0
 # Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
 SILENCE = timedelta(seconds=40)
-CHECKPOINT_STEPS = 5
 _PULSE_SECONDS = 0.1
-RECIPE: dict[str, Any] = {
-    "name": "chaos", "tracking": {"wandb": False, "tensorboard": False},
-    "data": {"talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}}},
-    "base": {
-        "dtype": "float32",
-        "source": {"type": "scratch", "hidden_size": 64, "intermediate_size": 64, "layers": 1, "heads": 1,
-                   "context_length": 32},
-    },
-    "sft": {
-        "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 600, "max_steps": 1000,
-        "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
-        "checkpoint": {"every_steps": CHECKPOINT_STEPS},
-    },
-}  # fmt: skip
-# The long form goes on with RL, whose engine is killed too.
-RL: dict[str, Any] = {
-    "algorithm": "grpo", "dataset": "asked", "steps": 60, "prompts_per_step": 2,
-    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 24, "cpu_cache_gib": 0.25},
-    "grpo": {
-        "rewards": {"exact": {"type": "verifier", "kind": "exact"}}, "group_size": 2,
-        "optimizer": {"learning_rate": 1e-2},
-    },
-    "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
-}  # fmt: skip
-
-
-def write_recipe(folder: Path, *, long: bool = False) -> Path:
-    folder.mkdir()
-    talks = [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)]
-    (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
-    (folder / "asked.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"a{i}", "answer": "1"}) + "\n" for i in range(4))
-    )
-    recipe = RECIPE
-    if long:
-        asked = {"format": "prompts", "source": {"type": "files", "paths": ["asked.jsonl"]}}
-        recipe = {**RECIPE, "data": {**RECIPE["data"], "asked": asked}, "rl": RL}
-    path = folder / "chaos.yaml"
-    path.write_text(json.dumps(recipe))  # which is YAML too
-    return path
 
 
 def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
@@ -180,7 +139,7 @@ class Run:
         wanted = self.checkpoint(node) + steps
 
         def reached() -> bool:
-            """Lets the ranks go on for a moment, so that however fast they are they do not get far."""
+            """Lets the ranks run for a moment, so that however fast they are they do not get far."""
             self.let_go()
             time.sleep(_PULSE_SECONDS)
             self._held = processes(self.place, "ray::_Rank")

@@ -13,7 +13,8 @@ import transformers
 from torch import Tensor, nn
 from transformers.models.lfm2 import modeling_lfm2
 
-from benchmarks.architectures import oracle_error, ragged_batch, small_config, small_model
+from benchmarks.architectures import oracle_error, ragged_batch
+from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import StageError
 from rlhf_core.models import layout_check, layouts
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts

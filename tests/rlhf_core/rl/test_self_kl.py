@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from benchmarks.architectures import small_config, small_model
+from benchmarks.small_models import small_config, small_model
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
 from rlhf_core.division import Division

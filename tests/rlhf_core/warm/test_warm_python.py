@@ -142,7 +142,7 @@ def test_what_the_warm_process_started_ends_with_it(tmp_path: Path) -> None:
 def test_threads_of_what_was_imported_are_refused(tmp_path: Path) -> None:
     code = "import threading, time\nthreading.Thread(target=time.sleep, args=(9,), daemon=True).start()\n"
     (tmp_path / "threaded.py").write_text(code)
-    command = [sys.executable, "-c", "from rlhf_core.warm.server import preload; preload(['threaded'])"]
+    command = [sys.executable, "-c", "from rlhf_core.warm.preloading import preload; preload(['threaded'])"]
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "RuntimeError: 1 threads were started by what was imported" in done.stderr
