@@ -38,7 +38,9 @@ class _Commands(TyperGroup):
             raise _ended("interrupted before it was done; nothing else was stopped", code=INTERRUPTED) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _ended(f"a server does not answer as expected: see `alignment status` ({error})") from error
-        except (PermissionError, FileNotFoundError, NotADirectoryError, IsADirectoryError, FileExistsError) as error:
+        except OSError as error:
+            if error.filename is None:
+                raise
             raise _ended(f"{error.filename}: {error.strerror}: correct the path, or what may be done there") from error
 
 

@@ -24,7 +24,7 @@ def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
         lines = _Lines(text, shown)
         reader = csv.reader(lines, strict=True, delimiter="\t" if name.endswith(".tsv") else ",")
         try:
-            yield from _rows(reader, lines, shown)
+            yield from _rows(reader, lines, shown, ";|," if name.endswith(".tsv") else ";|\t")
         except csv.Error as error:
             # Where a quote is left open, the rest of the file may look like one row: no policy drops that.
             raise RowError(f"{shown} line {lines.begin}: not CSV ({error}): is a quote left open here?") from error
@@ -53,7 +53,7 @@ class _Lines:
         self.size = 0
 
 
-def _rows(reader: Iterator[list[str]], lines: _Lines, shown: str) -> Iterator[Parsed]:
+def _rows(reader: Iterator[list[str]], lines: _Lines, shown: str, other_delimiters: str) -> Iterator[Parsed]:
     header: list[str] | None = None
     for values in reader:
         where, size = f"{shown} line {lines.begin}", lines.size
@@ -61,14 +61,21 @@ def _rows(reader: Iterator[list[str]], lines: _Lines, shown: str) -> Iterator[Pa
         if not values:
             yield where, None, size
         elif header is None:
-            header = _header(values, where)
+            header = _header(values, where, other_delimiters)
         else:
             yield where, _row(header, values), size
 
 
-def _header(names: list[str], where: str) -> list[str]:
+def _header(names: list[str], where: str, other_delimiters: str) -> list[str]:
     if not is_unicode("".join(names)):
         raise RowError(f"{where}: {NOT_UTF8}")
+    if names[0].startswith(('{"', "[{")):
+        raise RowError(f"{where}: the file holds JSON: let its name end in .jsonl")
+    found = next((character for character in other_delimiters if character in names[0]), None)
+    if len(names) == 1 and found is not None:
+        raise RowError(
+            f"{where}: the header is one column, {names[0]!r}: divide values by commas, in .tsv by tabs, not {found!r}"
+        )
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise RowError(f"{where}: the header names the column `{twice}` twice: rename one of them")

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from typing import IO, Any
 
 from rlhf_core.data.formats import Row, RowError
-from rlhf_core.data.json_text import Decoder, JSONTextError, parse_json
+from rlhf_core.data.json_text import Decoder, JSONTextError, parse_json, wrong_at
 from rlhf_core.data.opening import open_data, read_head
 
 # Where it is; the row, what is wrong with it, or None where there is none (a blank line); bytes that were read.
@@ -159,4 +159,4 @@ class _Values:
 
     def _wrong(self, reason: str) -> RowError:
         place = f"{self._shown} line {self._line}"
-        return RowError(f"{place}: not JSON ({reason}, column {self._column})", "not JSON")
+        return RowError(f"{place}: not JSON {wrong_at(self._text, self._position, reason, self._column)}", "not JSON")

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+_SHOWN = 20  # characters
+
 
 class JSONTextError(ValueError):
     """The text says what is wrong. reason: the same without what belongs to this text alone."""
@@ -48,6 +50,23 @@ class Decoder:
         self.problem = JSONTextError(f"{name} is no JSON: write a number, or null", "NaN or infinity is no JSON")
 
 
+def wrong_at(text: str, position: int, reason: str, column: int) -> str:
+    """Where JSON went wrong, what stands there, and what to do about the usual mistakes."""
+    before, rest = text[max(0, position - _SHOWN) : position].rstrip(), text[position : position + _SHOWN].lstrip(" ")
+    if not rest.strip() or reason.startswith("Unterminated"):
+        return f"({reason}, column {column}): is it cut off?"
+    found = rest.splitlines()[0] or rest[0]
+    if rest.startswith("'"):
+        remedy = ": write double quotes"
+    elif rest[0] in "}]" and reason.startswith(("Expecting value", "Expecting property", "Illegal trailing comma")):
+        remedy = ": a comma before it is too much, or a value is missing"
+    elif rest.startswith(("\r", ",", "{")) and before.endswith("}"):
+        remedy = ": begin each row on a line of its own, ended by a line feed, without commas between"
+    else:
+        remedy = ""
+    return f"({reason}, column {column}: {found!r}){remedy}"
+
+
 def parse_json(text: str) -> Any:
     """The value that is the whole text. Raises JSONTextError."""
     decoder = Decoder()
@@ -55,9 +74,9 @@ def parse_json(text: str) -> Any:
     try:
         value, end = decoder.decode(content, 0)
     except json.JSONDecodeError as error:
-        raise JSONTextError(f"not JSON ({error.msg}, column {error.colno})") from error
+        raise JSONTextError(f"not JSON {wrong_at(content, error.pos, error.msg, error.colno)}") from error
     if end != len(content):
-        raise JSONTextError(f"not JSON (more text after its end, column {end + 1})")
+        raise JSONTextError(f"not JSON {wrong_at(content, end, 'more text after its end', end + 1)}")
     if decoder.problem is not None:
         raise decoder.problem
     return value

@@ -35,14 +35,15 @@ _OTHER_KINDS = (
     (b"BZh", "is compressed by bzip2: let its name end in .bz2"),
     (b"\xfd7zXZ\0", "is compressed by xz: let its name end in .xz"),
     (b"\x28\xb5\x2f\xfd", "is compressed by zstd: let its name end in .zst"),
-    (b"PK\x03\x04", "is a zip archive: let its name end in .zip"),
+    (b"PK\x03\x04", "is a zip archive or a spreadsheet: let its name end in .zip, or save the sheet as .csv"),
     (b"PAR1", "is a parquet file: let its name end in .parquet"),
     (b"\xff\xfe", "is UTF-16 text: save it as UTF-8"),
     (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
     (b"version https://git-lfs", "is a pointer of git-lfs, not the file: run `git lfs pull`"),
-    (b"<!DOCTYPE html", "is a web page, not data: download the file itself"),
-    (b"<html", "is a web page, not data: download the file itself"),
+    (b"%PDF", "is a PDF, not data: extract its text"),
 )
+_MARKUP = (b"<!doctype", b"<html", b"<?xml")
+_MOST_NUL = 0.1  # of the first bytes: UTF-16 of other than East Asian text has half, text has none
 
 
 def file_problem(path: Path) -> str | None:
@@ -91,8 +92,20 @@ def read_head(path: str, shown: str) -> bytes:
         head = file.read(HEAD_BYTES)
     for begin, problem in _OTHER_KINDS:
         if head.startswith(begin):
-            raise RowError(f"{shown}: {'its content' if compression_of(shown) else 'the file'} {problem}")
+            raise _other_kind(shown, problem)
+    if head.lstrip()[:16].lower().startswith(_MARKUP):
+        raise _other_kind(shown, "is a web page or XML, not data: download the file itself")
+    begin = head[:512]
+    if begin.count(0) > _MOST_NUL * len(begin):
+        raise _other_kind(
+            shown,
+            "is full of NUL, so it is no UTF-8 text: save UTF-16 as UTF-8, unpack archives, convert what is binary",
+        )
     return head
+
+
+def _other_kind(shown: str, problem: str) -> RowError:
+    return RowError(f"{shown}: {'its content' if compression_of(shown) else 'the file'} {problem}")
 
 
 def _zstd(file: Any, shown: str) -> IO[bytes]:

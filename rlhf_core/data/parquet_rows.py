@@ -3,10 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
-from rlhf_core.data.formats import RowError
+from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.json_rows import Parsed
 from rlhf_core.data.opening import open_data
+
+
+def _values(batch: Any, where: str) -> list[Row]:
+    try:
+        rows: list[Row] = batch.to_pylist()
+    except (ValueError, OverflowError) as error:  # such as a date after the year 9999
+        raise RowError(f"{where}: a value has no meaning in Python ({error}): write its column as text") from error
+    return rows
 
 
 def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
@@ -24,7 +33,7 @@ def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
             index = 0
             for batch in table.iter_batches(batch_size=1024):
                 num_bytes = batch.nbytes // max(1, batch.num_rows) + 1
-                for row in batch.to_pylist():
+                for row in _values(batch, f"{shown} rows {index} to {index + batch.num_rows - 1}"):
                     yield f"{shown} row {index}", row, num_bytes
                     index += 1
         except RowError:

@@ -18,7 +18,8 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from rlhf_core.artifacts.manifest import file_digest
-from rlhf_core.errors import StageError
+from rlhf_core.data.opening import file_problem
+from rlhf_core.errors import StageError, did_you_mean
 
 MAX_HASHED_BYTES = 2**30  # of a remote file that has no version: planning a run reads it whole
 
@@ -87,12 +88,17 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
     if url.startswith(("http://", "https://")):
         # aiohttp would end every download after five minutes.
         options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)}
+    protocol = url.partition("://")[0].rpartition("::")[2]
+    if protocol not in (known := fsspec.available_protocols()):
+        raise UnreadableError(f"there is no protocol `{protocol}`{did_you_mean(protocol.lower(), known)}")
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
         filesystem.invalidate_cache()
         yield filesystem, path
     except (StageError, UnreadableError):
         raise
+    except ImportError as error:
+        raise UnreadableError(f"its protocol needs a package: {error}") from error
     except Exception as error:  # each filesystem raises types of its own; all mean that the URL cannot be read
         if isinstance(error, FileNotFoundError) and error.__cause__ is None:
             raise UnreadableError("there is no such file or folder") from error
@@ -110,6 +116,9 @@ def _names(filesystem: Any, root: str, suffixes: tuple[str, ...]) -> list[str]:
 
 
 def _identity(filesystem: Any, path: str) -> str:
+    problem = file_problem(Path(path)) if isinstance(filesystem, LocalFileSystem) else None
+    if problem:  # a pipe might never answer
+        raise UnreadableError(problem)
     info = filesystem.info(path)
     if info.get("type") == "directory":
         raise UnreadableError("is a folder; name the files in it")

@@ -53,7 +53,7 @@ def _function(value: Any, index: int) -> dict[str, Any]:
     if value.get("type", "function") not in ("function", None):
         raise ToolError(f"[{index}] is of type {value['type']!r}; only functions can be called")
     function = value.get("function", {name: item for name, item in value.items() if name not in ("type", "id")})
-    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str):
+    if not isinstance(function, Mapping) or not isinstance(function.get("name"), str) or not function["name"].strip():
         raise ToolError(f"[{index}] has no function name; it must be {_FORM}")
     identity = {"id": value["id"]} if isinstance(value.get("id"), str) else {}
     return {**identity, "type": "function", "function": dict(function)}

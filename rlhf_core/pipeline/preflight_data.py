@@ -231,12 +231,15 @@ def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row
 
 def _path_problem(path: str, root: Path) -> str | None:
     local = root / path
+    problem = file_problem(local)
+    if problem is None:
+        return None
     if glob.has_magic(path) and not os.path.lexists(local):
         return f"no file matches this pattern (looked in {root})"
-    if local.is_dir():
+    if os.path.isdir(local):
         return f"there is no data file in this folder, whose name ends in {', '.join(SUFFIXES)}"
-    problem = file_problem(local)
-    return problem and f"{problem} (looked for {local})"
+    plain = "; write the path out: `~` and `$` mean nothing here" if path.startswith("~") or "$" in path else ""
+    return f"{problem} (looked for {local}){plain}"
 
 
 def _canonical(rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:

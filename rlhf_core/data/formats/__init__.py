@@ -20,7 +20,7 @@ from importlib import import_module
 from typing import Any
 
 from rlhf_core.config.format_table import FORMATS
-from rlhf_core.data.formats.base import Format, Row, RowError, Rows, missing_column, normalised, row_id
+from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowError, Rows, normalised, row_id
 
 __all__ = ["Format", "Row", "RowError", "Rows", "canonical_row", "format_of", "normalised", "row_id"]
 
@@ -46,7 +46,12 @@ def canonical_row(source: Mapping[str, Any], data_format: str, columns: Mapping[
     for name in source:
         if not isinstance(name, str):
             raise RowError(f"a column is called {name!r}, which is not text", "a column's name is not text")
-    row = format_of(data_format).canonical(_renamed(source, columns))
+    try:
+        row = format_of(data_format).canonical(_renamed(source, columns))
+    except MissingColumnError as error:
+        if source.get(columns.get(error.column, error.column), "") is None:
+            raise RowError(f"`{error.column}` is null") from error
+        raise
     row.pop("id", None)
     return {"id": row_id(row), **row}
 
@@ -54,7 +59,7 @@ def canonical_row(source: Mapping[str, Any], data_format: str, columns: Mapping[
 def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
     for wanted in columns.values():
         if wanted not in source:
-            raise missing_column(wanted, source)
+            raise MissingColumnError(wanted, source)
     taken = set(columns.values())
     row = {name: value for name, value in source.items() if name not in taken and value is not None}
     return row | {name: source[column] for name, column in columns.items() if source[column] is not None}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
@@ -161,13 +162,24 @@ def is_unicode(text: str) -> bool:
     return True
 
 
-def missing_column(name: str, known: Iterable[str]) -> RowError:
-    names = sorted(known)
-    reason = f"no column `{name}`"
-    shown = ", ".join(names[:_SHOWN_COLUMNS]) + (", …" if len(names) > _SHOWN_COLUMNS else "")
-    return RowError(
-        f"{reason}{did_you_mean(name, names)}; it has {shown or 'none'} (see `columns` in the recipe)", reason
-    )
+class MissingColumnError(RowError):
+    """A row lacks `column`, or has null there."""
+
+    def __init__(self, column: str, known: Iterable[str], alternative: str = "") -> None:
+        """alternative: what else might stand there, ` or …`."""
+        names = sorted(known)
+        reason = f"no column `{column}`"
+        listed = ", ".join(names[:_SHOWN_COLUMNS]) + (", …" if len(names) > _SHOWN_COLUMNS else "")
+        near = did_you_mean(column, names)
+        super().__init__(
+            f"{reason}{alternative}{near}; it has {listed or 'none'} (see `columns` in the recipe)", reason
+        )
+        self.column = column
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of it can be seen: all is white space, zero-width spaces, byte-order marks and the like."""
+    return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
 
 
 def normalised(text: str) -> str:
@@ -177,9 +189,9 @@ def normalised(text: str) -> str:
 
 def filled(row: Row, column: str) -> str:
     if column not in row:
-        raise missing_column(column, row)
+        raise MissingColumnError(column, row)
     text = plain(row[column], column)
-    if not text.strip():
+    if is_blank(text):
         raise RowError(f"`{column}` is empty")
     return text
 

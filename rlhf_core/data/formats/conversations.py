@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
-from rlhf_core.data.formats.base import Generated, Row, RowError, filled, missing_column
+from rlhf_core.data.formats.base import Generated, MissingColumnError, Row, RowError, filled
 from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
     Message,
@@ -28,11 +28,17 @@ class Conversations(MessageFormat):
         column = next((name for name in MESSAGE_COLUMNS if name in row), None)
         if column is not None and not ("prompt" in row and "completion" in row):
             messages = read_messages(row[column], column)
+            for other in MESSAGE_COLUMNS:
+                if other in row and read_messages(row[other], other) != messages:
+                    raise RowError(
+                        f"`{column}` and `{other}` are two conversations: leave one out, such as by "
+                        f"`columns: {{unused: {other}}}`"
+                    )
         elif prompt_column(row) is not None:
             column = "completion" if "completion" in row or "answer" not in row else "answer"
             messages = [*read_prompt(row), *_completion(row, column)]
         else:
-            raise missing_column("messages", row)
+            raise MissingColumnError("messages", row, ", and no `prompt` with `completion`")
         if not any(message["role"] == "assistant" for message in messages[1:]):
             first = "" if messages[0]["role"] != "assistant" else " but the first message, which answers nothing"
             raise RowError(f"`{column}` has no assistant turn{first}, so there is nothing to train on")
@@ -51,4 +57,6 @@ class Conversations(MessageFormat):
 def _completion(row: Row, column: str) -> list[Message]:
     if isinstance(row.get(column), list | tuple):
         return read_messages(row[column], column)
+    if column not in row:
+        raise MissingColumnError(column, row.keys() - {prompt_column(row)})
     return [{"role": "assistant", "content": filled(row, column)}]

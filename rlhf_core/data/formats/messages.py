@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.data.formats.base import Format, Row, RowError, filled, missing_column, plain
+from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowError, filled, is_blank, plain
 from rlhf_core.data.json_text import JSONTextError, parse_json
 from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
 
@@ -25,7 +25,9 @@ _PROMPT_COLUMNS = ("prompt", "question", *MESSAGE_COLUMNS)
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_KEYS = ("name", "tool_call_id")  # of a message
 _TEXT_PARTS = ("text", "input_text", "output_text")
-_TRAINED_KEYS = ("weight", "train", "training")
+_TRAINED_KEYS = ("weight", "train", "training", "trainable", "train_on_turn", "loss", "loss_mask")
+_TRAINED = ("1", "1.0", "true")  # what they say of a turn like all others
+_NO_TEXT_KEYS = ("image", "images", "image_url", "video", "videos", "audio", "audios")  # of a row, or a message
 
 
 class MessageFormat(Format):
@@ -34,6 +36,7 @@ class MessageFormat(Format):
     column: str  # that holds the messages
 
     def canonical(self, row: Row) -> Row:
+        _refuse_other_than_text(row, "")
         canonical = self.without_tools(row) | read_tools(row)
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
@@ -63,7 +66,7 @@ def prompt_column(row: Row) -> str | None:
 def read_prompt(row: Row) -> list[Message]:
     column = prompt_column(row)
     if column is None:
-        raise missing_column("prompt", row)
+        raise MissingColumnError("prompt", row)
     value = row[column]
     if isinstance(value, str) and column not in MESSAGE_COLUMNS:
         return [{"role": "user", "content": filled(row, column)}]
@@ -79,9 +82,12 @@ def read_prompt(row: Row) -> list[Message]:
 def read_completion(value: Any, column: str) -> tuple[list[Message], str]:
     """The conversation that leads to it, if the source gives one, and the completion's text."""
     if isinstance(value, str):
-        if not value.strip():
+        if is_blank(value):
             raise RowError(f"`{column}` is empty")
         return [], value
+    if not isinstance(value, Mapping | list | tuple):
+        kind = type(value).__name__
+        raise RowError(f"`{column}` must be text or messages, this is {kind}", f"`{column}` is {kind}")
     messages = read_messages([value] if isinstance(value, Mapping) else value, column)
     *before, reply = messages
     if reply["role"] != "assistant":
@@ -111,7 +117,7 @@ def _with_system(row: Row, messages: list[Message]) -> list[Message]:
     if not row.get("system"):
         return messages
     text = plain(row["system"], "system")
-    if not text.strip():
+    if is_blank(text):
         return messages
     if messages[0]["role"] == "system":
         if messages[0]["content"] != text:
@@ -128,20 +134,58 @@ def _message(value: Any, column: str, index: int) -> Message:
             f"`{column}` has an entry that is no message",
         )
     given = {name: item for name, item in value.items() if item is not None}
-    named = given.get("role", given.get("from"))
-    role = _ROLE_NAMES.get(named) if isinstance(named, str) else None
+    _refuse_other_than_text(given, f"{where}.")
+    named = _agreed(given, ("role", "from"), where, column, _role)
+    if named is None:
+        raise RowError(f"`{where}` has no `role`; it must be a message {{role, content}}", f"`{column}` lacks a role")
+    role = _role(named)
     if role is None:
         raise RowError(
             f"`{where}` has the role {str(named)[:40]!r}; roles are {', '.join(ROLES)}",
             f"`{column}` has an unknown role",
         )
-    content = _text(given.get("content", given.get("value")), where, column)
+    content = _text(_agreed(given, ("content", "value"), where, column), where, column)
     message: Message = {"role": role, "content": content} | _beside_content(given, role, where, column)
     if named == "function_call":  # the call stands in the text
         message |= {"content": "", "tool_calls": _tool_calls(content, where, column)}
-    if not message["content"].strip() and "tool_calls" not in message:
+    if is_blank(message["content"]) and "tool_calls" not in message:
         raise RowError(f"`{where}` has no text in `content`", f"`{column}` has a message without text")
     return message
+
+
+def _role(named: Any) -> str | None:
+    return _ROLE_NAMES.get(named) if isinstance(named, str) else None
+
+
+def _agreed(
+    given: Mapping[str, Any], names: Sequence[str], where: str, column: str, meaning: Callable[[Any], Any] = repr
+) -> Any:
+    """What stands under one of several names for the same; None if nothing does. meaning: by which two are compared."""
+    found = [name for name in names if _is_given(given, name)]
+    for other in found[1:]:
+        if meaning(given[other]) != meaning(given[found[0]]):
+            raise RowError(
+                f"`{where}` says one thing in `{found[0]}` and another in `{other}`: take one out",
+                f"`{column}` has a message that says two things",
+            )
+    return given[found[0]] if found else None
+
+
+def _is_given(given: Mapping[str, Any], name: str) -> bool:
+    """What is null or empty counts as absent. An array, which functions may give, has no truth value."""
+    value = given.get(name)
+    return value is not None and value is not False and not (isinstance(value, Sequence | Mapping) and not value)
+
+
+def _refuse_other_than_text(given: Mapping[str, Any], place: str) -> None:
+    """given: a row, or a message of one at `place`."""
+    for name in _NO_TEXT_KEYS:
+        if _is_given(given, name):
+            rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
+            raise RowError(
+                f"`{place}{name}` goes with the text, but models here read text alone: take such rows out{rest}",
+                f"`{name}` goes with the text",
+            )
 
 
 def _text(content: Any, where: str, column: str) -> str:
@@ -158,7 +202,9 @@ def _text(content: Any, where: str, column: str) -> str:
 
 def _part_text(part: Any, where: str, column: str) -> str:
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
-    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS or not isinstance(part.get("text"), str):
+    if isinstance(part, Mapping) and kind in _TEXT_PARTS and not isinstance(part.get("text"), str):
+        raise RowError(f"`{where}.content` has a part of the type {kind!r} whose `text` is no text")
+    if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
             f"`{where}.content` has a part of the type {str(kind)[:40]!r}: models here read text alone, take it out",
             f"`{column}` has a content that is not text alone",
@@ -170,21 +216,23 @@ def _part_text(part: Any, where: str, column: str) -> str:
 def _beside_content(given: Mapping[str, Any], role: str, where: str, column: str) -> Message:
     """What templates read of a message beside its role and content. What is null or empty counts as absent."""
     found: Message = {name: given[name] for name in _TEXT_KEYS if given.get(name)}
-    reasoning = next((given[name] for name in _REASONING if given.get(name)), None)
+    reasoning = _agreed(given, _REASONING, where, column)
     if reasoning is not None:
         found["reasoning_content"] = reasoning
     for name, text in found.items():
         if not isinstance(text, str):
             raise RowError(f"`{where}.{name}` must be text, this is {type(text).__name__}")
+    if given.get("tool_calls") and given.get("function_call"):
+        raise RowError(f"`{where}` has both `tool_calls` and `function_call`: take one out")
     calls = given.get("tool_calls") or ([given["function_call"]] if given.get("function_call") else None)
     if role != "assistant" and (calls or reasoning is not None):
         name = "tool_calls" if calls else "reasoning_content"
         raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
-    untrained = next((name for name in _TRAINED_KEYS if name in given and given[name] in (0, False)), None)
-    if untrained is not None:
+    weighed = next((name for name in _TRAINED_KEYS if str(given.get(name, 1)).lower() not in _TRAINED), None)
+    if role == "assistant" and weighed is not None:
         raise RowError(
-            f"`{where}.{untrained}` is {given[untrained]}, but every assistant turn is trained: take the turns from "
-            "this one on out of the row",
+            f"`{where}.{weighed}` is {given[weighed]}, but every assistant turn is trained, all alike: take it out of "
+            "the row, and where the turn is not to be trained the turns from this one on",
             f"`{column}` has turns that are not to be trained",
         )
     return found | ({"tool_calls": _tool_calls(calls, where, column)} if calls else {})

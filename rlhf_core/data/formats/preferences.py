@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.data.chat import encode_completion
-from rlhf_core.data.formats.base import Row, RowError, missing_column, number
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
 from rlhf_core.data.formats.messages import MESSAGE_COLUMNS, MessageFormat, prompt_column, read_completion, read_prompt
 from rlhf_core.data.rendering import Tokenizer
 
@@ -19,7 +19,7 @@ class Preferences(MessageFormat):
 
     def without_tools(self, row: Row) -> Row:
         if "chosen" not in row or "rejected" not in row:
-            raise missing_column("rejected" if "chosen" in row else "chosen", row)
+            raise MissingColumnError("rejected" if "chosen" in row else "chosen", row)
         chosen_before, chosen = read_completion(row["chosen"], "chosen")
         rejected_before, rejected = read_completion(row["rejected"], "rejected")
         if chosen_before != rejected_before:
@@ -28,7 +28,7 @@ class Preferences(MessageFormat):
         prompt = read_prompt(row) if stated or not chosen_before else chosen_before
         if chosen_before and prompt != chosen_before:
             raise RowError("`prompt` is not what `chosen` and `rejected` answer")
-        if chosen == rejected:
+        if chosen.strip() == rejected.strip():
             raise RowError("`chosen` and `rejected` are the same")
         preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         return preference | ({"margin": number(row["margin"], "margin")} if "margin" in row else {})

@@ -37,6 +37,9 @@ SYSTEM = {"role": "system", "content": "Be short."}
             BOTH,
         ),
         ({"messages": [{**USER, "timestamp": 3, "refusal": None}, {**FOUR, "weight": 1}]}, BOTH),
+        ({"messages": [{**USER, "weight": 0}, {**FOUR, "weight": "1.0", "loss": True}]}, BOTH),
+        ({"messages": [{**USER, "from": "human", "value": "2+2?"}, {**FOUR, "thinking": ""}], "images": []}, BOTH),
+        ({"messages": BOTH, "conversations": [{"from": "human", "value": "2+2?"}, FOUR]}, BOTH),
         (
             {
                 "conversations": [
@@ -143,7 +146,50 @@ for _ in range(300):
             {"messages": [{**USER, "role": ["user"]}, FOUR]},
             "`messages[0]` has the role \"['user']\"; roles are",
         ),
-        ("conversations", {"messages": [{"content": "x"}, FOUR]}, "`messages[0]` has the role 'None'; roles are"),
+        ("conversations", {"messages": [{"content": "x"}, FOUR]}, "`messages[0]` has no `role`; it must be"),
+        (
+            "conversations",
+            {"messages": [{**USER, "from": "gpt"}, FOUR]},
+            "`messages[0]` says one thing in `role` and another in `from`",
+        ),
+        (
+            "conversations",
+            {"messages": [{**USER, "value": "3+3?"}, FOUR]},
+            "`messages[0]` says one thing in `content` and another in `value`",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "reasoning": "a", "thinking": "b"}]},
+            "`messages[1]` says one thing in `reasoning` and another in `thinking`",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**CALLING, "function_call": CALL["function"]}]},
+            "`messages[1]` has both `tool_calls` and `function_call`",
+        ),
+        (
+            "conversations",
+            {"messages": BOTH, "conversations": [USER, {**FOUR, "content": "5"}]},
+            "`messages` and `conversations` are two conversations: leave one out",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**CALLING, "tool_calls": [{"function": {"name": " "}}]}]},
+            "`messages[1].tool_calls` [0] has no function name",
+        ),
+        ("conversations", {"messages": [USER, {**FOUR, "content": "\u200b\ufeff "}]}, "`messages[1]` has no text in"),
+        (
+            "conversations",
+            {"messages": [{**USER, "content": [{"type": "text", "text": None}]}, FOUR]},
+            "`messages[0].content` has a part of the type 'text' whose `text` is no text",
+        ),
+        ("conversations", {"messages": BOTH, "images": ["a.png"]}, "`images` goes with the text, but models here read"),
+        ("conversations", {"messages": [{**USER, "audio": {"id": 1}}, FOUR]}, "`messages[0].audio` goes with the text"),
+        ("prompts", {"prompt": "x", "image": b"PNG"}, "`image` goes with the text, but models here read text alone"),
+        ("conversations", {"messages": None, "id": 1}, "`messages` is null"),
+        ("conversations", {"instruction": "x"}, "no column `messages`, and no `prompt` with `completion`; it has"),
+        ("conversations", {"prompt": "x", "response": "y"}, "no column `completion`; it has response (see"),
+        ("text", {"text": "\u200b"}, "`text` is empty"),
         ("conversations", {"messages": [USER, {**FOUR, "content": None}]}, "`messages[1]` has no text in `content`"),
         (
             "conversations",
@@ -164,6 +210,16 @@ for _ in range(300):
             "conversations",
             {"messages": [USER, {**FOUR, "weight": 0}]},
             "`messages[1].weight` is 0, but every assistant turn is trained",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "weight": 0.5}]},
+            "`messages[1].weight` is 0.5, but every assistant turn is trained, all alike",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "loss": "false"}]},
+            "`messages[1].loss` is false, but every assistant turn is trained",
         ),
         (
             "conversations",
@@ -218,8 +274,10 @@ for _ in range(300):
         (
             "preferences",
             {"prompt": "x", "chosen": 3, "rejected": "b"},
-            "`chosen` is int; it must be a list of messages",
+            "`chosen` must be text or messages, this is int",
         ),
+        ("preferences", {"prompt": "x", "chosen": "a", "rejected": "a\n"}, "`chosen` and `rejected` are the same"),
+        ("preferences", {"prompt": "x", "chosen": None, "rejected": "b"}, "`chosen` is null"),
     ],
 )
 def test_what_is_no_chat_is_one_sentence(data_format: str, row: dict[Any, Any], sentence: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,10 +85,13 @@ def test_a_local_file_is_hashed_whatever_its_size(tmp_path: Path, monkeypatch: p
 def test_what_cannot_be_read_says_why(tmp_path: Path, files: WebFiles) -> None:
     with pytest.raises(UnreadableError, match="404"):
         file_identity(f"{files.url}/other")
-    with pytest.raises(UnreadableError, match="Protocol not known: s4"):
+    with pytest.raises(UnreadableError, match="there is no protocol `s4`, did you mean `s3`"):
         file_identity("s4://bucket/d.jsonl")
     with pytest.raises(UnreadableError, match="is a folder"):
         file_identity(f"file://{tmp_path}")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(UnreadableError, match="is a named pipe, not a file"):
+        file_identity(f"file://{tmp_path}/pipe")
     with pytest.raises(StageError, match=r"/other: cannot be read \(there is no such file or folder\)"):
         fetch_file(f"{files.url}/other", None, tmp_path / "d")
 

@@ -63,6 +63,14 @@ EXACT = {"type": "verifier"}
             put("data", "prompts", "columns", value={"prompt": "ask"}),
             "prompts.jsonl line 1: no column `ask`; it has answer",
         ),
+        (
+            put("data", "talks", "source", "paths", value=["x" * 300 + ".jsonl"]),
+            "cannot be read (File name too long) (looked for /",
+        ),
+        (
+            put("data", "talks", "source", "paths", value=["~/d.jsonl"]),
+            "~/d.jsonl); write the path out: `~` and `$` mean nothing here",
+        ),
         (put("data", "talks", "source", value=None), "data.talks: names neither `source` nor `mix`"),
         (put("data", "talks", "exclude", value=["talks"]), "data.talks: `exclude` goes in a circle: talks -> talks"),
         (
@@ -129,7 +137,7 @@ def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Probl
     assert problems(change) == []
     assert preflight(load_recipe(write(tmp_path, change))) == [
         "data.talks: 2 bad rows are dropped: 1 not JSON, 1 no column `completion`; "
-        "first: talks.jsonl line 2: not JSON (Expecting value, column 1)"
+        "first: talks.jsonl line 2: not JSON (Expecting value, column 1: 'oops')"
     ]
 
 

@@ -185,7 +185,7 @@ def test_bad_rows_are_dropped_on_request_and_counted_by_reason(tmp_path: Path) -
             "NaN or infinity is no JSON": 1,
         },
         "examples": [
-            "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2)",
+            "d.jsonl line 2: not JSON (Expecting property name enclosed in double quotes, column 2): is it cut off?",
             "d.jsonl line 3: no column `prompt`, did you mean `promt`?; it has promt (see `columns` in the recipe)",
             "d.jsonl line 4: a row must be a JSON object, this is list",
         ],
