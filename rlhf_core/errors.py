@@ -3,6 +3,8 @@
 import difflib
 from collections.abc import Iterable
 
+_LONGEST_COMPARED = 200  # characters: comparing takes time with the square of them
+
 
 class AlignmentError(Exception):
     """Base of every error that this system raises on purpose."""
@@ -46,5 +48,6 @@ class StackError(AlignmentError):
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """A suggestion to append to a message about an unknown name; empty if no known name is similar."""
-    nearest = difflib.get_close_matches(wrong, list(known), n=1, cutoff=0.5)
-    return f", did you mean `{nearest[0]}`?" if nearest else ""
+    names = {name.lower(): name for name in known}
+    nearest = difflib.get_close_matches(wrong.lower()[:_LONGEST_COMPARED], list(names), n=1, cutoff=0.5)
+    return f", did you mean `{names[nearest[0]]}`?" if nearest else ""

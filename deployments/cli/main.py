@@ -52,7 +52,7 @@ def _usage(error: TyperException, ctx: Any) -> str:
     if found := re.search(r"No such command '([^']*)'", said):
         what = f"there is no command `{found[1]}`{did_you_mean(found[1], known)}; there are {', '.join(known)}"
     elif found := re.search(r"No such option:? '?(-[\w-]*)", said):
-        what = f"there is no option `{found[1]}`"
+        what = f"there is no option `{found[1]}`; a setting is given as key=value, such as seed=1"
     elif found := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", said):
         what = f"{found[1] if found[1].startswith('-') else found[1].upper()} is missing"
     else:

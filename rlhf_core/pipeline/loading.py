@@ -19,6 +19,8 @@ from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
 
+_MOST_MISTAKES = 50  # that are told at once
+_MOST_KEYS = 50  # of an override, one inside the other
 RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
 
@@ -79,7 +81,7 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
     """Change `data`. Returns what was changed."""
     key, equals, value = override.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
-    if not equals or not all(keys):
+    if not equals or not all(keys) or len(keys) > _MOST_KEYS:
         raise RecipeError(f"override `{override}`: write it as key.key=value, such as rl.steps=200")
     *sections, last = keys
     target = data
@@ -114,6 +116,8 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
         for problem in (*error.errors(), *_problems_of_stages(data, error)):
             if _follows_from_another(problem):
                 continue
+            if len(found) == _MOST_MISTAKES:
+                break
             location, text = sentence(data, problem)
             known = found.setdefault(tuple(location), text)
             if known != text:  # what may stand there is of one type or another: `a` or a list

@@ -17,7 +17,8 @@ _LONGEST_SHOWN = 60
 
 def dotted(parts: Sequence[Part]) -> str:
     """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
-    return ".".join(str(part.key) for part in parts if not part.tag) or "the recipe"
+    keys = [str(part.key) for part in parts if not part.tag]
+    return ".".join(keys) if keys else "the recipe"
 
 
 def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[Any], str]:
@@ -76,12 +77,28 @@ def _unknown_key(parts: list[Part]) -> str:
     *parents, wrong = parts
     known = sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
     near = did_you_mean(str(wrong.key), known)
+    inside = _inside(wrong)
+    if inside:
+        return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
     if not [part for part in parents if not part.tag]:
         return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
     listed = (
         "" if near or not known else f"; `{dotted(parents)}` has {', '.join(key for key in known if key != 'type')}"
     )
     return f"unknown key `{dotted(parts)}`{near}{listed}"
+
+
+def _inside(wrong: Part) -> str:
+    """The key of a mapping beside it, as in `optimizer.learning_rate`, of the same name; empty if there is none, or
+    several."""
+    found = [
+        f"{name}.{wrong.key}"
+        for config in configs_of(wrong.siblings)
+        for name, field in config.model_fields.items()
+        for below in configs_of([field.annotation])
+        if wrong.key in below.model_fields
+    ]
+    return found[0] if len(set(found)) == 1 else ""
 
 
 def _meaning(parts: Sequence[Part]) -> str:

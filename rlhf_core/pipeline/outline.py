@@ -102,7 +102,7 @@ class _Drafter:
             is_adapter = existing.kind == Kind.ADAPTER
             self._made(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
             return
-        settings = tuple(input_settings(config))
+        settings = _input_settings(name, config)
         each = next((setting for setting in settings if setting.reads.each), None)
         if each is None:
             inputs = self._inputs(name, settings)
@@ -223,7 +223,7 @@ class _Drafter:
         node = f"data.{name}"
         if node not in self.nodes:
             config = self.recipe.data[name]
-            settings = tuple(input_settings(config))
+            settings = _input_settings(node, config)
             for other in config.exclude:
                 if not self._is_dataset(other):
                     raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
@@ -262,7 +262,10 @@ class _Drafter:
         """Adds an artifact that exists already. All come first: what is held out may stand below what is trained."""
         if self.find is None:
             raise RecipeError(f"{name}.ref: {config.ref} cannot be looked up, since no store is set")
-        manifest = self.find(config.ref)
+        try:
+            manifest = self.find(config.ref)
+        except RecipeError as error:
+            raise RecipeError(f"{name}.ref: {error}") from error
         if manifest.kind == Kind.DATASET and name in self.recipe.data:
             raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
         if not _roles(manifest):
@@ -274,6 +277,16 @@ class _Drafter:
             self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
             inputs = {"model": base}
         self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))
+
+
+def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ...]:
+    """Raises RecipeError for one that names the same twice."""
+    settings = tuple(input_settings(config))
+    for setting in settings:
+        twice = next((name for name in setting.names if setting.names.count(name) > 1), None)
+        if twice is not None:
+            raise RecipeError(f"{section}.{setting.path}: names `{twice}` twice: take one away")
+    return settings
 
 
 def _roles(manifest: Manifest) -> list[Role]:

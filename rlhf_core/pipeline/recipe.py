@@ -71,7 +71,9 @@ class Recipe(KeyedConfig):
                 f"there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):
-            raise ValueError("the name of a stage has up to 100 lower-case letters, digits, `_` and `-`")
+            raise ValueError(
+                "the name of a stage has up to 100 lower-case letters, digits, `_` and `-`, a letter or digit first"
+            )
         if key in STAGES and key not in cls.block_names():
             raise ValueError(f"`{key}` is what a part of the graph is called that no key makes: choose another name")
         if key in NULL_WORDS:

@@ -27,6 +27,20 @@ _TAG = "tag:yaml.org,2002:"
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
+# What the parser's reasons mean, and what to do.
+_MEANINGS = {
+    "mapping values are not allowed": (
+        "`key: value` may not stand here: indent it as its neighbours, or put a text that holds `: ` in quotes"
+    ),
+    "could not find expected ':'": "a key in this line, or the one above, has no `: ` behind it: write `key: value`",
+    "that cannot start any token": "a text that begins so needs quotes",
+    "undefined alias": "`*name` repeats what `&name` marks above; a text that begins with `*` needs quotes",
+    "unexpected end of stream": "a quote is opened here and never closed",
+    "<stream end>": "a bracket is opened here and never closed",
+    "<document start>": "more text follows where the document ends: is a line indented wrongly, or a key missing?",
+}
+
+
 class YAMLTextError(ValueError):
     """The text says what is wrong, and in which line."""
 
@@ -58,11 +72,17 @@ def read_yaml(text: str) -> Any:
     except RecursionError as error:
         raise YAMLTextError(f"more than {_MAX_DEPTH} lists and mappings inside each other") from error
     except MarkedYAMLError as error:
-        line = "" if error.problem_mark is None else f"line {error.problem_mark.line + 1}: "
+        # Where what is never closed was opened: the problem is noticed at the end of the text.
+        opened = error.context_mark if error.context and "while parsing a flow" in error.context else None
+        mark = opened or (error.context_mark if "quoted scalar" in str(error.context) else None) or error.problem_mark
+        line = "" if mark is None else f"line {mark.line + 1}: "
         reason = " ".join(str(error.problem or error.context).split())
         raise YAMLTextError(f"{line}not valid YAML: {_explained(reason)}") from error
     except ReaderError as error:
-        raise YAMLTextError(f"not valid YAML: the character U+{error.character:04X} may not stand here") from error
+        line = f"line {text[: error.position].count(chr(10)) + 1}: "
+        hint = ": is the file UTF-16? save it as UTF-8" if error.character == 0 else ": take it out"
+        what = f"the character U+{error.character:04X} may not stand here"
+        raise YAMLTextError(f"{line}not valid YAML: {what}{hint}") from error
     except YAMLError as error:
         raise YAMLTextError(f"not valid YAML: {' '.join(str(error).split())}") from error
 
@@ -72,7 +92,12 @@ def _explained(reason: str) -> str:
         return f"a tab stands where only spaces may: replace tabs by spaces ({reason})"
     if "another document" in reason:
         return f"`---` begins a second document, but a recipe is one: take it out ({reason})"
-    return reason
+    said = _short_reason(reason)
+    return next((f"{meaning} ({said})" for part, meaning in _MEANINGS.items() if part in reason), said)
+
+
+def _short_reason(reason: str) -> str:
+    return reason if len(reason) <= 100 else f"{reason[:100]}…"
 
 
 class _Values:
@@ -109,8 +134,12 @@ class _Values:
     def _mapping(self, node: MappingNode, depth: int) -> dict[str, Any]:
         own: dict[str, Any] = {}
         merged: dict[str, Any] = {}
+        merges = 0
         for key_node, value_node in node.value:
             if key_node.tag == f"{_TAG}merge":
+                merges += 1
+                if merges > 1:
+                    raise _problem(key_node, "`<<` occurs twice in one mapping: write `<<: [*a, *b]`")
                 for mapping in self._merged(value_node, depth):
                     merged = mapping | merged  # of several the first counts
                 continue

@@ -269,6 +269,7 @@ def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(
     [
         (("sft=" + TRAIN, "sft.dataset=e"), "sft.dataset: there is no dataset `e` in `data`; it has d"),
         (("sft=" + TRAIN, "data.d.exclude=[d]"), "data.d: `exclude` goes in a circle: d -> d"),
+        (("sft=" + TRAIN, "data.d.exclude=[h, h]"), "data.d.exclude: names `h` twice: take one away"),
         (
             ("rl=" + RL, "rl.algorithm=ppo"),
             "rl.ppo.rewards.preference.model: no stage above `rl` makes a reward model: add one, such as",

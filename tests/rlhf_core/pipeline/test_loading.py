@@ -55,6 +55,10 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("base.source.hiden_size=8", "unknown key `base.source.hiden_size`, did you mean `hidden_size`?"),
         ("data.talks.source.pathz=[a]", "unknown key `data.talks.source.pathz`, did you mean `paths`?"),
         ("rl.sampling.xyzzy=1", "unknown key `rl.sampling.xyzzy`"),
+        ("RL.steps=1", "unknown key `RL`, did you mean `rl`?"),
+        ("''=1", "unknown key `''`"),
+        ("rl.grpo.learning_rate=1e-4", "unknown key `rl.grpo.learning_rate`, did you mean `optimizer.learning_rate`?"),
+        (".".join(["a"] * 51) + "=1", "write it as key.key=value"),
         ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
         ("rl.steps=-5", "`rl.steps` is -5: it must be from 1 to 10000000"),
         ("rl.steps=1000000000", "`rl.steps` is 1000000000: it must be from 1 to 10000000: no run makes as many steps"),
@@ -126,6 +130,7 @@ def test_a_missing_key_is_named(recipe: str) -> None:
 
 def test_all_mistakes_are_told_at_once(recipe: str) -> None:
     assert len(problem(recipe, "rl.stpes=1", "seed=-1").splitlines()) == 2
+    assert len(problem(recipe, "rl.sampling={" + ", ".join(f"k{i}: 1" for i in range(5000)) + "}").splitlines()) == 50
 
 
 def test_a_mistake_in_the_file_has_its_line(tmp_path: Path) -> None:
