@@ -46,6 +46,11 @@ class StackError(AlignmentError):
     """A service of the local stack could not be started, reached or stopped."""
 
 
+def one_line(text: str) -> str:
+    """`text` as it can be printed in one line: line ends, control characters and broken Unicode are escaped."""
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """A suggestion to append to a message about an unknown name; empty if no known name is similar."""
     names = {name.lower(): name for name in known}

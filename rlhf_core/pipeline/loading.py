@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.errors import RecipeError, did_you_mean, one_line
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.patterns import with_files
@@ -81,8 +81,9 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
     """Change `data`. Returns what was changed."""
     key, equals, value = override.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
+    said = f"override `{one_line(override)}`"
     if not equals or not all(keys) or len(keys) > _MOST_KEYS:
-        raise RecipeError(f"override `{override}`: write it as key.key=value, such as rl.steps=200")
+        raise RecipeError(f"{said}: write it as key.key=value, such as rl.steps=200")
     *sections, last = keys
     target = data
     for depth, section in enumerate(sections, 1):
@@ -91,14 +92,14 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
             inner = target[section] = {}
         if not isinstance(inner, dict):
             raise RecipeError(
-                f"override `{override}`: `{'.'.join(keys[:depth])}` is {_kind(inner)}, it has no keys below it"
+                f"{said}: `{one_line('.'.join(keys[:depth]))}` is {_kind(inner)}, it has no keys below it"
                 + ("; give the whole list, such as key=[a, b]" if isinstance(inner, list) else "")
             )
         target = inner
     try:
         parsed = read_yaml(value)
     except YAMLTextError as error:
-        raise RecipeError(f"override `{override}`: {error}") from error
+        raise RecipeError(f"{said}: {error}") from error
     if parsed is None and len(keys) == 1 and last in data and last not in Recipe.model_fields:
         del data[last]  # a stage is taken away, whatever its name
     else:
@@ -122,7 +123,7 @@ def _validate(data: dict[str, Any], places: Places) -> Recipe:
             known = found.setdefault(tuple(location), text)
             if known != text:  # what may stand there is of one type or another: `a` or a list
                 found[tuple(location)] = f"{known}; or {text.partition(': ')[2]}"
-        raise RecipeError("\n".join(f"{places.of(at)}: {text}" for at, text in found.items())) from error
+        raise RecipeError("\n".join(one_line(f"{places.of(at)}: {text}") for at, text in found.items())) from error
 
 
 def _follows_from_another(problem: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
 from rlhf_core.pipeline.preflight_data import (
@@ -65,5 +65,5 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     too_long, notes = check_lengths(recipe, uses, rows, models, root)
     problems += too_long
     if problems:
-        raise RecipeError("\n".join(dict.fromkeys(problems)))
+        raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
     return Seen([*bad_row_notes(samples), *notes], samples, models, counted)

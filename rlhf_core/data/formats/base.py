@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.errors import RecipeError, did_you_mean, one_line
 
 Row = dict[str, Any]
 _ID_LENGTH = 16  # hex digits: 64 bits
@@ -29,8 +29,8 @@ class RowError(ValueError):
     """
 
     def __init__(self, message: str, reason: str | None = None) -> None:
-        super().__init__(_one_line(message))
-        self.reason = _one_line(reason or message)
+        super().__init__(_shown(message))
+        self.reason = _shown(reason or message)
 
     def at(self, where: str) -> RowError:
         """The same error with its place in front."""
@@ -219,9 +219,7 @@ def number(value: Any, column: str) -> float:
     return found
 
 
-def _one_line(text: str) -> str:
-    """`text` as it can be printed: what a row holds may hold line ends, control characters and broken Unicode."""
-    line = " ".join(text.split())
-    if not line.isprintable():
-        line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in line)
+def _shown(text: str) -> str:
+    """`text` as it can be printed, shortened: what a row holds may hold line ends and thousands of characters."""
+    line = one_line(" ".join(text.split()))
     return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"

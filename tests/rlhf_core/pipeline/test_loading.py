@@ -167,6 +167,7 @@ def test_a_section_without_content_is_told(tmp_path: Path) -> None:
         ("rl.steps", "override `rl.steps`: write it as key.key=value"),
         ("=3", "override `=3`: write it as key.key=value"),
         ("name.x=3", "override `name.x=3`: `name` is text, it has no keys below it"),
+        ("rl\rsteps", r"override `rl\rsteps`: write it as key.key=value"),
         ("rl.steps=[1", "override `rl.steps=[1`: line 1: not valid YAML"),
     ],
 )
