@@ -128,6 +128,9 @@ class AlgorithmConfig(Config):
             raise ValueError(
                 f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: {may}"
             )
+        sure = [name for name, reward in self.text_rewards.items() if reward.gives_scores]
+        if self.filtering.score is None and len(sure) > 1:
+            raise ValueError(f"filtering looks at one score, and {', '.join(sure)} give one each: set filtering.score")
         if not self.text_rewards:
             raise ValueError("filtering needs a reward that gives scores from 0 to 1, which a reward model does not")
         return self

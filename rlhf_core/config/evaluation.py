@@ -55,6 +55,10 @@ class EvaluationConfig(NamedStageConfig):
     def reserves(self) -> Reservation:
         return self.rollout.reserves()
 
+    @property
+    def engines(self) -> RolloutEngineConfig:
+        return self.rollout
+
     def sequence_lengths(self) -> Mapping[str, int]:
         return {"rollout.max_length": self.rollout.max_length}
 

@@ -83,6 +83,9 @@ PositiveShare = Annotated[float, Limits(0, 1, "it is a share of 1", "nothing wou
 
 # Tokens and completions.
 Tokens = Annotated[int, Limits(1, 10_000_000, "no model reads as many tokens at once")]
+TrainedTokens = Annotated[
+    int, Limits(2, 10_000_000, "no model reads as many tokens at once", "nothing predicts a sequence's first token")
+]
 MicroBatchTokens = Annotated[int, Limits(1, 100_000_000, "no device holds as many")]
 Samples = Annotated[int, Limits(0, 65_536, "nothing samples as many completions of one prompt")]
 GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completions of one prompt")]

@@ -60,6 +60,7 @@ class TextReward(RewardConfig):
     """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
 
     family: ClassVar[str] = "reward of text"
+    gives_scores: ClassVar[bool] = False  # always gives a score; a function or a server may do so as well
 
     tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
         default=0.0,
@@ -108,6 +109,8 @@ class ProcessRewardModelReward(ModelReward):
 
 class VerifierReward(TextReward):
     """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
+
+    gives_scores: ClassVar[bool] = True
 
     type: Literal["verifier"]
     kind: Literal["exact", "reasoning_gym"] = Field(

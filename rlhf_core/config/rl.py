@@ -328,6 +328,10 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         }
         return [placement.reserves() for placement in distinct.values()]
 
+    @property
+    def engines(self) -> RolloutEngineConfig:
+        return self.rollout
+
     def sequence_lengths(self) -> Mapping[str, int]:
         return {"rollout.max_length": self.rollout.max_length}
 

@@ -10,6 +10,7 @@ from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
+from rlhf_core.config.rollout import RolloutEngineConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +21,7 @@ class RowLimit:
     tokens: int
     completion_setting: str = ""  # that keeps a part of it for the completion, where the rows are prompts
     completion_tokens: int = 0
+    splits: bool = False  # a longer row is split in several sequences, unless its dataset says what becomes of it
 
     @property
     def room(self) -> int:
@@ -66,6 +68,11 @@ class StageConfig(Config):
     def sequence_lengths(self) -> Mapping[str, int]:
         """Longest sequences in tokens, by setting: none may exceed the model's context."""
         return {}
+
+    @property
+    def engines(self) -> RolloutEngineConfig | None:
+        """The engines that serve its input `model`; None: it starts none."""
+        return None
 
     def row_limit(self, dataset: str) -> RowLimit | None:
         """Of the rows of the input `dataset`; None: rows of any length can be used."""

@@ -38,7 +38,7 @@ class PretrainConfig(SupervisedConfig):
         return "model"
 
     def row_limit(self, dataset: str) -> RowLimit | None:
-        return None  # a long document is cut
+        return RowLimit("max_length", self.max_length, splits=True)
 
 
 class SFTConfig(SupervisedConfig):

@@ -24,7 +24,7 @@ from rlhf_core.config.numbers import (
     LoraRank,
     Share,
     Steps,
-    Tokens,
+    TrainedTokens,
     WeightDecay,
 )
 from rlhf_core.config.placement import Placement, Reservation
@@ -76,6 +76,12 @@ class OptimizerConfig(Config):
             raise ValueError(
                 f"learning_rate={self.learning_rate:g} x weight_decay={self.weight_decay:g} is 1 or more: a step would "
                 "take all of the weights away; lower one of them"
+            )
+        unfallen = type(self).model_fields["final_learning_rate_share"].default
+        if self.schedule == "constant" and self.final_learning_rate_share != unfallen:
+            raise ValueError(
+                f"final_learning_rate_share is {self.final_learning_rate_share:g}, but the schedule is constant, which "
+                "never falls; leave it out, or set `schedule: linear` or cosine"
             )
         if self.muon is not None and self.name != "muon":
             raise ValueError(f"there is a block `muon`, but the optimizer is {self.name}; set `name: muon`")
@@ -143,7 +149,7 @@ class SupervisedConfig(NamedStageConfig):
     epochs: Epochs = Field(default=1, description="passes over the dataset")
     max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
     batch_size: BatchSize = Field(description="sequences of one optimizer step, over all workers")
-    max_length: Tokens = Field(description="longest sequence in tokens; a longer one is an error")
+    max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
     optimizer: OptimizerConfig = Field(description="of the weights")
     moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"

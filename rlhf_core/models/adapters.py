@@ -6,6 +6,7 @@ driver names the classes of its ranks and loads no model: it should not wait for
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -16,6 +17,7 @@ from torch import nn
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.targets import target_problem
 
 if TYPE_CHECKING:
     from peft import PeftModel
@@ -44,7 +46,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
     import peft
 
     targets: str | list[str] = list(lora.target_modules)
-    layers = adapted_layers(model)
+    layers, linear = adapted_layers(model), _linear_layers(model)
     if lora.target_modules == "all-linear":
         # By itself peft would take the experts and their router too, which are no linear layers.
         targets = layers if _expert_blocks(model) else lora.target_modules
@@ -59,10 +61,9 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
         # The engine decides the dtype of the working copy; its fp32 master weights are the optimizer's.
         adapted = peft.get_peft_model(model, config, autocast_adapter_dtype=False)
     except ValueError as error:
-        names = sorted({name.rpartition(".")[2] for name, m in model.named_modules() if isinstance(m, nn.Linear)})
-        raise StageError(
-            f"lora.target_modules {targets}: {error}; linear modules here are {', '.join(names)}"
-        ) from error
+        # Of experts, which are no linear layers, only peft knows what is missing.
+        problem = None if _expert_blocks(model) else _target_problem(model, lora, linear)
+        raise StageError(problem or f"lora.target_modules {targets}: {error}") from error
     settings: Any = adapted.peft_config["default"]
     if stacked := settings.target_parameters:
         raise StageError(
@@ -70,24 +71,36 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
             f"({', '.join(sorted(stacked))}), which the rollout engines cannot serve; name other layers, such as "
             f"{', '.join(layers)}, or train all weights"
         )
+    if problem := _target_problem(model, lora, linear):
+        raise StageError(problem)
     return adapted
+
+
+def _target_problem(model: transformers.PreTrainedModel, lora: LoraConfig, linear: Collection[str]) -> str | None:
+    """linear: the paths of all linear layers, before adapters are put around them."""
+    return target_problem(lora, linear, tied=bool(model.config.tie_word_embeddings))
 
 
 def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
     """Names of the layers that `all-linear` adapts: linear layers except the output head, and except all of a
     mixture-of-experts block, whose shared experts have the same names as the stacked ones."""
-    from transformers.pytorch_utils import Conv1D
-
-    blocks, heads = _expert_blocks(model), (model.get_output_embeddings(), getattr(model, "score", None))
+    blocks, head = _expert_blocks(model), model.get_output_embeddings()
     return sorted(
         {
             name.rpartition(".")[2]
-            for name, layer in model.named_modules()
-            if isinstance(layer, nn.Linear | Conv1D)
-            and not any(layer is head for head in heads)
-            and not name.startswith(blocks)
+            for name, layer in _linear_layers(model).items()
+            if layer is not head and not name.startswith(blocks)
         }
     )
+
+
+def _linear_layers(model: transformers.PreTrainedModel) -> dict[str, nn.Module]:
+    """By path, without the head of a scalar model, which is trained in full."""
+    from transformers.pytorch_utils import Conv1D
+
+    score = getattr(model, "score", None)
+    modules = model.named_modules()
+    return {name: layer for name, layer in modules if isinstance(layer, nn.Linear | Conv1D) and layer is not score}
 
 
 def _expert_blocks(model: transformers.PreTrainedModel) -> tuple[str, ...]:

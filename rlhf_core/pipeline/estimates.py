@@ -19,6 +19,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.headers import stored_tensors
+from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.memory import Memory, Shape, memory
 from rlhf_core.pipeline.preflight_data import Sample, known_rows
@@ -164,12 +165,7 @@ def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape
     match config.source:
         case ScratchModel() as source:
             vocabulary = len(word_level_tokenizer(source.words, source.context_length))
-            described = {
-                "hidden_size": source.hidden_size, "num_hidden_layers": source.layers,
-                "num_attention_heads": source.heads, "intermediate_size": source.intermediate_size,
-                "vocab_size": vocabulary, "tie_word_embeddings": source.tie_word_embeddings,
-            }  # fmt: skip
-            return Shape.of(described, parameters)
+            return Shape.of({**architecture(source), "vocab_size": vocabulary}, parameters)
         case FolderModel(path=path) if "://" not in path:
             folder = root / path
             try:

@@ -21,6 +21,7 @@ from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards
 from rlhf_core.pipeline.preflight_secrets import check_secrets
+from rlhf_core.pipeline.preflight_uses import check_models
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +57,13 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     counted = {
         name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None
     }
-    problems += check_effects(recipe, nodes, counted, [name for name, known in rows.items() if known])
+    problems += check_effects(recipe, nodes, uses, counted, rows)
     problems += check_rewards(nodes, rows, root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
     models = {} if model_problems else models_of(nodes, root)
     problems += check_context(nodes, models)
+    problems += check_models(nodes, models, root)
     too_long, notes = check_lengths(recipe, uses, rows, models, root)
     problems += too_long
     if problems:

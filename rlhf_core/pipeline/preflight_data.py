@@ -19,11 +19,12 @@ from rlhf_core.config.data import (
     Source,
 )
 from rlhf_core.config.inputs import InputSetting
+from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.opening import file_problem
-from rlhf_core.data.overlap import overlap_problem
+from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
@@ -76,6 +77,12 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
     return list(uses.values())
 
 
+def splits_by_prompt(use: Use) -> bool:
+    """Whether the stage holds out some prompts of the dataset, and trains on the pairs of the others."""
+    config = use.node.config
+    return isinstance(config, RewardModelConfig) and config.validation is None and use.read_by.path == "dataset"
+
+
 @dataclass
 class Sample:
     """What of a dataset could be read here before anything runs."""
@@ -114,7 +121,24 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
         if sample.bad.count and not sample.rows and not sample.problems:
             sample.problems.append(f"data.{name}: no row can be read: {sample.bad.sentence()}")
         sample.problems += _check_shape(name, config)
+    for name, sample in samples.items():
+        _drop_excluded(name, sample, samples, recipe, root)
     return samples
+
+
+def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], recipe: Recipe, root: Path) -> None:
+    """Take the rows out of the sample that its job will, as far as the excluded datasets could be read."""
+    config = recipe.data[name]
+    excluded = PromptIndex(
+        {other: _rows(recipe, samples, other) for other in config.exclude if _is_used_whole(recipe, other)}
+    )
+    left = [(where, row) for where, row in sample.rows if not excluded.find(row, format_of(config.format))]
+    if sample.rows and not left and known_rows(config, sample, root) is not None and not sample.problems:
+        sample.problems.append(
+            f"data.{name}: all {len(sample.rows)} rows occur in {', '.join(config.exclude)}, which it excludes: give "
+            "it others, or leave `exclude` out"
+        )
+    sample.rows = left
 
 
 def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int | None:

@@ -2,32 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import RewardModelConfig
 from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
-
-_FEWEST_PAIRS = 2  # of a reward model without `validation`: one is held out
 
 
 def check_effects(
-    recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int], compared: Collection[str]
+    recipe: Recipe,
+    nodes: Mapping[str, Draft],
+    uses: list[Use],
+    rows: Mapping[str, int],
+    samples: Mapping[str, list[Located]],
 ) -> Iterator[str]:
-    """Problems. rows: of each dataset whose rows could be counted here. compared: datasets whose rows could be read, so
-    that `check_overlaps` has found what of them is tested."""
-    for node in nodes.values():
-        config = node.config
-        if not isinstance(config, RewardModelConfig) or config.validation is not None:
+    """Problems. rows: of each dataset whose rows could be counted here. samples: the rows that could be read, so that
+    `check_overlaps` has found what of them is tested."""
+    for use in uses:
+        if not splits_by_prompt(use) or use.dataset not in rows:
             continue
-        if 0 < rows.get(config.dataset, _FEWEST_PAIRS) < _FEWEST_PAIRS:
+        prompts = min(rows[use.dataset], len(by_prompt(row for _, row in samples[use.dataset])))
+        if prompts == 1:
             yield (
-                f"{node.section}.dataset: `{config.dataset}` has one pair, and of the pairs some are held out to judge "
-                f"the model by: give it more, or {node.section}.validation a dataset of its own"
+                f"{use.setting}: `{use.dataset}` has the pairs of one prompt, and of the prompts some are held out to "
+                f"judge the model by: give it more, or {use.node.section}.validation a dataset of its own"
             )
+    compared = [name for name, known in samples.items() if known]
     for name, by, on in _tested_on_what_is_trained(nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (

@@ -13,14 +13,15 @@ from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
-from rlhf_core.data.formats import Format, format_of
+from rlhf_core.data.formats import Format, Row, format_of
+from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.data.special_tokens import special_tokens_in
 from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import sampled_otherwise
 from rlhf_core.pipeline.outline import Draft
-from rlhf_core.pipeline.preflight_data import Located, Use
+from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
 from rlhf_core.pipeline.preflight_model import BaseModel
 from rlhf_core.pipeline.recipe import Recipe
 
@@ -74,28 +75,31 @@ def check_lengths(
         if limit is None or model is None or not samples.get(use.dataset):
             continue
         config, rows = recipe.data[use.dataset], samples[use.dataset]
-        if config.format != use.format:
+        if config.format != use.format or (limit.splits and config.on_long_row == "error"):
             continue
         try:
             if model not in tokenizers:
                 tokenizers[model] = tokenizer_of(model, root)
             lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format), limit.room)
+            measured = _Measured(use, config, limit, rows, tokenizers[model], lengths, unwritable)
+            too_few = measured.too_few()
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
         notes += _special_tokens(use, tokenizers[model], rows, format_of(config.format))
+        first = next(iter(unwritable.values()), "")
         if unwritable and config.on_bad_row == "error":
             problems.append(
-                f"{use.setting}: {unwritable[0]}; or set data.{use.dataset}.on_bad_row to drop, which drops at least "
+                f"{use.setting}: {first}; or set data.{use.dataset}.on_bad_row to drop, which drops at least "
                 f"{len(unwritable)} of {len(rows)} rows of `data.{use.dataset}`"
             )
-        elif nothing_left := _nothing_left(use, config, limit, rows, lengths, unwritable):
-            problems.append(nothing_left)
+        elif too_few is not None:
+            problems.append(too_few)
             continue
         elif unwritable:
             notes.append(
                 f"{use.setting}: at least {len(unwritable)} of {len(rows)} rows of `data.{use.dataset}` are dropped, "
-                f"which the chat template cannot write; first: {unwritable[0]}"
+                f"which the chat template cannot write; first: {first}"
             )
         if not lengths:
             continue
@@ -118,6 +122,7 @@ def tokenizer_of(model: BaseModel, root: Path) -> Tokenizer:
 
 @dataclass(frozen=True, slots=True)
 class _Length:
+    index: int  # of the row
     where: str
     tokens: int
     exact: bool = True  # else it has at least so many
@@ -145,18 +150,50 @@ def _too_long(use: Use, limit: RowLimit, lengths: list[_Length], truncatable: bo
         )
 
 
-def _nothing_left(
-    use: Use, config: DatasetConfig, limit: RowLimit, rows: list[Located], lengths: list[_Length], unwritable: list[str]
-) -> str | None:
-    """The sentence that refuses a dataset of which every row would be dropped; None if one is left or not measured."""
-    too_long = sum(length.tokens > limit.room for length in lengths) if config.on_long_row == "drop" else 0
-    if len(rows) > too_long + len(unwritable) or limit.room <= 0:
-        return None
-    first = f"; the first that the chat template cannot write: {unwritable[0]}" if unwritable else ""
-    return (
-        f"{use.setting}: no row of `data.{use.dataset}` would be left: of {len(rows)} rows {too_long} are longer than "
-        f"{limit.room} tokens, and {len(unwritable)} cannot be written by the chat template{first}"
-    )
+def _row(located: Located) -> Row:
+    return located[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """The rows of a dataset as one stage reads them."""
+
+    use: Use
+    config: DatasetConfig
+    limit: RowLimit
+    rows: list[Located]
+    tokenizer: Tokenizer
+    lengths: list[_Length]
+    unwritable: Mapping[int, str]  # by index a sentence for each row that the chat template cannot write
+
+    @property
+    def too_long(self) -> set[int]:
+        """Indices of the rows that are longer than the stage allows."""
+        return {length.index for length in self.lengths if length.tokens > self.limit.room}
+
+    def too_few(self) -> str | None:
+        """The sentence that refuses a dataset of which too few rows would be left; None if enough are."""
+        policy, too_long = self.config.on_long_row, self.too_long
+        dropped = too_long if policy != "error" else set()
+        kept = [index for index in range(len(self.rows)) if index not in dropped and index not in self.unwritable]
+        if policy == "truncate" and not self._are_enough(kept):  # what is left of a row takes time to find
+            form, room = format_of(self.config.format), self.limit.room
+            kept += [i for i in dropped if form.least_tokens(self.tokenizer, self.rows[i][1]) <= room]
+        if self.limit.room <= 0 or self._are_enough(kept):
+            return None
+        name, (first, *_) = self.use.dataset, [*self.unwritable.values(), ""]
+        what = "fewer than two prompts" if kept else "no row"
+        return (
+            f"{self.use.setting}: {what} of `data.{name}` would be left: of {len(self.rows)} rows {len(dropped)} are "
+            f"longer than {self.limit.room} tokens, and {len(self.unwritable)} cannot be written by the chat template"
+            + (f"; the first that the chat template cannot write: {first}" if first else "")
+        )
+
+    def _are_enough(self, kept: list[int]) -> bool:
+        if not splits_by_prompt(self.use) or len(self.rows) > _TOKENISED_ROWS:
+            return bool(kept)
+        # A dataset with the pairs of one prompt is what `check_effects` finds.
+        return len(by_prompt(self.rows[index][1] for index in kept)) >= min(2, len(by_prompt(map(_row, self.rows))))
 
 
 def _lost(use: Use, limit: RowLimit, lengths: list[_Length], rows: int, policy: LongRowPolicy) -> Iterator[str]:
@@ -184,24 +221,24 @@ def _special_tokens(use: Use, tokenizer: Tokenizer, rows: list[Located], data_fo
 
 def _lengths(
     rows: list[Located], tokenizer: Tokenizer, data_format: Format, room: int
-) -> tuple[list[_Length], list[str]]:
+) -> tuple[list[_Length], dict[int, str]]:
     """The lengths of the rows with the most characters; of those that the chat template cannot write, a sentence each,
-    in the order of the rows.
+    by index in the order of the rows.
 
     room: tokens; a row that must have more, by its characters alone, is not tokenised: it may be a whole book.
     """
     sizes = [len(data_format.whole_text(row)) for _, row in rows]
     longest = sorted(heapq.nlargest(_TOKENISED_ROWS, range(len(rows)), key=sizes.__getitem__))
     characters = max(map(len, tokenizer.get_vocab()), default=1)  # of a token, at most
-    lengths, unwritable = [], []
+    lengths, unwritable = [], {}
     for index in longest:
         where, row = rows[index]
         least = sizes[index] // characters
         if least > room:
-            lengths.append(_Length(where, least, exact=False))
+            lengths.append(_Length(index, where, least, exact=False))
             continue
         try:
-            lengths.append(_Length(where, data_format.num_tokens(tokenizer, row)))
+            lengths.append(_Length(index, where, data_format.num_tokens(tokenizer, row)))
         except ConversationError as error:
-            unwritable.append(f"{where}: {error}")
+            unwritable[index] = f"{where}: {error}"
     return lengths, unwritable

@@ -22,6 +22,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object
+from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.outline import Draft
 
 _READ_CONFIG = """
@@ -42,7 +43,7 @@ class BaseModel:
 
     config: BaseModelConfig  # with a source of either kind
     context: int | None  # longest sequence in tokens; None: its config does not say
-    settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # its config.json
+    settings: Mapping[str, Any] = field(compare=False)  # its config.json
 
 
 def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
@@ -63,6 +64,7 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
         case ScratchModel(words=words, context_length=length):
             return [
                 *(f"{node.section}.source: {problem}" for problem in _scratch(config.source)),
+                *_scratch_kind(node, config),
                 *_experts(users, {}),
                 *unfit_template(config, root, node.section, lambda: word_level_tokenizer(words, length)),
             ]
@@ -104,8 +106,8 @@ def models_of(nodes: Mapping[str, Draft], root: Path) -> dict[str, BaseModel]:
 def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
     assert isinstance(config, BaseModelConfig)
     match config.source:
-        case ScratchModel(context_length=length):
-            return BaseModel(config, length)
+        case ScratchModel(context_length=length) as source:
+            return BaseModel(config, length, architecture(source))
         case FolderModel(path=path) if "://" not in path:
             settings = read_object(root / path / "config.json")
             stored = text_config(settings).get("max_position_embeddings")
@@ -124,6 +126,14 @@ def _scratch(source: ScratchModel) -> Iterator[str]:
         yield "words: an empty string cannot be a token"
     for word in sorted(set(source.words) & set(SPECIAL_TOKENS)):
         yield f"words: {word} is a special token already"
+
+
+def _scratch_kind(node: Draft, config: BaseModelConfig) -> Iterator[str]:
+    if config.kind == "reward_model":
+        yield (
+            f"{node.section}.kind is reward_model, but a model from scratch is a language model, without a score head: "
+            "leave it out, and train one by a stage `reward_model`"
+        )
 
 
 def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:

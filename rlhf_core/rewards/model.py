@@ -6,7 +6,6 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from torch import Tensor
 
@@ -14,6 +13,7 @@ from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.folder import context_length, read_config
+from rlhf_core.models.readers import Scale, judge_problem, scale_problem, stored_scale
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
@@ -34,44 +34,29 @@ class RewardReader:
     other: OtherTokenizer | None  # the reward model's, if it differs from the policy's
 
     @classmethod
-    def of(cls, settings: config.ModelReward, folder: Path, policy: Path) -> RewardReader:
-        """folder: the reward model's; policy: the policy's. With the same tokenizer and chat template, the reward model
-        reads the policy's tokens. Raises StageError where it cannot give what the settings want."""
+    def of(cls, settings: config.ModelReward, folder: Path, policy: Path, tokens: int) -> RewardReader:
+        """folder: the reward model's; policy: the policy's; tokens: of the longest sequence. With the same tokenizer
+        and chat template, the reward model reads the policy's tokens. Raises StageError where it cannot give what the
+        settings want."""
         tokenizer, own = load_tokenizer(policy), load_tokenizer(folder)
         other = None
         if not same_tokens(folder, policy) or tokenizer.chat_template != own.chat_template:
             other = OtherTokenizer(own, context_length(folder))
-        if other is not None and settings.gives_steps:
-            raise StageError(
-                "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
-                "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
-            )
-        return cls(settings, _scale(folder) if settings.normalize else Scale(), tokenizer, other)
+        stored = read_config(folder)
+        problem = judge_problem(stored, settings, reads_tokens=other is None, tokens=tokens)
+        if problem := problem or scale_problem(stored, settings):
+            raise StageError(problem)
+        scale = stored_scale(stored) if settings.normalize else None
+        return cls(settings, scale or Scale(), tokenizer, other)
 
     def reward(self, scores: TokenScores) -> TrajectoryReward:
         reward: TrajectoryReward = implementation_of(self.settings).of(self, self.settings, scores)
         return reward
 
 
-def context_problem(folder: Path, tokens: int) -> str | None:
-    """Why the model in `folder` cannot read sequences of `tokens` tokens; None where it can, or does not say."""
-    context = context_length(folder)
-    if context is None or context >= tokens:
-        return None
-    return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
-
-
 def same_tokens(folder: Path, other: Path) -> bool:
     """Whether two model folders have the same tokenizer."""
     return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
-
-
-@dataclass(frozen=True, slots=True)
-class Scale:
-    """Mean and standard deviation of a reward model's rewards for held-out completions."""
-
-    mean: float = 0.0
-    std: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -165,25 +150,3 @@ def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
             f"the reward model returned {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
         )
     return (value - scale.mean) / scale.std
-
-
-def stored_scale(folder: Path) -> Scale | None:
-    """What the reward model's config.json says of its rewards; None where it says nothing that can be used."""
-    stored = read_config(folder)
-    mean: Any = stored.get("reward_mean")
-    std: Any = stored.get("reward_std")
-    return Scale(float(mean), float(std)) if _is_finite(mean) and _is_finite(std) and std > 0 else None
-
-
-def _scale(folder: Path) -> Scale:
-    if (scale := stored_scale(folder)) is None:
-        stored = read_config(folder)
-        raise StageError(
-            f"the reward model's config.json has reward_mean={stored.get('reward_mean')} and "
-            f"reward_std={stored.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
-        )
-    return scale
-
-
-def _is_finite(value: Any) -> bool:
-    return isinstance(value, int | float) and math.isfinite(value)

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl_inputs import POLICY_INPUT, reward_input
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.rewards.model import RewardReader, context_problem
+from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rl.hybrid import OwnDevices, Turns
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rl.roles import reward_input, reward_roles
+from rlhf_core.rl.roles import reward_roles
 from rlhf_core.types import PackedBatch
 
 
@@ -43,9 +44,7 @@ def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[st
     for name, settings in config.settings.model_rewards.items():
         folder = inputs[reward_input(config, name)].folder
         try:
-            models[name] = RewardReader.of(settings, folder, inputs["model"].folder)
-            if models[name].other is None and (problem := context_problem(folder, config.rollout.max_length)):
-                raise StageError(problem)
+            models[name] = RewardReader.of(settings, folder, inputs[POLICY_INPUT].folder, config.rollout.max_length)
         except StageError as error:
             raise StageError(f"{config.block}.rewards.{name}: {error}") from error
     return models

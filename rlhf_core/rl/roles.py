@@ -8,15 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input, token_readers
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
-from rlhf_core.rewards.model import Scale, context_problem, same_tokens, stored_scale
+from rlhf_core.models.readers import Scale, reader_problem, stored_scale
+from rlhf_core.rewards.model import same_tokens
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
 
@@ -108,7 +109,7 @@ def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
         for name, reward in settings.model_rewards.items()
         if reward.weight and inputs[reward_input(config, name)].manifest.ref == start.manifest.ref
     ]
-    stored = stored_scale(start.folder) or Scale()
+    stored = stored_scale(read_config(start.folder)) or Scale()
     if not given or settings.shaping.normalize:
         sign = -1 if sum(reward.weight for reward in given) < 0 else 1
         return ValueScale(sign / stored.std, -sign * stored.mean / stored.std)
@@ -149,43 +150,14 @@ def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str
     return given
 
 
-def reward_input(config: RLConfig, reward: str) -> str:
-    """Name of the input with the model of a reward."""
-    return f"{config.block}.rewards.{reward}.model"
-
-
-def reference_input(config: RLConfig) -> str:
-    """Name of the input that the reference starts from."""
-    return "model" if config.settings.kl.reference is None else f"{config.block}.kl.reference"
-
-
-def critic_input(config: RLConfig) -> str:
-    """Name of the input that the critic starts from."""
-    critic = config.settings.critic_settings
-    assert critic is not None
-    if critic.start is None:
-        # By name, not as written: a stage key knows no order of the rewards.
-        return min((reward_input(config, reward) for reward in config.settings.model_rewards), default="model")
-    return "model" if critic.start == POLICY_START else f"{config.block}.critic.start"
-
-
 def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
     """Reference and critic read the policy's tokens. Raises StageError if one has another tokenizer, or no room for
     them."""
-    policy = inputs["model"].folder
-    named = {}
-    if config.settings.uses_reference:
-        named["kl.reference"] = reference_input(config), "name another model, or leave it out"
-    if config.settings.critic_settings is not None:
-        named["critic.start"] = critic_input(config), "set critic.start: policy"
-    for setting, (name, advice) in named.items():
-        if name == "model":
-            continue
-        if not same_tokens(inputs[name].folder, policy):
-            raise StageError(
-                f"{config.block}.{setting}: the tokenizer of the input {name} differs from the policy's: {advice}"
-            )
-        if problem := context_problem(inputs[name].folder, config.rollout.max_length):
+    policy = inputs[POLICY_INPUT].folder
+    for setting, (name, advice) in token_readers(config).items():
+        folder = inputs[name].folder
+        same = same_tokens(folder, policy)
+        if problem := reader_problem(read_config(folder), same_tokens=same, tokens=config.rollout.max_length):
             raise StageError(f"{config.block}.{setting}: the input {name}: {problem}: {advice}")
 
 

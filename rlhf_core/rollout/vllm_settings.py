@@ -11,10 +11,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
+from rlhf_core.models.served import problems_on_cpu
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
-_LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for
+LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for; recipes may ask for no more
 _WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
 _GIB = 2**30
 _BATCHED_TOKENS = 4096  # of one forward, on CPU: enough for matrix products to be efficient
@@ -50,7 +51,8 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "worker_extension_cls": _WORKER,
     }
     if current_platform.is_cpu():
-        _check_head_size(model)
+        if problem := next(problems_on_cpu(model, config, settings.dtype), None):
+            raise ValueError(problem)
         # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
         arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
@@ -65,7 +67,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         arguments |= {
             "enable_lora": True,
             "max_loras": 1,
-            "max_lora_rank": _lora_rank(settings.lora.rank),
+            "max_lora_rank": next(known for known in LORA_RANKS if settings.lora.rank <= known),
             "lora_target_modules": _lora_modules(settings.lora, folder),
         }
     return arguments
@@ -80,23 +82,6 @@ def _check_length(max_length: int, model: dict[str, Any]) -> None:
     if max_length == context:
         # Only the token sampled after a scored sequence lies beyond the context, and it is never fed to the model.
         os.environ["VLLM_ALLOW_LONG_MAX_MODEL_LEN"] = "1"
-
-
-def _check_head_size(model: dict[str, Any]) -> None:
-    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
-
-    heads: int | None = model.get("num_attention_heads")
-    size = model.get("head_dim") or (model["hidden_size"] // heads if heads else None)
-    known: list[int] = CPUAttentionBackend.get_supported_head_sizes()
-    if size is not None and size not in known:
-        raise ValueError(f"the model's attention heads have size {size}; on CPU vLLM serves {known}")
-
-
-def _lora_rank(rank: int) -> int:
-    for known in _LORA_RANKS:
-        if rank <= known:
-            return known
-    raise ValueError(f"LoRA rank {rank} is above {_LORA_RANKS[-1]}, the highest that vLLM serves")
 
 
 def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:

@@ -35,6 +35,7 @@ from rlhf_core.models.folder import copy_tokenizer, read_config
 from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
+from rlhf_core.models.scratch import architecture
 from rlhf_core.models.weights import require_all_loaded, require_fit
 from rlhf_core.rollout.publication import tensor_shapes
 
@@ -80,13 +81,7 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
     tokenizer = word_level_tokenizer(source.words, source.context_length)
     config = LlamaConfig(
         vocab_size=len(tokenizer),
-        hidden_size=source.hidden_size,
-        intermediate_size=source.intermediate_size,
-        num_hidden_layers=source.layers,
-        num_attention_heads=source.heads,
-        num_key_value_heads=source.heads,
-        max_position_embeddings=source.context_length,
-        tie_word_embeddings=source.tie_word_embeddings,
+        **architecture(source),
         initializer_range=source.initializer_range,
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

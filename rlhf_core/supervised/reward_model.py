@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,6 +14,7 @@ from torch import Tensor, nn
 from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
 from rlhf_core.data.chat import encode_completion, stop_token_ids
 from rlhf_core.data.fitting import Row
+from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
@@ -27,6 +26,7 @@ from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.output_head import OutputHead, backbone
 from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
+from rlhf_core.models.targets import head_problems
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.loop import shuffled
@@ -47,14 +47,11 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
 
     Raises StageError if all pairs have the same prompt, so that none could be held out.
     """
-    by_prompt: defaultdict[str, list[Row]] = defaultdict(list)
-    for row in rows:
-        by_prompt[json.dumps(row["prompt"], sort_keys=True)].append(row)
-    if len(by_prompt) < 2:
+    groups = list(by_prompt(rows).values())
+    if len(groups) < 2:
         raise StageError(
             "the pairs have fewer than two different prompts, so none can be held out to judge the model by"
         )
-    groups = list(by_prompt.values())
     target = held_out_pairs(len(rows))
     held_out: list[Row] = []
     trained: list[Row] = []
@@ -135,18 +132,15 @@ def tied_language_model(classifier: Any) -> PreTrainedModel:
     A classifier has no language head; where it was tied, the embedding matrix is that head, so it is still there.
     """
     config = classifier.config
-    if not config.tie_word_embeddings:
-        raise StageError(
-            "reward_model.language_model_coefficient needs a model with tied embeddings, which this is not: "
-            "its language head is lost when the reward model is made; set the coefficient to 0"
-        )
+    for problem in head_problems(tied=config.tie_word_embeddings):
+        raise StageError(f"language_model_coefficient: {problem}")
     with torch.device("meta"):
         model: PreTrainedModel = transformers.AutoModelForCausalLM.from_config(config)
     setattr(model, model.base_model_prefix, backbone(classifier))
     model.tie_weights()
     if lost := [name for name, parameter in model.named_parameters() if parameter.is_meta]:
         raise StageError(
-            f"reward_model.language_model_coefficient: the language head of {type(model).__name__} has weights that "
+            f"language_model_coefficient: the language head of {type(model).__name__} has weights that "
             f"are lost when the reward model is made ({', '.join(lost)}); set the coefficient to 0"
         )
     setattr(model, model.base_model_prefix, nn.Identity())  # DeepSpeed hooks into a module once for each name of it

@@ -7,7 +7,7 @@ import json
 import math
 import unicodedata
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -82,6 +82,10 @@ class Format(ABC):
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Tokens of the longest sequence that is made of it. Raises ConversationError if it cannot be written."""
 
+    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        """Tokens that a sequence must keep where it is cut at its end, for something to be left to train on."""
+        return self.num_tokens(tokenizer, row)
+
     def asked_texts(self, row: Mapping[str, Any]) -> Iterable[str]:
         """All texts under which what another row asks may stand in this one."""
         return (self.asked_text(row),)
@@ -105,6 +109,11 @@ class Rows:
 
     format: Format
     rows: Iterable[Mapping[str, Any]]
+
+
+def first_trained(mask: Sequence[bool]) -> int:
+    """The index of the first token that is trained; nothing predicts the very first."""
+    return next((index for index, trained in enumerate(mask) if trained and index), len(mask))
 
 
 def row_id(row: Mapping[str, Any]) -> str:

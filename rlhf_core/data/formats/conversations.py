@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
-from rlhf_core.data.formats.base import Generated, MissingColumnError, Row, RowError, filled
+from rlhf_core.data.formats.base import Generated, MissingColumnError, Row, RowError, filled, first_trained
 from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
     Message,
@@ -49,6 +49,10 @@ class Conversations(MessageFormat):
         if len(messages) > _MEASURED_TURN_BY_TURN:  # each turn is written with all that stand before it
             return num_tokens_of_all(tokenizer, messages, tools)
         return max(len(ids) for ids, _ in encode_conversation(tokenizer, messages, tools))
+
+    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        sequences = encode_conversation(tokenizer, row["messages"], row.get("tools"))
+        return min(first_trained(mask) for _, mask in sequences) + 1
 
     def generated(self, item: Generated) -> Row:
         return {"prompt": item.question, "completion": item.right_answer()}

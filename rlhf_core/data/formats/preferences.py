@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_core.data.chat import encode_completion
-from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained, number
 from rlhf_core.data.formats.messages import MESSAGE_COLUMNS, MessageFormat, prompt_column, read_completion, read_prompt
 from rlhf_core.data.rendering import Tokenizer
 
@@ -38,3 +40,19 @@ class Preferences(MessageFormat):
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in _SIDES)
+
+    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        """Something of the chosen completion, and one token in which the two differ."""
+        encoded = [encode_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
+        (chosen, mask), (rejected, _) = encoded
+        both = min(len(chosen), len(rejected))
+        differ = next((index for index in range(both) if chosen[index] != rejected[index]), both)
+        return max(first_trained(mask), differ) + 1
+
+
+def by_prompt(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The pairs of each prompt, in their order."""
+    groups: defaultdict[str, list[Mapping[str, Any]]] = defaultdict(list)
+    for row in rows:
+        groups[json.dumps(row["prompt"], sort_keys=True)].append(row)
+    return groups

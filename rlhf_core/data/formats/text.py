@@ -31,5 +31,8 @@ class Text(Format):
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         return len(encode_text(tokenizer, row["text"]))
 
+    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return 2  # nothing predicts the first
+
     def generated(self, item: Generated) -> Row:
         return {"text": f"{item.question}\n{item.right_answer()}"}

@@ -52,6 +52,10 @@ def test_rewards_have_names_and_weights() -> None:
         ({"rewards": {"exact": {**EXACT, "weight": float("inf")}}}, "from -1000000 to 1000000"),
         ({"filtering": {"low": 0.5, "high": 0.5}}, "low=0.5 must be less than high=0.5"),
         ({"filtering": {"score": "exat"}}, "filtering.score is exat; of `rewards`, those that may give scores: exact"),
+        (
+            {"filtering": {}, "rewards": {"a": {"type": "verifier"}, "b": {"type": "verifier"}}},
+            "filtering looks at one score, and a, b give one each: set filtering.score",
+        ),
         ({"filtering": {"max_rounds": 257}}, "from 1 to 256"),
         ({"filtering": {"oversampling": 0.5}}, "from 1 to 100"),
         (

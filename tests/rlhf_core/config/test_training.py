@@ -69,6 +69,14 @@ def test_settings_of_an_optimizer_that_is_not_used_are_refused() -> None:
         OptimizerConfig.model_validate({"learning_rate": 1.0, "muon": {"ns_steps": 3}})
 
 
+def test_a_final_rate_that_is_never_reached_is_refused() -> None:
+    constant = {"learning_rate": 1e-3, "schedule": "constant"}
+    again = OptimizerConfig.model_validate(constant)
+    assert OptimizerConfig.model_validate(again.model_dump()) == again
+    with pytest.raises(ValidationError, match="final_learning_rate_share is 0, but the schedule is constant"):
+        OptimizerConfig.model_validate({**constant, "final_learning_rate_share": 0.0})
+
+
 def test_muons_settings_are_part_of_its_keys_alone() -> None:
     adamw = result_settings(OptimizerConfig(learning_rate=1.0))
     assert "muon" not in adamw

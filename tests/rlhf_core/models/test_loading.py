@@ -110,5 +110,5 @@ def test_target_modules_may_be_named_and_a_wrong_name_is_answered_with_the_right
     load = {"dtype": torch.float32, "attention": "sdpa"}
     adapted = load_causal_model(model_folder, lora=LoraConfig(rank=2, target_modules=("q_proj",)), **load)
     assert sum(p.requires_grad for p in adapted.parameters()) == 2 * 2
-    with pytest.raises(StageError, match=r"lora.target_modules \['query'\].*linear modules here are .*q_proj"):
+    with pytest.raises(StageError, match=r"lora.target_modules names query; the linear layers .* are .*q_proj"):
         load_causal_model(model_folder, lora=LoraConfig(rank=2, target_modules=("query",)), **load)

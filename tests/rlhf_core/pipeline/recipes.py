@@ -76,9 +76,9 @@ FILES = {
 }
 
 LAYER = {
-    "input_layernorm": (8,), "post_attention_layernorm": (8,), "self_attn.q_proj": (8, 8), "self_attn.k_proj": (8, 8),
-    "self_attn.v_proj": (8, 8), "self_attn.o_proj": (8, 8), "mlp.gate_proj": (12, 8), "mlp.up_proj": (12, 8),
-    "mlp.down_proj": (8, 12),
+    "input_layernorm": (64,), "post_attention_layernorm": (64,),
+    "self_attn.q_proj": (64, 64), "self_attn.k_proj": (64, 64), "self_attn.v_proj": (64, 64),
+    "self_attn.o_proj": (64, 64), "mlp.gate_proj": (12, 64), "mlp.up_proj": (12, 64), "mlp.down_proj": (64, 12),
 }  # fmt: skip
 
 Change = Callable[[dict[str, Any], Path], None]  # of the recipe, and of the files in its folder
@@ -142,12 +142,12 @@ def model_folder(root: Path, context: int = 64, special_tokens: tuple[str, ...] 
     tokenizer.save_pretrained(folder)
     rows = len(tokenizer)
     config = {
-        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": rows, "hidden_size": 8,
+        "model_type": "llama", "architectures": ["LlamaForCausalLM"], "vocab_size": rows, "hidden_size": 64,
         "intermediate_size": 12, "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2,
         "max_position_embeddings": context, "tie_word_embeddings": True, "bos_token_id": 1, "eos_token_id": 2,
     }  # fmt: skip
     (folder / "config.json").write_text(json.dumps(config))
-    shapes = {"model.embed_tokens.weight": (rows, 8), "model.norm.weight": (8,)}
+    shapes = {"model.embed_tokens.weight": (rows, 64), "model.norm.weight": (64,)}
     for layer in range(2):
         shapes |= {f"model.layers.{layer}.{name}.weight": shape for name, shape in LAYER.items()}
     weights = {name: numpy.ones(shape, dtype=numpy.float32) for name, shape in shapes.items()}

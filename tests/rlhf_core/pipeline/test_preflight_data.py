@@ -193,7 +193,12 @@ OVERLAP = (
     [
         ({}, [OVERLAP]),
         ({"talks": {"on_overlap": "allow"}}, []),
-        ({"talks": {"exclude": ["prompts"]}}, []),
+        (
+            {"talks": {"exclude": ["prompts"]}},
+            [
+                "data.talks: all 1 rows occur in prompts, which it excludes: give it others, or leave `exclude` out",
+            ],
+        ),
         ({"prompts": {"limit": 1}}, []),  # only the job knows which row is left
     ],
 )

@@ -50,7 +50,9 @@ def test_what_is_allowed_and_probably_not_meant_is_told(tmp_path: Path) -> None:
 def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
     pair = json.dumps({"prompt": "What?", "chosen": "a", "rejected": "b"})
     (problem,) = problems(file("pairs.jsonl", pair))
-    assert problem.startswith("reward_model.dataset: `pairs` has one pair, and of the pairs some are held out")
+    assert problem.startswith(
+        "reward_model.dataset: `pairs` has the pairs of one prompt, and of the prompts some are held out"
+    )
 
 
 def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Problems) -> None:

@@ -222,3 +222,43 @@ def test_a_dataset_of_which_every_row_would_be_dropped_is_a_problem(
 
     [problem] = problems(change)
     assert problem.startswith(f"sft.dataset: no row of `data.talks` would be left: {sentence}")
+
+
+LONG = "x" * 80
+SHORT_PAIR = {"prompt": "What?", "chosen": "a", "rejected": "b"}
+
+
+@pytest.mark.parametrize(
+    ("name", "policy", "rows", "expected"),
+    [
+        ("talks", "truncate", [{"prompt": LONG, "completion": "y"}], "sft.dataset: no row of `data.talks` would be"),
+        ("talks", "truncate", [{"prompt": "x", "completion": LONG}], ""),
+        ("text", "drop", [{"text": LONG}], "pretrain.dataset: no row of `data.text` would be left: of 1 rows 1 are"),
+        ("text", "truncate", [{"text": LONG}], ""),
+        ("text", "error", [{"text": LONG}], ""),  # it is split
+        ("pairs", "drop", [SHORT_PAIR, {**SHORT_PAIR, "prompt": LONG}], "reward_model.dataset: fewer than two prompts"),
+        ("pairs", "truncate", [SHORT_PAIR, {**SHORT_PAIR, "prompt": "How?", "chosen": LONG}], ""),
+        (
+            "pairs",
+            "truncate",
+            [SHORT_PAIR, {"prompt": "How?", "chosen": LONG, "rejected": f"{LONG}y"}],
+            "reward_model.dataset: fewer than two prompts of `data.pairs` would be left: of 2 rows 1 are",
+        ),
+        (
+            "pairs",
+            "error",
+            [SHORT_PAIR, {**SHORT_PAIR, "chosen": "c"}],
+            "reward_model.dataset: `pairs` has the pairs of",
+        ),
+    ],
+)
+def test_enough_of_a_dataset_must_be_left(
+    problems: Problems, name: str, policy: str, rows: list[dict[str, Any]], expected: str
+) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["data"][name]["on_long_row"] = policy
+        (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+    said = problems(change)
+    assert len(said) == bool(expected), said
+    assert all(problem.startswith(expected) for problem in said), said

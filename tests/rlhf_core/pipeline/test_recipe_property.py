@@ -44,6 +44,8 @@ FOREIGN = re.compile(
     r"\[type=|KeyError|list index|must be str, not|Value error"
 )
 
+pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # seconds
+
 SMALL = copy.deepcopy(RECIPE)
 SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_steps": 1}}
 SMALL["rl"] |= {

@@ -19,6 +19,7 @@ from rlhf_core.types import PackedBatch, Prompt, Trajectory
 
 OWN = word_level_tokenizer(["good", "bad"], context_length=64)
 WHOLE = RewardModelReward(type="reward_model", normalize=False)
+LONGEST = 64  # tokens of a sequence
 STEPS = ProcessRewardModelReward(type="process_reward_model", normalize=False)
 
 
@@ -86,16 +87,16 @@ def trajectory(completion: str, *, finished: bool = True) -> Trajectory:
 
 def test_a_completion_is_read_at_its_last_token(policy: Path, same: Path) -> None:
     trajectories = [trajectory("good"), trajectory("bad bad", finished=False)]
-    result = RewardReader.of(WHOLE, same, policy).reward(Scores(same))(trajectories)
+    result = RewardReader.of(WHOLE, same, policy, LONGEST).reward(Scores(same))(trajectories)
     expected = [plain_score(same, t.token_ids.tolist()) for t in trajectories]
     assert result.rewards == pytest.approx(expected, abs=1e-5)
     assert (result.scores, result.steps) == ([None, None], None)
 
 
 def test_rewards_are_normalised_by_what_is_stored_with_the_model(policy: Path, same: Path) -> None:
-    (raw,) = RewardReader.of(WHOLE, same, policy).reward(Scores(same))([trajectory("good")]).rewards
+    (raw,) = RewardReader.of(WHOLE, same, policy, LONGEST).reward(Scores(same))([trajectory("good")]).rewards
     settings = RewardModelReward(type="reward_model")
-    (scaled,) = RewardReader.of(settings, same, policy).reward(Scores(same))([trajectory("good")]).rewards
+    (scaled,) = RewardReader.of(settings, same, policy, LONGEST).reward(Scores(same))([trajectory("good")]).rewards
     assert scaled == pytest.approx((raw - 0.5) / 2.0)
 
 
@@ -107,13 +108,15 @@ def test_statistics_that_are_not_usable_are_refused(
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "reward_mean": mean, "reward_std": std}))
     with pytest.raises(StageError, match="set normalize: false"):
-        RewardReader.of(RewardModelReward(type="reward_model"), folder, policy).reward(lambda batch: torch.zeros(1))
+        RewardReader.of(RewardModelReward(type="reward_model"), folder, policy, LONGEST).reward(
+            lambda batch: torch.zeros(1)
+        )
 
 
 def test_steps_are_read_at_their_last_tokens(policy: Path, same: Path) -> None:
     """Causal attention: the score at a token is that of the text up to it."""
     trajectories = [trajectory("good\nbad\n\nx"), trajectory("bad")]
-    result = RewardReader.of(STEPS, same, policy).reward(Scores(same))(trajectories)
+    result = RewardReader.of(STEPS, same, policy, LONGEST).reward(Scores(same))(trajectories)
     first = trajectories[0].token_ids.tolist()
     start = first.index(OWN.convert_tokens_to_ids("<assistant>")) + 1
     # good, newline | bad, newline | newline, x, EOS
@@ -127,7 +130,7 @@ def test_steps_are_read_at_their_last_tokens(policy: Path, same: Path) -> None:
 def test_another_tokenizer_is_reached_through_text(policy: Path, other: Path) -> None:
     judge = Scores(other)
     trajectories = [trajectory("goodness"), trajectory("goodness", finished=False)]
-    result = RewardReader.of(WHOLE, other, policy).reward(judge)(trajectories)
+    result = RewardReader.of(WHOLE, other, policy, LONGEST).reward(judge)(trajectories)
     theirs = word_level_tokenizer(("goo", "is it "), context_length=64)
     text = "<bos><user>is it good<assistant>goodness<eos>"
     ids = theirs(text, add_special_tokens=False)["input_ids"]
@@ -141,7 +144,7 @@ def test_another_chat_template_is_another_language(policy: Path, tmp_path: Path)
     folder = reward_model(tmp_path)
     (folder / "chat_template.jinja").write_text("{% for m in messages %}{{ m['content'] }}{% endfor %}")
     judge = Scores(folder)
-    RewardReader.of(WHOLE, folder, policy).reward(judge)([trajectory("bad")])
+    RewardReader.of(WHOLE, folder, policy, LONGEST).reward(judge)([trajectory("bad")])
     assert judge.batches[0].input_ids.tolist() == OWN("is it goodbad<eos>", add_special_tokens=False)["input_ids"]
 
 
@@ -150,15 +153,17 @@ def test_what_the_reward_model_cannot_read_is_refused(policy: Path, tmp_path: Pa
     with pytest.raises(
         RewardError, match="prompt p with its completion has 22 tokens of the reward model, which reads"
     ):
-        RewardReader.of(WHOLE, folder, policy).reward(Scores(folder))([trajectory("goodness")])
+        RewardReader.of(WHOLE, folder, policy, LONGEST).reward(Scores(folder))([trajectory("goodness")])
 
 
 def test_steps_of_another_tokenizer_are_refused(policy: Path, other: Path) -> None:
     with pytest.raises(StageError, match="cannot be read at the steps of the policy's tokens"):
-        RewardReader.of(STEPS, other, policy).reward(Scores(other))
+        RewardReader.of(STEPS, other, policy, LONGEST).reward(Scores(other))
 
 
 def test_a_score_that_is_not_finite_is_named(policy: Path, same: Path) -> None:
-    judge = RewardReader.of(WHOLE, same, policy).reward(lambda batch: torch.full((batch.num_tokens,), float("nan")))
+    judge = RewardReader.of(WHOLE, same, policy, LONGEST).reward(
+        lambda batch: torch.full((batch.num_tokens,), float("nan"))
+    )
     with pytest.raises(RewardError, match="the reward model returned nan for prompt p: 'bad'"):
         judge([trajectory("bad")])

@@ -248,8 +248,9 @@ def test_a_reference_with_another_tokenizer_is_refused_before_anything_starts(
     inputs: dict[str, Input], tmp_path: Path
 ) -> None:
     word_level_tokenizer(["say"], context_length=64).save_pretrained(tmp_path / "other")
+    (tmp_path / "other" / "config.json").write_text("{}")
     given = {**inputs, "grpo.kl.reference": local_input(tmp_path / "other", Kind.POLICY)}
-    with pytest.raises(StageError, match=r"^grpo\.kl\.reference: the tokenizer of .* differs from the policy's"):
+    with pytest.raises(StageError, match=r"^grpo\.kl\.reference: .* its tokenizer differs from the policy's"):
         run(tmp_path, config("grpo", kl={**KL, "reference": "x"}), given)
 
 

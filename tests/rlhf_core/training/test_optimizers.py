@@ -10,14 +10,9 @@ from rlhf_core.training.optimizers import learning_rate, parameter_groups
 
 
 def rates(schedule: str, total: int = 6, **settings: float) -> list[float]:
+    fall = {} if schedule == "constant" else {"final_learning_rate_share": 0.2}
     config = OptimizerConfig.model_validate(
-        {
-            "learning_rate": 1.0,
-            "schedule": schedule,
-            "warmup_share": 1 / 3,
-            "final_learning_rate_share": 0.2,
-            **settings,
-        }
+        {"learning_rate": 1.0, "schedule": schedule, "warmup_share": 1 / 3, **fall, **settings}
     )
     return [learning_rate(config, step, total) for step in range(total + 2)]
 

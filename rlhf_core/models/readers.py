@@ -1,0 +1,69 @@
+"""Whether a model can read what the policy of an RL run samples, as far as its config.json says. Loads no torch.
+
+Asked before a run, of every model at hand, and by the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_core.config.rewards import ModelReward
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Mean and standard deviation of a reward model's rewards for held-out completions."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+def stored_scale(config: Mapping[str, Any]) -> Scale | None:
+    """What the reward model's config.json says of its rewards; None where it says nothing that can be used."""
+    mean, std = config.get("reward_mean"), config.get("reward_std")
+    return Scale(float(mean), float(std)) if _is_finite(mean) and _is_finite(std) and std > 0 else None
+
+
+def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | None:
+    """Why the rewards of the model with this config.json cannot be normalised as asked; None where they can."""
+    if not settings.normalize or stored_scale(config) is not None:
+        return None
+    return (
+        f"the reward model's config.json has reward_mean={config.get('reward_mean')} and "
+        f"reward_std={config.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
+    )
+
+
+def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tokens: bool, tokens: int) -> str | None:
+    """Why the reward model with this config.json cannot give a reward; None where it can.
+
+    reads_tokens: it has the policy's tokenizer and chat template, and so reads its tokens; tokens: of a sequence.
+    """
+    if reads_tokens:
+        return context_problem(config, tokens)
+    if settings.gives_steps:
+        return (
+            "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
+            "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
+        )
+    return None
+
+
+def reader_problem(config: Mapping[str, Any], *, same_tokens: bool, tokens: int) -> str | None:
+    """Why a reference or critic with this config.json cannot read the policy's tokens; None where it can."""
+    return context_problem(config, tokens) if same_tokens else "its tokenizer differs from the policy's"
+
+
+def context_problem(config: Mapping[str, Any], tokens: int) -> str | None:
+    """Why a model cannot read sequences of `tokens` tokens; None where it can, or does not say."""
+    context = config.get("max_position_embeddings")
+    if not isinstance(context, int) or context >= tokens:
+        return None
+    return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
+
+
+def _is_finite(value: Any) -> bool:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,62 @@
+"""Whether an engine can serve a model, as far as the model's config.json says. Loads no torch.
+
+Asked before a run, of every model at hand, and by the engine itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhf_core.config.base import Dtype
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.models.folder import text_config
+
+# Of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
+
+_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}
+_GIB = 2**30
+# Settings of models whose layers do not all keep the keys and values of all tokens.
+_OTHER_CACHES = ("sliding_window", "layer_types", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
+
+
+def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype | None) -> Iterator[str]:
+    """One sentence for each reason why an engine on CPU cannot serve the model of this config.json.
+
+    dtype: of the engine; None: unknown, and then taken to be the smaller one.
+    """
+    size = _head_size(config)
+    if size is not None and size not in CPU_HEAD_SIZES:
+        yield (
+            f"the model's attention heads have size {size}; on CPU vLLM serves "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or set rollout.gpus_per_engine"
+        )
+    needed = _cache_bytes(config, rollout.max_length, dtype or "bfloat16")
+    if needed is not None and needed > int(rollout.cpu_cache_gib * _GIB):
+        yield (
+            f"rollout.cpu_cache_gib={rollout.cpu_cache_gib:g} has no room for one sequence of rollout.max_length="
+            f"{rollout.max_length} tokens, whose keys and values are {needed / _GIB:.3g} GiB of this model: raise it"
+        )
+
+
+def _head_size(config: Mapping[str, Any]) -> int | None:
+    text = text_config(config)
+    heads, width = text.get("num_attention_heads"), text.get("hidden_size")
+    size = text.get("head_dim") or (width // heads if isinstance(heads, int) and isinstance(width, int) else None)
+    return size if isinstance(size, int) else None
+
+
+def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype) -> int | None:
+    """The least cache that vLLM starts with on CPU; None where the model's config says too little to know."""
+    text = text_config(config)
+    if any(text.get(name) for name in _OTHER_CACHES):
+        return None
+    layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    shared, size = text.get("num_key_value_heads") or heads, _head_size(text)
+    if not isinstance(layers, int) or not isinstance(shared, int) or size is None:
+        return None
+    # The engine has room for one token more than max_length, and keeps one block empty.
+    blocks = -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
+    return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * _BYTES[dtype]

@@ -1,0 +1,136 @@
+"""What a stage asks of its models: that engines can serve them, adapters fit them, judges read the policy's tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlhf_core.config.base import Dtype
+from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reward_input, token_readers
+from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.training import LoraConfig, SupervisedConfig
+from rlhf_core.data.chat import require_turns_follow
+from rlhf_core.errors import StageError
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.headers import stored_tensors
+from rlhf_core.models.readers import judge_problem, reader_problem, scale_problem
+from rlhf_core.models.scratch import linear_layers
+from rlhf_core.models.served import problems_on_cpu
+from rlhf_core.models.targets import head_problems, target_problem
+from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.preflight_lengths import tokenizer_of
+from rlhf_core.pipeline.preflight_model import BaseModel
+
+
+def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    """models: by node, of those whose base model is at hand."""
+    for node in nodes.values():
+        for problem in _problems(node, nodes, models, root):
+            yield f"{node.section}.{problem}"
+
+
+def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    config, model = node.config, models.get(node.name)
+    if model is not None and config.engines is not None and not config.engines.gpus_per_engine:
+        dtype = config.engine.dtype if isinstance(config, RLConfig) else _stored_dtype(nodes, node.inputs["model"])
+        yield from (f"rollout: {problem}" for problem in problems_on_cpu(model.settings, config.engines, dtype))
+    for setting, (lora, start) in _adapters(config).items():
+        base = models.get(node.inputs[start])
+        if base is not None and (wrong := _targets(lora, base, root)):
+            yield f"{setting}: {wrong}"
+    if isinstance(config, RewardModelConfig) and config.language_model_coefficient > 0 and model is not None:
+        tied = model.settings.get("tie_word_embeddings", True)  # left out: only the model's class knows
+        yield from (f"language_model_coefficient: {problem}" for problem in head_problems(tied=tied))
+    if isinstance(config, RLConfig) and model is not None:
+        yield from _readers(config, node, nodes, models, root)
+        if config.environment.max_turns > 1:
+            try:
+                require_turns_follow(tokenizer_of(model, root))
+            except StageError as error:
+                yield f"environment: {error}"
+
+
+def _stored_dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:
+    """Of the weights that the node makes; None: not known here."""
+    node = nodes[name]
+    match node.config:
+        case BaseModelConfig(dtype=dtype):
+            return dtype
+        case SupervisedConfig() | RLConfig():
+            return node.config.engine.dtype
+        case _:
+            return _stored_dtype(nodes, node.inputs["model"]) if "model" in node.inputs else None
+
+
+def _adapters(config: StageConfig) -> dict[str, tuple[LoraConfig, str]]:
+    """The adapters that the stage makes: by setting its settings, and the input that it is put on."""
+    found: dict[str, tuple[LoraConfig | None, str]] = {}
+    if isinstance(config, SupervisedConfig):
+        found["lora"] = config.adapter, "model"
+    elif isinstance(config, RLConfig):
+        found["lora"] = config.lora, POLICY_INPUT
+        if (critic := config.settings.critic_settings) is not None:
+            found[f"{config.block}.critic.lora"] = critic.lora, critic_input(config)
+    return {setting: (lora, start) for setting, (lora, start) in found.items() if lora is not None}
+
+
+def _targets(lora: LoraConfig, base: BaseModel, root: Path) -> str | None:
+    tied = bool(base.settings.get("tie_word_embeddings"))
+    match base.config.source:
+        case ScratchModel() as source:
+            return target_problem(lora, linear_layers(source), tied=tied)
+        case FolderModel(path=path) if "num_experts_per_tok" not in text_config(base.settings):
+            layers = [
+                name.removesuffix(".weight")
+                for name, tensor in stored_tensors(root / path).items()
+                if name.endswith(".weight") and len(tensor.shape) == 2
+            ]
+            return target_problem(lora, layers, tied=tied)
+        case _:
+            return None  # in memory experts are other layers than in the folder
+
+
+def _readers(
+    config: RLConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
+) -> Iterator[str]:
+    """Of the models, beside the policy, whose base is at hand."""
+    policy, tokens = models[node.name], config.rollout.max_length
+    for setting, (name, advice) in token_readers(config).items():
+        reader = models.get(node.inputs[name])
+        same = None if reader is None else _same_tokens(reader, policy, root)
+        if reader is not None and same is not None:
+            problem = reader_problem(reader.settings, same_tokens=same, tokens=tokens)
+            if problem is not None:
+                yield f"{config.block}.{setting}: {problem}: {advice}"
+    for name, reward in config.settings.model_rewards.items():
+        judge = node.inputs[reward_input(config, name)]
+        model = models.get(judge)
+        if model is None:
+            continue
+        problem = None
+        if isinstance(nodes[judge].config, BaseModelConfig):  # one that was trained here has a scale
+            problem = scale_problem(model.settings, reward)
+        same = _same_tokens(model, policy, root)
+        if problem is None and same is not None:
+            reads = same and _template(model, root) == _template(policy, root)
+            problem = judge_problem(model.settings, reward, reads_tokens=reads, tokens=tokens)
+        if problem is not None:
+            yield f"{config.block}.rewards.{name}: {problem}"
+
+
+def _same_tokens(model: BaseModel, other: BaseModel, root: Path) -> bool | None:
+    """Whether the tokenizers of two models are one; None where their jobs will show it."""
+    match model.config.source, other.config.source:
+        case ScratchModel(words=ours), ScratchModel(words=theirs):
+            return tuple(dict.fromkeys(ours)) == tuple(dict.fromkeys(theirs))
+        case FolderModel(path=ours), FolderModel(path=theirs):
+            return (root / ours / "tokenizer.json").read_bytes() == (root / theirs / "tokenizer.json").read_bytes()
+        case _:
+            return None
+
+
+def _template(model: BaseModel, root: Path) -> str:
+    return str(tokenizer_of(model, root).chat_template)

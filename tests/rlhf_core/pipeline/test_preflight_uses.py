@@ -1,0 +1,126 @@
+"""Models that a stage could not use as its settings ask: engines, adapters, judges."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, file, model_folder, put
+
+SHORT = {"stage": "base", "source": {"type": "scratch", "context_length": 32}}
+FOREIGN = {"stage": "base", "source": {"type": "scratch", "context_length": 64, "words": ["two"]}}
+PAIRS = {"stage": "reward_model", "dataset": "pairs", "batch_size": 1, "max_length": 32, "optimizer": OPTIMIZER}
+
+
+def first(**stages: Any) -> Change:
+    """Stages above all others."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        rest = {name: recipe.pop(name) for name in list(recipe) if name not in ("name", "data")}
+        recipe.update(stages | rest)
+
+    return change
+
+
+def judged_by(base: dict[str, Any], **reward: Any) -> Change:
+    """PPO with a critic and a reward of a reward model that was trained from `base`."""
+    block = {
+        "rewards": {"taste": {"type": "reward_model", "model": "judge", **reward}},
+        "optimizer": OPTIMIZER,
+        "critic": {"optimizer": OPTIMIZER, "start": "policy"},
+    }
+    return both(first(other=base, judge=PAIRS), put("rl", "ppo", value=block), evaluated("rl"))
+
+
+def evaluated(*models: str) -> Change:
+    return put("evaluation", "models", value=list(models))
+
+
+def folder(**settings: Any) -> Change:
+    """A base model of the user's, with these settings in its config.json."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        model_folder(root)
+        path = root / "model" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+        recipe["base"]["source"] = {"type": "folder", "path": "model"}
+
+    return change
+
+
+SIZES = "on CPU vLLM serves 32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512"
+ENDLESS = (
+    "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (put("base", "source", "heads", value=1), []),
+        (
+            put("base", "source", "heads", value=8),
+            [
+                f"{node}.rollout: the model's attention heads have size 16; {SIZES}: take another model, or set "
+                "rollout.gpus_per_engine"
+                for node in ("rl", "evaluation")
+            ],
+        ),
+        (both(put("base", "source", "heads", value=8), *(put(node, "rollout", "gpus_per_engine", value=1.0)
+              for node in ("rl", "evaluation"))), []),
+        (both(folder(num_attention_heads=4, num_key_value_heads=4), put("rl", value=None)),
+         ["evaluation.rollout: the model's attention heads have size 16"]),
+        (
+            put("rl", "rollout", "cpu_cache_gib", value=0.00048),
+            [
+                "rl.rollout: rollout.cpu_cache_gib=0.00048 has no room for one sequence of rollout.max_length=64 "
+                "tokens, whose keys and values are 0.000488 GiB of this model: raise it"
+            ],
+        ),
+        (put("rl", "rollout", "cpu_cache_gib", value=0.00049), []),
+        (put("evaluation", "rollout", "cpu_cache_gib", value=1e-9),
+         ["evaluation.rollout: rollout.cpu_cache_gib=1e-09 has no room"]),
+        (
+            put("sft", "lora", value={"rank": 2, "target_modules": ["q_proj", "query"]}),
+            [
+                "sft.lora: lora.target_modules names query; the linear layers of this model are down_proj, gate_proj, "
+                "k_proj, lm_head, o_proj, q_proj, up_proj, v_proj"
+            ],
+        ),
+        (put("sft", "lora", value={"rank": 2, "target_modules": ["layers.3.self_attn.q_proj"]}), []),
+        (put("sft", "lora", value={"rank": 2, "target_modules": ["layers.4.self_attn.q_proj"]}),
+         ["sft.lora: lora.target_modules names layers.4.self_attn.q_proj;"]),
+        (put("sft", "lora", value={"rank": 2, "target_modules": ["lm_head"]}),
+         ["sft.lora: lora.target_modules names lm_head, whose weights are the embedding's too in this model"]),
+        (put("rl", "ppo", "critic", "lora", value={"rank": 2, "target_modules": ["score"]}),
+         ["rl.ppo.critic.lora: lora.target_modules names score;"]),
+        (both(folder(), put("sft", "lora", value={"rank": 2, "target_modules": ["q_proj", "c_attn"]})),
+         ["sft.lora: lora.target_modules names c_attn; the linear layers of this model are"]),
+        (both(folder(), put("sft", "lora", value={"rank": 2, "target_modules": ["q_proj"]})), []),
+        (both(put("base", "source", "tie_word_embeddings", value=False),
+              put("reward_model", "language_model_coefficient", value=0.5)),
+         ["reward_model.language_model_coefficient: it needs a model with tied embeddings, which this is not"]),
+        (judged_by(SHORT),
+         ["rl.ppo.rewards.taste: its context is 32 tokens, and sequences have up to rollout.max_length=64"]),
+        (judged_by(FOREIGN), []),
+        (judged_by(FOREIGN, type="process_reward_model"),
+         ["rl.ppo.rewards.taste: the reward model's tokenizer differs from the policy's"]),
+        (both(judged_by(FOREIGN), put("rl", "ppo", "critic", "start", value="judge")),
+         ["rl.ppo.critic.start: its tokenizer differs from the policy's: set critic.start: policy"]),
+        (both(first(other=SHORT), evaluated("rl"), put("rl", "algorithm", value="grpo"),
+              put("rl", "grpo", value={**KL, "kl": {"coefficient": 0.1, "reference": "other"}})),
+         ["rl.grpo.kl.reference: its context is 32 tokens, and sequences have up to rollout.max_length=64: name"]),
+        (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
+              put("base", "chat_template", value="own.jinja")),
+         ["rl.environment: the chat template does not end each assistant turn with a special token"]),
+    ],
+)  # fmt: skip
+def test_what_a_model_cannot_do_is_said_before_its_job(problems: Problems, change: Change, expected: list[str]) -> None:
+    said = problems(change)
+    assert len(said) == len(expected), said
+    assert all(sentence.startswith(begin) for sentence, begin in zip(said, expected, strict=True)), said

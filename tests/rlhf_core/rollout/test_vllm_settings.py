@@ -1,0 +1,54 @@
+"""What is said of engines before they start is what vLLM itself takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.models.served import CPU_HEAD_SIZES, problems_on_cpu
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.engine import EngineSettings
+from tests.rlhf_core.rollout.models import make_model
+
+BLOCK = 128 * 2 * 2 * 32 * 4  # bytes: 128 tokens, 2 layers, keys and values, one head of 32 float32 numbers
+
+
+def vllms_head_sizes() -> list[int]:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    return sizes
+
+
+def vllms_ranks() -> tuple[int, ...]:
+    from typing import get_args
+
+    from vllm.config.lora import MaxLoRARanks
+
+    return get_args(MaxLoRARanks)
+
+
+def test_the_known_head_sizes_and_ranks_are_vllms(engine_process: ChildProcess) -> None:
+    from rlhf_core.rollout.vllm_settings import LORA_RANKS
+
+    assert tuple(engine_process.call(vllms_head_sizes)) == CPU_HEAD_SIZES
+    assert engine_process.call(vllms_ranks) == LORA_RANKS
+
+
+def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, tmp_path: Path) -> None:
+    """One byte less, and vLLM refuses too: 0.32.0 wants room for a sequence, and a block that it keeps empty."""
+    make_model(tmp_path, tied=True)
+    model = json.loads((tmp_path / "config.json").read_text())
+    least = RolloutEngineConfig(max_length=64, cpu_cache_gib=2 * BLOCK / 2**30)
+    assert list(problems_on_cpu(model, least, "float32")) == []
+    ChildEngine(engine_process, tmp_path, EngineSettings(least, "float32", seed=0)).shutdown()
+    less = RolloutEngineConfig(max_length=64, cpu_cache_gib=(2 * BLOCK - 1) / 2**30)
+    with pytest.raises(ValueError, match="has no room for one sequence"):
+        ChildEngine(engine_process, tmp_path, EngineSettings(less, "float32", seed=0))
+    assert list(problems_on_cpu(model, least.model_copy(update={"max_length": 127}), "float32")) == []
+    assert len(list(problems_on_cpu(model, least.model_copy(update={"max_length": 128}), "float32"))) == 1
+    assert list(problems_on_cpu({**model, "sliding_window": 8}, less, "float32")) == []
