@@ -61,7 +61,7 @@ RECIPE: dict[str, Any] = {
         "riddles": {"format": "riddles", "source": {"type": "files", "paths": ["riddles.jsonl"]}},
         "questions": {"format": "prompts", "source": {"type": "files", "paths": ["questions.jsonl"]}},
     },
-    "base": {"source": {"type": "scratch", "hidden_size": 32, "layers": 1, "heads": 2, "context_length": 64}},
+    "base": {"source": {"type": "scratch", "hidden_size": 64, "layers": 1, "heads": 2, "context_length": 64}},
     "measure": {"dataset": "riddles", "max_length": 20},
     "rl": RL,
 }
