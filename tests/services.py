@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import os
+import json
 import secrets
 import shutil
 import socket
@@ -55,6 +55,7 @@ class S3Server:
         # A short path: it has sockets in it, whose paths may have no more than 107 bytes.
         self._folder = Path(tempfile.mkdtemp(prefix="weed-"))
         self.access_key, self.secret_key = secrets.token_hex(10), secrets.token_hex(20)
+        self._reader = secrets.token_hex(10), secrets.token_hex(20)
         self._process: subprocess.Popen[bytes] | None = None
         self._ports = free_ports(10)
         self._address = address
@@ -69,11 +70,10 @@ class S3Server:
             Path(sys.executable).parent / "weed", f"-logdir={self._folder}", "mini", f"-dir={self._folder}",
             f"-ip={self._address}", f"-ip.bind={self._address}", *ports, "-s3.port.iceberg=0", "-s3.port.lance=0",
             f"-s3.localSocket={self._folder / 's3.sock'}", f"-filer.localSocket={self._folder / 'filer.sock'}",
-            "-webdav=false", "-admin.ui=false", "-master.telemetry=false",
+            "-webdav=false", "-admin.ui=false", "-master.telemetry=false", f"-s3.config={self._identities()}",
         ]  # fmt: skip
-        environment = {**os.environ, "AWS_ACCESS_KEY_ID": self.access_key, "AWS_SECRET_ACCESS_KEY": self.secret_key}
         with (self._folder / "output.log").open("ab") as log:
-            self._process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, cwd=self._folder)
+            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
@@ -81,6 +81,18 @@ class S3Server:
                 self.close()
                 raise RuntimeError(f"SeaweedFS does not start:\n{output}")
             time.sleep(0.2)
+
+    def _identities(self) -> Path:
+        actions = {
+            (self.access_key, self.secret_key): ["Admin", "Read", "Write", "List", "Tagging"],
+            self._reader: ["Read", "List"],
+        }
+        path = self._folder / "identities.json"
+        path.write_text(json.dumps({"identities": [
+            {"name": key, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": allowed}
+            for (key, secret), allowed in actions.items()
+        ]}))  # fmt: skip
+        return path
 
     def stop(self) -> None:
         if self._process is not None:
@@ -105,6 +117,10 @@ class S3Server:
             "AWS_REGION": "us-east-1",
             "AWS_EC2_METADATA_DISABLED": "true",
         }
+
+    def reader(self) -> dict[str, str]:
+        """The credentials of a user who may read and list, and nothing else."""
+        return dict(zip(("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"), self._reader, strict=True))
 
     def create_bucket(self, name: str) -> None:
         self._client().mkdir(name)

@@ -5,12 +5,15 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.stages import SFTConfig
+from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
@@ -18,6 +21,7 @@ from rlhf_core.pipeline.memory import Shape, memory
 from rlhf_core.pipeline.preflight import look
 from rlhf_core.stages.key import computing_libraries
 from tests.rlhf_core.pipeline.recipes import planned
+from tests.services import S3Server
 
 RECIPE = """
 name: planned
@@ -104,6 +108,22 @@ def test_a_checkpoint_says_where_a_killed_stage_goes_on(tmp_path: Path, reposito
     )
     assert said(loaded, repository)["sft"] == "compute: never computed; resumes from step 40"
     assert said(load(tmp_path, "sft.checkpoint.resume=false"), repository)["sft"] == "compute: never computed"
+
+
+def test_a_user_who_may_only_read_the_store_can_plan(
+    tmp_path: Path, s3_server: S3Server, s3_store_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "talks.jsonl").write_text('{"prompt": "a", "completion": "b"}\n' * 4, encoding="utf-8")
+    (tmp_path / "planned.yaml").write_text(RECIPE, encoding="utf-8")
+    publish_all(load(tmp_path), ArtifactRepository(open_store(s3_store_url)), tmp_path / "files")
+    monkeypatch.setenv("ALIGNMENT_STORE", s3_store_url)
+    for name, value in s3_server.reader().items():
+        monkeypatch.setenv(name, value)
+    shown = CliRunner().invoke(app, ["plan", str(tmp_path / "planned.yaml"), "sft.max_steps=1"])
+    assert shown.exit_code == 0, shown.output
+    assert "planned: 1 to compute, 2 to reuse" in shown.output
+    with pytest.raises(StoreError, match="refuses these credentials the bucket `tests`: correct AWS_"):
+        publish_all(load(tmp_path, "seed=1"), ArtifactRepository(open_store(s3_store_url)), tmp_path / "more")
 
 
 @pytest.mark.parametrize("store_url", ["local"], indirect=True)
