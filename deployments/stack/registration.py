@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from deployments.stack.environment import REPOSITORY
@@ -32,8 +33,14 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     log.write_bytes(b"")
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
-    _run("`prefect deploy --all`", deploy, environment, log)
-    _run("creating the automations", (sys.executable, "-m", "deployments.stack.automations"), environment, log)
+    create = (sys.executable, "-m", "deployments.stack.automations")
+    with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
+        started = [
+            threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
+            threads.submit(_run, "creating the automations", create, environment, log),
+        ]
+    for done in started:
+        done.result()
     stamp.write_text(state)
     return True
 
