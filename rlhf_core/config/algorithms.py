@@ -24,6 +24,7 @@ from rlhf_core.config.numbers import (
 )
 from rlhf_core.config.rewards import EpisodeReward, ModelReward, RewardConfig, TextReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
+from rlhf_core.config.texts import JudgeName
 from rlhf_core.config.training import OptimizerConfig
 
 Aggregation = Literal["token", "sequence", "constant"]
@@ -64,7 +65,9 @@ class AlgorithmConfig(Config):
 
     takes_process_rewards: ClassVar[bool] = False
 
-    rewards: dict[str, RewardConfig] = Field(min_length=1, description="what trains: their sum, each by its weight")
+    rewards: dict[JudgeName, RewardConfig] = Field(
+        min_length=1, description="what trains: their sum, each by its weight"
+    )
     shaping: ShapingConfig = Field(default=ShapingConfig(), description="what happens to the sum before it trains")
     filtering: FilteringConfig | None = Field(
         default=None, description="train only on prompts with a mean score in a range; none: on all"

@@ -13,6 +13,7 @@ from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig, require_different
 from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
+from rlhf_core.config.texts import JudgeName
 
 
 class EvaluationConfig(NamedStageConfig):
@@ -21,7 +22,9 @@ class EvaluationConfig(NamedStageConfig):
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
-    scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
+    scorers: dict[JudgeName, ScorerConfig] = Field(
+        min_length=1, description="name -> 0-1 score; the first is the main one"
+    )
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -22,14 +23,23 @@ from rlhf_core.config.texts import Variable
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
+_COUNT = re.compile(r"\{(\d{1,9})")
+_MOST_REPEATS = 1_000_000
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
 def _finds_an_answer(pattern: str) -> str:
+    if math.prod(max(1, int(count)) for count in _COUNT.findall(pattern)) > _MOST_REPEATS:
+        raise ValueError(
+            f"the regular expression's repetitions, {{n}}, multiply to more than {_MOST_REPEATS}: it would be "
+            "written out: repeat less, or by + or *"
+        )
     try:
         groups = regex.compile(pattern).groups
     except regex.error as error:
         raise ValueError(f"not a regular expression: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not a regular expression that can be read: hundreds of groups inside each other") from error
     if not groups:
         raise ValueError("the regular expression has no group: put ( ) around the part that is the answer")
     return pattern

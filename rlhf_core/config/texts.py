@@ -34,6 +34,10 @@ Requirement = Annotated[
 Variable = Annotated[
     str, AfterValidator(_of_form(r"[A-Za-z_]\w*", "the name of an environment variable: letters, digits and `_`"))
 ]
+# A part of the names of metrics.
+JudgeName = Annotated[
+    str, AfterValidator(_of_form(r"\w[\w.-]{0,99}", "the name of a reward: up to 100 letters, digits and `_.-`"))
+]
 # What Weights & Biases allows.
 Project = Annotated[
     str, AfterValidator(_of_form(r"[^/\\#?%:\s][^/\\#?%:]{0,127}", r"a project: up to 128 signs, none of / \ # ? % :"))

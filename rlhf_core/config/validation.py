@@ -12,6 +12,7 @@ from rlhf_core.config.base import Config, Reads
 from rlhf_core.config.numbers import Samples, Steps
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig, require_different
+from rlhf_core.config.texts import JudgeName
 
 V = TypeVar("V")
 
@@ -69,7 +70,9 @@ class ValidationSet(Config):
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
-    scorers: dict[str, ScorerConfig] = Field(min_length=1, description="name -> 0-1 score; the first is the main one")
+    scorers: dict[JudgeName, ScorerConfig] = Field(
+        min_length=1, description="name -> 0-1 score; the first is the main one"
+    )
     samples: Samples = Field(
         default=0, description="sampled completions of each prompt, besides the greedy one; 0: greedy only"
     )
@@ -118,9 +121,6 @@ class ValidationConfig(_Validation, ValidationSet):
             if name in self.scorers:
                 raise ValueError(f"validation.also.{name} has the name of a scorer of validation: rename one of them")
         measured = [metric for name, one in self.sets.items() for metric in named(name, dict.fromkeys(one.measured))]
-        twice = sorted({metric for metric in measured if measured.count(metric) > 1})
-        if twice:
-            raise ValueError(f"validation.also: {twice[0]} would be measured by two sets: rename a set or a scorer")
         _require_measured(self.metric, measured)
         return self
 

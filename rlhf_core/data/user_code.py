@@ -39,7 +39,9 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  running it is what this is for
     except SystemExit as error:
         raise StageError(f"{shown}: loading this file ended the process: it calls `sys.exit`") from error
-    except Exception as error:  # the user's code may raise anything; it is shown to them as it is
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
     loaded = getattr(module, function, None)
     if not callable(loaded):
@@ -72,6 +74,8 @@ def _parse(file: Path, shown: str) -> ast.Module:
     except OSError as error:
         raise RecipeError(f"{shown}: cannot be read ({error.strerror})") from error
     except SyntaxError as error:
+        if not error.lineno:  # an unknown encoding, null bytes
+            raise RecipeError(f"{shown}: is not a Python file ({error.msg}): save it as UTF-8") from error
         code = f": {error.text.strip()}" if error.text else ""
         raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {error.msg}{code}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; thousands of brackets

@@ -25,6 +25,9 @@ from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 LOADING_SECONDS = 60.0
 LARGEST_FILE = 64 * 1024**2  # bytes
+_ENDED = re.compile(r"its process ended with exit code (-?\d+)")
+_GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGroup's traceback
+_SHOWN = 300  # characters of an exception
 _MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
 
@@ -88,12 +91,22 @@ def _load(config: FunctionReward | FunctionSource, file: Path) -> None:
 
 def _why(text: str, file: Path, path: str) -> str:
     """One sentence of the error of a process that has not loaded `file`."""
-    *_, last = text.strip().splitlines()
-    lines = re.findall(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text)
-    if lines:
-        where = posixpath.join(posixpath.dirname(path), lines[-1][0])
-        return f"{path} cannot be loaded: {where}, line {lines[-1][1]}: {last}"
-    return f"{text}; load what takes long at the first call" if "within" in text else text
+    if ended := _ENDED.search(text):
+        return f"{path} cannot be loaded: it ends its process (exit code {ended[1]}; -11: a crash in compiled code)"
+    found = list(re.finditer(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text))
+    if found:
+        where = posixpath.join(posixpath.dirname(path), found[-1][1])
+        return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_raised(text)}"
+    return f"{text}; load what takes long at the first call" if "within" in text else text.rpartition("raised:\n")[2]
+
+
+def _raised(text: str) -> str:
+    """Type and message of the exception in a traceback, in one line."""
+    last = text.rpartition("Traceback (most recent call last):")[2]
+    lines = [_GROUP_MARGIN.sub("", line) for line in last.splitlines()[1:]]
+    said = " ".join(" ".join(line for line in lines if not line.startswith(("  ", "-"))).split())
+    hint = ": name files that it reads beside itself in `files`" if said.startswith("FileNotFoundError") else ""
+    return (said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…") + hint
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
+from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_code import check_code
@@ -30,8 +31,15 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
 
 
 def _check_columns(judge: RewardConfig | EnvironmentConfig, rows: list[Located], dataset: str) -> None:
+    tasks: set[str] = set()
     for where, row in rows:
-        lacking = [column for column in judge.row_columns if column not in row]
+        lacking = [column for column in judge.row_columns if row.get(column, "") == ""]
         if lacking:
             name = f"the verifier `{judge.kind}`" if isinstance(judge, VerifierReward) else f"`{judge.type}`"
             raise RecipeError(f"{name} needs the column `{lacking[0]}`, which `data.{dataset}` lacks at {where}")
+        if "task" in judge.row_columns and row["task"] not in tasks:
+            tasks.add(row["task"])
+            try:
+                check_task(row["task"], {})
+            except RecipeError as error:
+                raise RecipeError(f"`task` of {where} in `data.{dataset}`: {error}") from error

@@ -57,9 +57,7 @@ def test_devices_that_cannot_be_shared(settings: dict[str, Any], says: str) -> N
         ({"also": {"other": SET}}, "validation.also.other has the name of a scorer of validation"),
         ({"also": {"a/b": SET}}, "validation.also: `a/b` is no name of letters"),
         ({"also": {"far": {**SET, "scorers": {}}}}, "also.far.scorers"),
-        ({"scorers": {"exact": {"type": "verifier"}, "far/x": {"type": "verifier"}},
-          "also": {"far": {**SET, "scorers": {"exact": {"type": "verifier"}, "x": {"type": "verifier"}}}}},
-         "validation.also: far/x/mean_score would be measured by two sets"),
+        ({"scorers": {"far/x": {"type": "verifier"}}}, "'far/x' is not the name of a reward"),
     ],
 )  # fmt: skip
 def test_what_cannot_be_validated(validation: dict[str, Any], says: str) -> None:

@@ -97,6 +97,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
             "data.talks.columns={prompt: q, completion: q}",
             "`data.talks`: columns: `q` is read as prompt, completion: one column has one meaning",
         ),
+        ("evaluation.scorers={a/b: {type: verifier}}", "'a/b' is not the name of a reward: up to 100 letters, digits"),
         ("name=Big Name", "`name`: 'Big Name' is no name: write up to 100 lower-case letters"),
     ],
 )  # fmt: skip

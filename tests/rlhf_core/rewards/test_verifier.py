@@ -74,7 +74,16 @@ def test_a_row_without_answer_is_an_error_that_names_it() -> None:
         Verifier(VerifierReward(type="verifier", pattern=None))(["a", "b"], ["", ""], [ROW, {"id": "r2"}])
 
 
-@pytest.mark.parametrize(("pattern", "message"), [("(", "not a regular expression"), ("abc", "has no group")])
+@pytest.mark.parametrize(
+    ("pattern", "message"),
+    [
+        ("(", "not a regular expression"),
+        ("abc", "has no group"),
+        ("(" * 999 + ")" * 999, "hundreds of groups inside each other"),
+        ("((((a{999}){999}){999}){999})", "repetitions, {n}, multiply to more than 1000000"),
+        ("(a{99999999999})", "repetitions, {n}, multiply to more than 1000000"),
+    ],
+)
 def test_wrong_patterns(pattern: str, message: str) -> None:
     with pytest.raises(ValidationError, match=message):
         VerifierReward(type="verifier", pattern=pattern)
