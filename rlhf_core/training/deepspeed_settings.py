@@ -57,7 +57,8 @@ def deepspeed_settings(
 
 
 def _zero(engine: EngineConfig, parameters: int, *, trained: bool) -> dict[str, Any]:
-    bucket = min(parameters, 500_000_000)  # elements; DeepSpeed would reserve its 500 million for any model
+    # Elements; DeepSpeed would reserve its 500 million for any model, and refuses an odd number.
+    bucket = min(parameters + parameters % 2, 500_000_000)
     zero: dict[str, Any] = {
         "stage": engine.sharding,
         "overlap_comm": False,

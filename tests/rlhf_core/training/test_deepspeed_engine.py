@@ -61,6 +61,16 @@ def test_the_update_is_the_same_for_any_split_and_stage(folder: Path, stage: int
             torch.testing.assert_close(weights[name], wanted_weight, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("stage", [0, 1, 2, 3])
+def test_a_model_may_have_an_odd_number_of_parameters(folder: Path, stage: int) -> None:
+    """DeepSpeed refuses buckets of an odd size."""
+    model = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
+    model.odd = nn.Parameter(torch.zeros(1 + sum(p.numel() for p in model.parameters()) % 2))
+    engine = DeepSpeedEngine(model, engine=EngineConfig(dtype="float32", zero_stage=stage), optimizer=OPTIMIZER,
+                             total_steps=1)  # fmt: skip
+    assert engine.step([batch()], loss).gradient_norm > 0
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_bfloat16_keeps_float32_masters_and_gradient_sums(folder: Path, stage: int) -> None:
     engine = build(folder, zero_stage=stage, dtype="bfloat16")
