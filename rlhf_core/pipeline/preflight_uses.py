@@ -10,7 +10,7 @@ from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchMod
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reward_input, token_readers
 from rlhf_core.config.stage import StageConfig
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.stages import MergeConfig, RewardModelConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.data.chat import require_turns_follow
 from rlhf_core.errors import StageError
@@ -44,6 +44,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if isinstance(config, RewardModelConfig) and config.language_model_coefficient > 0 and model is not None:
         tied = model.settings.get("tie_word_embeddings", True)  # left out: only the model's class knows
         yield from (f"language_model_coefficient: {problem}" for problem in head_problems(tied=tied))
+    if isinstance(config, MergeConfig) and model is not None:
+        yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
     if isinstance(config, RLConfig) and model is not None:
         yield from _readers(config, node, nodes, models, root)
         if config.environment.max_turns > 1:
@@ -91,6 +93,23 @@ def _targets(lora: LoraConfig, base: BaseModel, root: Path) -> str | None:
             return target_problem(lora, layers, tied=tied)
         case _:
             return None  # in memory experts are other layers than in the folder
+
+
+def _misfit(adapter: Draft, trained_on: BaseModel | None, model: BaseModel) -> Iterator[str]:
+    """Of a merge into another model than the adapter was trained on."""
+    names = ["hidden_size", "num_hidden_layers"]
+    if any(lora.target_modules == "all-linear" for lora, _ in _adapters(adapter.config).values()):
+        names.append("intermediate_size")
+    if trained_on is None:
+        return
+    for name in names:
+        ours, theirs = text_config(model.settings).get(name), text_config(trained_on.settings).get(name)
+        if ours is not None and theirs is not None and ours != theirs:
+            yield (
+                f"model: its {name} is {ours}, but `{adapter.name}` is an adapter of a model whose {name} is {theirs}: "
+                "leave it out, to merge into that one"
+            )
+            return
 
 
 def _readers(

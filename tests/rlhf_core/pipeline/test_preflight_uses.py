@@ -25,6 +25,13 @@ def first(**stages: Any) -> Change:
     return change
 
 
+def merged_into(other: dict[str, Any], **lora: Any) -> Change:
+    merge = put("merged", value={"stage": "merge", "adapter": "sft", "model": "other"})
+    adapter = put("sft", "lora", value={"rank": 2, **lora})
+    return both(first(other={"stage": "base", "source": {"type": "scratch", "context_length": 64, **other}}), adapter,
+                merge, put("sft", "model", value="base"), evaluated("rl"))  # fmt: skip
+
+
 def judged_by(base: dict[str, Any], **reward: Any) -> Change:
     """PPO with a critic and a reward of a reward model that was trained from `base`."""
     block = {
@@ -108,6 +115,12 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (judged_by(SHORT),
          ["rl.ppo.rewards.taste: its context is 32 tokens, and sequences have up to rollout.max_length=64"]),
         (judged_by(FOREIGN), []),
+        (merged_into({"layers": 2}),
+         ["merged.model: its num_hidden_layers is 2, but `sft` is an adapter"]),
+        (merged_into({"intermediate_size": 16}),
+         ["merged.model: its intermediate_size is 16, but `sft` is an adapter"]),
+        (merged_into({"intermediate_size": 16}, target_modules=["q_proj"]), []),
+        (merged_into({}), []),
         (judged_by(FOREIGN, type="process_reward_model"),
          ["rl.ppo.rewards.taste: the reward model's tokenizer differs from the policy's"]),
         (both(judged_by(FOREIGN), put("rl", "ppo", "critic", "start", value="judge")),

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
 from deployments.stack.environment import RECIPES
+from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
@@ -179,6 +180,8 @@ def taken(stage: Stage, config: Any) -> None:
             rates = [learning_rate(below, step, total) for step in (0, total // 2, total - 1)]
             assert all(0 <= rate <= below.learning_rate for rate in rates)
             assert max(rates) > 0
+    if isinstance(config, RLConfig):
+        build_algorithm(config)
     if isinstance(config, SupervisedConfig | RLConfig):
         assert config.placement.workers >= 1
 
