@@ -23,6 +23,11 @@ CHAT_TEMPLATE = (
 )
 
 
+def vocabulary(words: Sequence[str]) -> dict[str, int]:
+    """The number of each token."""
+    return {token: index for index, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *CHARACTERS, *words)))}
+
+
 def word_level_tokenizer(words: Sequence[str], context_length: int) -> PreTrainedTokenizerFast:
     """One token for each of `words` (the longest that fits wins), for each printable ASCII character, and newline.
 
@@ -32,15 +37,13 @@ def word_level_tokenizer(words: Sequence[str], context_length: int) -> PreTraine
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    vocabulary = {token: index for index, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *CHARACTERS, *words)))}
+    tokens = vocabulary(words)
     longest_first = sorted(set(words), key=lambda word: (-len(word), word))
     pattern = "|".join([*map(re.escape, longest_first), r"[\s\S]"])
-    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
+    tokenizer = Tokenizer(models.WordLevel(tokens, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(pattern), behavior="isolated")
     tokenizer.decoder = decoders.Fuse()
-    tokenizer.post_processor = processors.TemplateProcessing(
-        single=f"{BOS} $A", special_tokens=[(BOS, vocabulary[BOS])]
-    )
+    tokenizer.post_processor = processors.TemplateProcessing(single=f"{BOS} $A", special_tokens=[(BOS, tokens[BOS])])
     wrapped = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token=BOS, eos_token=EOS, pad_token=PAD, unk_token=UNKNOWN,
         additional_special_tokens=[USER, ASSISTANT], model_max_length=context_length,

@@ -34,6 +34,11 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
     Raises RecipeError as `check_function` does, and StageError with the traceback if running the file raises.
     """
     check_function(file, function, shown)
+    return function_of(run_file(file, shown), function, shown)
+
+
+def run_file(file: Path, shown: str) -> ModuleType:
+    """The Python file as a module. Raises StageError with the traceback if running it raises."""
     module = _module(file)
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  running it is what this is for
@@ -43,6 +48,11 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
         raise
     except BaseException as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
+    return module
+
+
+def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., Any]:
+    """Raises RecipeError if it is none."""
     loaded = getattr(module, function, None)
     if not callable(loaded):
         raise RecipeError(f"{shown}: `{function}` is not a function")

@@ -15,7 +15,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.data.tokenizers import vocabulary
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.headers import stored_tensors
@@ -164,8 +164,7 @@ def supervised_steps(config: SupervisedConfig, rows: int) -> int:
 def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:
     match config.source:
         case ScratchModel() as source:
-            vocabulary = len(word_level_tokenizer(source.words, source.context_length))
-            return Shape.of({**architecture(source), "vocab_size": vocabulary}, parameters)
+            return Shape.of({**architecture(source), "vocab_size": len(vocabulary(source.words))}, parameters)
         case FolderModel(path=path) if "://" not in path:
             folder = root / path
             try:

@@ -15,11 +15,13 @@ from rlhf_core.pipeline.preflight_data import (
     check_overlaps,
     dataset_uses,
     known_rows,
+    source_functions,
 )
 from rlhf_core.pipeline.preflight_effects import check_effects
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
+from rlhf_core.pipeline.preflight_loading import code_problems
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
-from rlhf_core.pipeline.preflight_rewards import check_rewards
+from rlhf_core.pipeline.preflight_rewards import check_rewards, reward_functions
 from rlhf_core.pipeline.preflight_secrets import check_secrets
 from rlhf_core.pipeline.preflight_uses import check_models
 
@@ -58,7 +60,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
         name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None
     }
     problems += check_effects(recipe, nodes, uses, counted, rows)
-    problems += check_rewards(nodes, rows, root)
+    problems += check_rewards(nodes, rows)
+    problems += code_problems([*source_functions(recipe, samples), *reward_functions(nodes)], root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
     models = {} if model_problems else models_of(nodes, root)

@@ -28,7 +28,6 @@ from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
-from rlhf_core.pipeline.preflight_code import check_code
 from rlhf_core.pipeline.recipe import Recipe
 
 Located = tuple[str, Row]  # where the row is, the canonical row
@@ -124,6 +123,16 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
     for name, sample in samples.items():
         _drop_excluded(name, sample, samples, recipe, root)
     return samples
+
+
+def source_functions(recipe: Recipe, names: Iterable[str]) -> list[tuple[str, FunctionSource]]:
+    """Those of the datasets `names`, with the setting of each."""
+    return [
+        (f"data.{name}", source)
+        for name in names
+        for source in _sources(recipe.data[name])
+        if isinstance(source, FunctionSource)
+    ]
 
 
 def _drop_excluded(name: str, sample: Sample, samples: Mapping[str, Sample], recipe: Recipe, root: Path) -> None:
@@ -229,8 +238,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: Ba
                 check_task(task, options)
             return [row for task in source.tasks for row in _generated(task, source, config, bad_row)]
         case FunctionSource():
-            check_code(source, root)
-            return []
+            return []  # its code is checked beside that of rewards
         case HubSource():
             return []  # nothing is fetched before the run
 

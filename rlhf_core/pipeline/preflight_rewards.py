@@ -3,18 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from pathlib import Path
 
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.outline import Draft
-from rlhf_core.pipeline.preflight_code import check_code
 from rlhf_core.pipeline.preflight_data import Located
 
 
-def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]], root: Path) -> list[str]:
+def reward_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, FunctionReward]]:
+    """With the setting of each."""
+    return [
+        (f"{node.section}.{judged.setting}", judged.judge)
+        for node in nodes.values()
+        for judged in node.config.judges()
+        if isinstance(judged.judge, FunctionReward)
+    ]
+
+
+def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]]) -> list[str]:
     """samples: rows of each dataset that could be read."""
     problems = []
     for node in nodes.values():
@@ -23,8 +31,6 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]],
             dataset = datasets[judged.dataset]
             try:
                 _check_columns(judged.judge, samples.get(dataset, []), dataset)
-                if isinstance(judged.judge, FunctionReward):
-                    check_code(judged.judge, root)
             except RecipeError as error:
                 problems.append(f"{node.section}.{judged.setting}: {error}")
     return list(dict.fromkeys(problems))

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from types import ModuleType
 from typing import IO, Any
 
-from rlhf_core.data.user_code import load_function
+from rlhf_core.data.user_code import check_function, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
 
@@ -32,19 +33,33 @@ def main() -> None:
 
 
 def _serve(requests: Iterator[str], replies: IO[str]) -> None:
-    opening = json.loads(next(requests))
-    parameters, options = opening["parameters"], opening["options"]
-    try:
-        function = load_function(Path(opening["file"]), opening["function"], opening["shown"])
-        check_signature(function, parameters, options, f"{opening['shown']}:{opening['function']}")
-    except (RecipeError, StageError) as error:
-        _reply(replies, {"error": str(error), "error_type": type(error).__name__})
-        return
-    _reply(replies, {"ready": True})
+    """A request names a function, in a file that is run once, or has the arguments of a call of the last one named."""
+    modules: dict[str, ModuleType] = {}
+    call: Callable[[list[Any]], dict[str, Any]] | None = None
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
-        for line in requests:
-            batch = dict(zip(parameters, json.loads(line)["batch"], strict=True))
-            _reply(replies, _answer(function, {**batch, **options}, runner))
+        for request in map(json.loads, requests):
+            if "batch" in request and call is not None:
+                _reply(replies, call(request["batch"]))
+                continue
+            try:
+                call = _loaded(request, modules, runner)
+            except (RecipeError, StageError) as error:
+                _reply(replies, {"error": str(error), "error_type": type(error).__name__})
+            else:
+                _reply(replies, {"ready": True})
+
+
+def _loaded(
+    request: Mapping[str, Any], modules: dict[str, ModuleType], runner: asyncio.Runner
+) -> Callable[[list[Any]], dict[str, Any]]:
+    file, name, shown = request["file"], request["function"], request["shown"]
+    parameters, options = request["parameters"], request["options"]
+    check_function(Path(file), name, shown)
+    if file not in modules:
+        modules[file] = run_file(Path(file), shown)
+    function = function_of(modules[file], name, shown)
+    check_signature(function, parameters, options, f"{shown}:{name}")
+    return lambda batch: _answer(function, {**dict(zip(parameters, batch, strict=True)), **options}, runner)
 
 
 def _lines(requests: IO[str]) -> Iterator[str]:

@@ -50,8 +50,18 @@ class UserProcess:
 
     def start(self) -> None:
         """Load the function, unless it is loaded."""
-        if self._child is not None:
-            return
+        if self._child is None:
+            self._start_child()
+            self._load()
+
+    def load(self, function: UserFunction) -> None:
+        """Load another function in place of the last one. A process that has run its file does not run it again."""
+        self._function = function
+        if self._child is None:
+            self._start_child()
+        self._load()
+
+    def _start_child(self) -> None:
         home = str(Path(rlhf_core.__file__).parents[1])
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         self._unread = b""
@@ -62,6 +72,8 @@ class UserProcess:
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # to end it with all that it has started
         )
+
+    def _load(self) -> None:
         function, seconds = self._function, self._loading_seconds
         request = {
             "file": str(function.file), "function": function.function, "shown": function.shown,
@@ -103,8 +115,7 @@ class UserProcess:
             self.close()
             raise
         reply: dict[str, Any] = json.loads(line)
-        if reply.get("error_type") == "RecipeError":
-            self.close()
+        if reply.get("error_type") == "RecipeError":  # of the function: its file has been run
             raise RecipeError(reply["error"])
         if "error" in reply:
             self.close()

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from rlhf_core.pipeline import preflight_code
+from rlhf_core.pipeline import preflight_loading
 from tests.rlhf_core.pipeline.recipes import (
     Change,
     Problems,
@@ -124,7 +124,7 @@ def test_code_that_a_job_could_not_load_is_one_sentence(problems: Problems, chan
 
 @pytest.mark.parametrize("text", ["while True: pass", "import os, signal; os.kill(os.getpid(), 9)", "print('{}')"])
 def test_a_file_cannot_hurt_its_check(problems: Problems, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    monkeypatch.setattr(preflight_code, "LOADING_SECONDS", 5.0)
+    monkeypatch.setattr(preflight_loading, "LOADING_SECONDS", 5.0)
     said = problems(file("rewards.py", f"{text}\n{REWARD}"))
     expected = {
         "w": "could not be loaded within 5 s and was stopped",

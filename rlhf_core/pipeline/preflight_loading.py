@@ -1,0 +1,122 @@
+"""The user's Python files before a job: they load, and define what the recipe says, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.user_code import beside
+from rlhf_core.data.user_code import check_function
+from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.pipeline.preflight_code import UserCode, check_files
+from rlhf_core.rewards.function import PARAMETERS
+from rlhf_core.rewards.user_process import UserFunction, UserProcess
+
+LOADING_SECONDS = 60.0
+_ENDED = re.compile(r"its process ended with exit code (-?\d+)")
+_GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGroup's traceback
+_SHOWN = 300  # characters of an exception
+_MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
+
+
+def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str]:
+    """One sentence for each setting whose code cannot be loaded. Files are loaded side by side, each once."""
+    files: dict[tuple[str, ...], dict[str, UserCode]] = {}
+    for _, config in named:
+        files.setdefault((config.path, *config.files), {})[config.model_dump_json()] = config
+    problems: dict[str, str] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for found in threads.map(lambda functions: _problems_of_file(functions, root), files.values()):
+            problems |= found
+    return [f"{name}: {problems[key]}" for name, config in named if (key := config.model_dump_json()) in problems]
+
+
+def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str, str]:
+    """By the keys of `functions`, which are all of one file. It is loaded as its jobs will: with the files that `files`
+    names, and no others, beside it; in a process that is killed after LOADING_SECONDS."""
+    problems: dict[str, str] = {}
+    for key, config in functions.items():
+        try:
+            check_function(root / config.path, config.function, config.path)
+        except RecipeError as error:
+            problems[key] = str(error)
+    left = {key: config for key, config in functions.items() if key not in problems}
+    if not left:
+        return problems
+    first = next(iter(left.values()))
+    try:
+        check_files(first, root)
+        with _placed(root, first) as file:
+            problems |= _refused(left, file)
+    except RecipeError as error:  # of the file: of all its functions
+        problems |= dict.fromkeys(left, str(error))
+    return problems
+
+
+def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
+    """The functions that cannot be called as they will be. Raises RecipeError if the file cannot be loaded."""
+    problems = {}
+    process: UserProcess | None = None
+    try:
+        for key, config in functions.items():
+            parameters = PARAMETERS if isinstance(config, FunctionReward) else ()
+            function = UserFunction(file, config.function, config.path, parameters, config.options)
+            process = process or UserProcess(function, LOADING_SECONDS)
+            try:
+                process.load(function)
+            except RecipeError as error:
+                problems[key] = str(error)
+    except RewardError as error:
+        text, path = str(error), config.path
+        missing = _MODULE_MISSING.search(text)
+        if missing is None:
+            raise RecipeError(_why(text, file, path)) from error
+        if missing[1].partition(".")[0] not in _NOT_WITH_AN_ORCHESTRATOR:
+            raise RecipeError(
+                f"{path} imports `{missing[1]}`, which is not installed here: install it, here and on the "
+                "cluster's nodes, or name it in `files` if it is a file of yours"
+            ) from error
+    finally:
+        if process is not None:
+            process.close()
+    return problems
+
+
+def _why(text: str, file: Path, path: str) -> str:
+    """One sentence of the error of a process that has not loaded `file`."""
+    if ended := _ENDED.search(text):
+        return f"{path} cannot be loaded: it ends its process (exit code {ended[1]}; -11: a crash in compiled code)"
+    found = list(re.finditer(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text))
+    if found:
+        where = posixpath.join(posixpath.dirname(path), found[-1][1])
+        return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_raised(text)}"
+    return f"{text}; load what takes long at the first call" if "within" in text else text.rpartition("raised:\n")[2]
+
+
+def _raised(text: str) -> str:
+    """Type and message of the exception in a traceback, in one line."""
+    last = text.rpartition("Traceback (most recent call last):")[2]
+    lines = [_GROUP_MARGIN.sub("", line) for line in last.splitlines()[1:]]
+    said = " ".join(" ".join(line for line in lines if not line.startswith(("  ", "-"))).split())
+    hint = ": name files that it reads beside itself in `files`" if said.startswith("FileNotFoundError") else ""
+    return (said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…") + hint
+
+
+@contextmanager
+def _placed(root: Path, config: UserCode) -> Iterator[Path]:
+    """The Python file in a folder that has only what its job has."""
+    with scratch_folder("check") as folder:
+        for file in (config.path, *config.files):
+            copy = folder / beside(config.path, file)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / file, copy)
+        yield folder / posixpath.basename(config.path)
