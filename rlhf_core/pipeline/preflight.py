@@ -10,14 +10,13 @@ from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
 from rlhf_core.pipeline.preflight_data import (
     Sample,
-    bad_row_notes,
     check_datasets,
     check_overlaps,
     dataset_uses,
     known_rows,
     source_functions,
 )
-from rlhf_core.pipeline.preflight_effects import check_effects
+from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects, unread_notes
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_loading import code_problems
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
@@ -71,4 +70,4 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += too_long
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
-    return Seen([*bad_row_notes(samples), *notes], samples, models, counted)
+    return Seen([*bad_row_notes(samples), *unread_notes(recipe, samples), *notes], samples, models, counted)

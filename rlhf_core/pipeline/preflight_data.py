@@ -89,6 +89,7 @@ class Sample:
     rows: list[Located] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
+    columns: set[str] = field(default_factory=set)  # of its files, that hold something
 
 
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, Sample], list[str]]:
@@ -114,7 +115,7 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
         config = recipe.data[name]
         for source in _sources(config):
             try:
-                sample.rows += _check_source(source, config, root, bad_row_policy(config, sample.bad))
+                sample.rows += _check_source(source, config, root, sample)
             except (RowError, RecipeError) as error:
                 sample.problems.append(f"data.{name}: {error}")
         if sample.bad.count and not sample.rows and not sample.problems:
@@ -170,11 +171,6 @@ def _is_whole(sample: Sample, files: Iterable[Path]) -> bool:
     return not decompresses and sum(path.stat().st_size for path in paths) < _BYTES
 
 
-def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
-    """One sentence for each dataset whose job will drop bad rows, as far as its rows could be read here."""
-    return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]
-
-
 def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:
     """One sentence for each stage `overlap` that is known here to fail, by the rows that could be read."""
     for node in nodes.values():
@@ -228,11 +224,12 @@ def _check_shape(name: str, config: DatasetConfig) -> Iterator[str]:
         yield f"data.{name}: names both `source` and `mix`; move `source` into `mix`, or take one away"
 
 
-def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: BadRow) -> list[Located]:
+def _check_source(source: Source, config: DatasetConfig, root: Path, sample: Sample) -> list[Located]:
     """Rows that could be read quickly. Raises RowError or RecipeError for the first problem."""
+    bad_row = bad_row_policy(config, sample.bad)
     match source:
         case FilesSource():
-            return list(_check_files(source, config, root, bad_row))
+            return list(_check_files(source, config, root, bad_row, sample.columns))
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 check_task(task, options)
@@ -243,7 +240,9 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, bad_row: Ba
             return []  # nothing is fetched before the run
 
 
-def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow) -> Iterator[Located]:
+def _check_files(
+    source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[str]
+) -> Iterator[Located]:
     budget = Budget(_BYTES)
     rows = 0
     for path in source.paths:
@@ -254,7 +253,8 @@ def _check_files(source: FilesSource, config: DatasetConfig, root: Path, bad_row
         if problem:
             raise RowError(f"{path}: {problem}")
         budget.num_bytes = max(budget.num_bytes, 1)
-        for located in _canonical(iterate_file(str(root / path), path, bad_row, budget), config, bad_row):
+        read = _noted(iterate_file(str(root / path), path, bad_row, budget), columns)
+        for located in _canonical(read, config, bad_row):
             rows += 1
             yield located
             if rows >= _ROWS:
@@ -272,6 +272,13 @@ def _path_problem(path: str, root: Path) -> str | None:
         return f"there is no data file in this folder, whose name ends in {', '.join(SUFFIXES)}"
     plain = "; write the path out: `~` and `$` mean nothing here" if path.startswith("~") or "$" in path else ""
     return f"{problem} (looked for {local}){plain}"
+
+
+def _noted(rows: Iterable[Located], columns: set[str]) -> Iterator[Located]:
+    """`rows`, with the columns that hold something added to `columns`."""
+    for where, raw in rows:
+        columns.update(name for name, value in raw.items() if value is not None and value != "")
+        yield where, raw
 
 
 def _canonical(rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:

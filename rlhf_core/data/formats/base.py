@@ -62,6 +62,7 @@ class Format(ABC):
     """
 
     name: str  # as in config/format_table.py
+    reads: frozenset[str] | None = None  # the columns of a source that count; none: all
 
     @abstractmethod
     def canonical(self, row: Row) -> Row:

@@ -8,7 +8,9 @@ from typing import Any
 from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
 from rlhf_core.data.formats.base import Generated, MissingColumnError, Row, RowError, filled, first_trained
 from rlhf_core.data.formats.messages import (
+    BESIDE_MESSAGES,
     MESSAGE_COLUMNS,
+    PROMPT_COLUMNS,
     Message,
     MessageFormat,
     prompt_column,
@@ -23,6 +25,7 @@ _MEASURED_TURN_BY_TURN = 200  # messages
 class Conversations(MessageFormat):
     name = "conversations"
     column = "messages"
+    reads = frozenset({*PROMPT_COLUMNS, "completion", "answer", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         column = next((name for name in MESSAGE_COLUMNS if name in row), None)

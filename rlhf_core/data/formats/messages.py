@@ -21,7 +21,8 @@ _ROLE_NAMES = {
     **dict.fromkeys(("function", "function_response", "observation"), "tool"),
 }
 MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
-_PROMPT_COLUMNS = ("prompt", "question", *MESSAGE_COLUMNS)
+PROMPT_COLUMNS = ("prompt", "question", *MESSAGE_COLUMNS)
+BESIDE_MESSAGES = ("system", "tools")
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_KEYS = ("name", "tool_call_id")  # of a message
 _TEXT_PARTS = ("text", "input_text", "output_text")
@@ -60,7 +61,7 @@ class MessageFormat(Format):
 
 
 def prompt_column(row: Row) -> str | None:
-    return next((name for name in _PROMPT_COLUMNS if name in row), None)
+    return next((name for name in PROMPT_COLUMNS if name in row), None)
 
 
 def read_prompt(row: Row) -> list[Message]:

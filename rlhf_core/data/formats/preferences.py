@@ -9,7 +9,15 @@ from typing import Any
 
 from rlhf_core.data.chat import encode_completion
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained, number
-from rlhf_core.data.formats.messages import MESSAGE_COLUMNS, MessageFormat, prompt_column, read_completion, read_prompt
+from rlhf_core.data.formats.messages import (
+    BESIDE_MESSAGES,
+    MESSAGE_COLUMNS,
+    PROMPT_COLUMNS,
+    MessageFormat,
+    prompt_column,
+    read_completion,
+    read_prompt,
+)
 from rlhf_core.data.rendering import Tokenizer
 
 _SIDES = ("chosen", "rejected")
@@ -18,6 +26,7 @@ _SIDES = ("chosen", "rejected")
 class Preferences(MessageFormat):
     name = "preferences"
     column = "prompt"
+    reads = frozenset({*PROMPT_COLUMNS, *_SIDES, "margin", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         if "chosen" not in row or "rejected" not in row:

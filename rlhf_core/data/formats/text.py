@@ -12,6 +12,7 @@ from rlhf_core.data.rendering import Tokenizer
 
 class Text(Format):
     name = "text"
+    reads = frozenset({"text"})
 
     def canonical(self, row: Row) -> Row:
         return {"text": filled(row, "text")}

@@ -141,6 +141,17 @@ def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Probl
     ]
 
 
+def test_columns_that_no_format_reads_are_noted(tmp_path: Path) -> None:
+    row = {"prompt": "a", "completion": "b", "input": "c", "label": False, "id": 1, "empty": None, "x\ny": 1, "o": 1}
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "talks.jsonl").write_text(json.dumps(row))
+        recipe["data"]["talks"]["columns"] = {"unused": "o"}
+
+    note = "data.talks: columns that are not read: input, label, x\\ny; `columns` says what one means"
+    assert preflight(load_recipe(write(tmp_path, change))) == [note]
+
+
 def test_folders_and_patterns_stand_for_the_files_in_them(tmp_path: Path) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         recipe["data"]["talks"]["source"]["paths"] = ["more", "part-[0-9].jsonl", "talks.jsonl"]
