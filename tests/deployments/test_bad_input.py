@@ -173,7 +173,7 @@ def test_a_server_that_is_no_s3(
 def test_a_wrong_command_line(command: str) -> None:
     for arguments, sentence in (
         (["paln"], "there is no command `paln`, did you mean `plan`?; there are alias, "),
-        ([command, "--nothing"], "there is no option `--nothing`; `"),
+        ([command, "--nothing"], "there is no option `--nothing`; a setting is given as key=value, such as seed=1; `"),
         (["try"], "RECIPE is missing; `"),
     ):
         done = CliRunner().invoke(app, arguments)
