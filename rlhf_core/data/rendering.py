@@ -117,6 +117,8 @@ def _require_calls_written(
 ) -> None:
     """Raise ConversationError if the template leaves out one of several calls, its name or arguments, or the text
     beside them."""
+    if _all_calls_in(_rendered(tokenizer, [*before, _calls_marked(reply)], tools, generation_prompt=False), reply):
+        return  # as nearly always; a template that changes what it writes is asked about each part alone
     text = render(tokenizer, [*before, reply], tools, generation_prompt=False)
     changed: list[tuple[str, Message]] = []
     if reply["content"].strip():
@@ -132,6 +134,25 @@ def _require_calls_written(
                 f"the chat template does not write {what} of turn {len(before)}, so the model would never learn it; "
                 f"{_REMEDY}"
             )
+
+
+def _calls_marked(reply: Message) -> Message:
+    """`reply`, its text and each name and argument of its calls such as stand nowhere else."""
+    calls = [
+        {
+            **call,
+            "function": {"name": f"name-{_marker(index)}", "arguments": {"argument": f"argument-{_marker(index)}"}},
+        }
+        for index, call in enumerate(reply["tool_calls"])
+    ]
+    return {**reply, "content": "text-beside-calls" if reply["content"].strip() else "", "tool_calls": calls}
+
+
+def _all_calls_in(written: str | None, reply: Message) -> bool:
+    """Whether `written` has all that `_calls_marked` puts in."""
+    marked = _calls_marked(reply)
+    parts = [f"{kind}-{_marker(index)}" for index in range(len(reply["tool_calls"])) for kind in ("name", "argument")]
+    return written is not None and all(part in written for part in [marked["content"], *parts])
 
 
 def _rendered(

@@ -21,6 +21,7 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings", "head_dim",
 )  # fmt: skip
+_QUANTISED = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _MAX_SIZE = 2**31 - 1
 # Names of the parts in the checkpoints of the architectures that transformers knows.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
@@ -82,9 +83,9 @@ def _config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterat
     if kind is None:
         yield "config.json does not name a model_type"
         return
-    if config.get("quantization_config"):
+    if any(config.get(name) is not None for name in _QUANTISED):
         yield "the weights are quantised; give the full ones"
-    if not isinstance(config.get("auto_map") or {}, dict):
+    if not isinstance(config.get("auto_map", {}), dict):
         yield "config.json: `auto_map` is no object: remove it"
     elif needs_remote_code(config):
         yield REMOTE_CODE

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -47,6 +48,28 @@ def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageCont
 
     Raises StageError that says what the source lacks.
     """
+    try:
+        return _run(config, context)
+    except StageError as error:
+        # The job's folders mean nothing to who wrote the recipe, and are gone when this is read.
+        ours = rf"{re.escape(str(context.workdir))}/(model|source)\b"
+        raise StageError(re.sub(ours, lambda _: _name(config), str(error))) from error
+
+
+def _name(config: BaseModelConfig) -> str:
+    """What the recipe calls the model."""
+    match config.source:
+        case FolderModel(path=path):
+            return path
+        case HubModel(repository=repository):
+            return repository
+        case WheelModel(requirement=requirement):
+            return requirement
+        case ScratchModel():
+            return "the model from scratch"
+
+
+def _run(config: BaseModelConfig, context: StageContext) -> Output:
     folder = context.workdir / "model"
     folder.mkdir()
     dtype, reward_model = torch_dtype(config.dtype), config.kind == "reward_model"
