@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from functools import lru_cache
-from typing import Any
+from typing import Any, get_type_hints
+
+from pydantic import TypeAdapter, ValidationError
 
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.data.formats.base import Generated
@@ -19,12 +22,15 @@ _SET_BY_US = frozenset({"seed", "size"})
 def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, data_format: str) -> Iterator[Row]:
     """`size` rows of `task` in the columns that `data_format` reads; row i is made from seed + i.
 
-    Raises RecipeError for an unknown task or option, and for a format that has no such rows; RowError where it needs an
-    answer and there is no single one.
+    Raises RecipeError for an unknown task or option, for options that make no item, and for a format that has no such
+    rows; RowError where it needs an answer and there is no single one.
     """
     dataset = _create(task, options, size=size, seed=seed)
     for index in range(size):
-        item = dataset[index]
+        try:
+            item = dataset[index]
+        except Exception as error:  # a generator may raise anything
+            raise RecipeError(f"reasoning_gym task `{task}` makes no item {index} of its options: {error}") from error
         yield format_of(data_format).generated(
             Generated(task, item["question"], item["answer"], json_safe(item["metadata"]))
         )
@@ -80,10 +86,34 @@ def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> A
             raise RecipeError(f"reasoning_gym task `{task}`: `{option}` belongs to the source, not to a task")
         if option not in known:
             raise RecipeError(f"reasoning_gym task `{task}` has no option `{option}`{_hint(option, known)}")
+        _check_type(task, option, options[option])
     try:
         return reasoning_gym.create_dataset(task, size=size, seed=seed, **options)
-    except (AssertionError, TypeError, ValueError) as error:
+    except Exception as error:  # what checks the options may raise anything
         raise RecipeError(f"reasoning_gym task `{task}` refuses its options: {error}") from error
+
+
+def _check_type(task: str, option: str, value: Any) -> None:
+    """Raise RecipeError for a value of another type than the task declares: many look at it as they make items."""
+    from reasoning_gym.factory import DATASETS
+
+    config = DATASETS[task][1]
+    declared = TypeAdapter(get_type_hints(config)[option])
+    default = getattr(config(), option)
+    if _fits(declared, value) or not _fits(declared, default):  # some declare what their own default is not
+        return
+    raise RecipeError(
+        f"reasoning_gym task `{task}`: `{option}` is {json.dumps(value, ensure_ascii=False)}, which is of another type "
+        f"than its default, {json.dumps(json_safe(default), ensure_ascii=False)}"
+    )
+
+
+def _fits(declared: TypeAdapter[Any], value: Any) -> bool:
+    try:
+        declared.validate_json(json.dumps(json_safe(value)), strict=True)  # as JSON: a list may stand for a tuple
+    except ValidationError:
+        return False
+    return True
 
 
 def _check_name(task: str) -> None:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 from datetime import date
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 import pytest
@@ -53,12 +54,20 @@ def test_partial_credit_is_the_tasks_own() -> None:
         ("spell_backward", {"min_word": 3}, "has no option `min_word`, did you mean `min_word_len`?"),
         ("spell_backward", {"seed": 3}, "`seed` belongs to the source"),
         ("spell_backward", {"min_word_len": 9, "max_word_len": 3}, "refuses its options"),
+        ("chain_sum", {"min_terms": 2.5}, "`min_terms` is 2.5, which is of another type than its default, 2"),
+        ("chain_sum", {"max_terms": None}, "`max_terms` is null, which is of another type than its default, 6"),
     ],
 )
-def test_wrong_tasks_and_options(task: str, options: dict[str, int], message: str) -> None:
+def test_wrong_tasks_and_options(task: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(RecipeError) as raised:
         check_task(task, options)
     assert message in str(raised.value)
+
+
+def test_options_that_make_no_item_are_named() -> None:
+    no_word = {"min_word_len": 60, "max_word_len": 70}
+    with pytest.raises(RecipeError, match="reasoning_gym task `spell_backward` makes no item 0 of its options"):
+        list(generate("spell_backward", no_word, size=1, seed=0, data_format="text"))
 
 
 def test_formats_that_a_task_cannot_serve() -> None:
