@@ -14,11 +14,14 @@ from torch import Tensor, nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import ADAPTER_WEIGHTS, add_lora, is_adapted, load_adapter
-from rlhf_core.models.folder import copy_tokenizer, read_config
+from rlhf_core.models.folder import copy_tokenizer, read_config, update_json
+from rlhf_core.models.headers import read_object
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+_SETS = ("target_modules", "modules_to_save", "exclude_modules")  # of an adapter's config
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -108,13 +111,22 @@ def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path,
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in state_dict.items()}
     if is_adapted(model):
-        model.peft_config["default"].save_pretrained(str(folder))
+        _save_adapter_config(model, folder)
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     else:
         assert isinstance(model, transformers.PreTrainedModel)
         model.save_pretrained(folder, state_dict=tensors)
     if tokenizer_folder is not None:
         copy_tokenizer(tokenizer_folder, folder)
+
+
+def _save_adapter_config(model: PeftModel, folder: Path) -> None:
+    """The same bytes for the same adapter: peft writes sets in any order, and where this node had the base model."""
+    model.peft_config["default"].save_pretrained(str(folder))
+    path = folder / "adapter_config.json"
+    stored = read_object(path)
+    ordered = {name: sorted(stored[name]) for name in _SETS if isinstance(stored[name], list)}
+    update_json(path, base_model_name_or_path=None, **ordered)
 
 
 def stored_state(model: nn.Module, state_dict: Mapping[str, Tensor]) -> dict[str, Tensor]:

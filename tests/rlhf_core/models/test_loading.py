@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,19 @@ def test_a_saved_model_loads_bit_for_bit(folder: str, tmp_path: Path, request: p
         "use_cache" not in json.loads((tmp_path / "out" / "config.json").read_text())
         or json.loads((tmp_path / "out" / "config.json").read_text())["use_cache"]
     )
+
+
+def test_an_adapters_config_is_the_same_wherever_it_was_made(model_folder: Path, tmp_path: Path) -> None:
+    texts = []
+    for place in ("here", "there"):
+        shutil.copytree(model_folder, tmp_path / place)
+        model = load_causal_model(tmp_path / place, dtype=torch.float32, attention="sdpa", lora=LoraConfig(rank=2))
+        save_model(model, {}, tmp_path / f"{place}-adapter", None)
+        texts.append((tmp_path / f"{place}-adapter" / "adapter_config.json").read_text())
+    assert texts[0] == texts[1]
+    modules = json.loads(texts[0])["target_modules"]
+    assert len(modules) > 1
+    assert modules == sorted(modules)  # peft has them in a set
 
 
 def test_the_tokenizer_of_a_read_only_artifact_is_copied_writable(model_folder: Path, tmp_path: Path) -> None:
