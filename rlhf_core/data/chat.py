@@ -21,6 +21,7 @@ from rlhf_core.errors import ConversationError, StageError
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
 
 _REPLY = "content-of-the-reply-alone"  # stands for a reply where only what is around it matters
+_ANY_TEXT = "a \ue000"  # with a character that few vocabularies have: what is unknown must have a token
 _REASONED = "<think>\nreasons\n</think>\n\nanswer"
 _TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "answer"}}}
 
@@ -33,6 +34,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise StageError(f"{folder}: there is no tokenizer.json in this model folder")
     try:
         tokenizer: Tokenizer = PreTrainedTokenizerFast.from_pretrained(folder)
+        tokenizer(_ANY_TEXT)
     except BaseException as error:  # of any type; a defect of the library, which is Rust, is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
@@ -40,7 +42,7 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         raise StageError(
             f"{folder}: tokenizer.json and the files beside it make no tokenizer: fetch them again ({reason[:300]})"
         ) from error
-    if tokenizer.eos_token_id is None:
+    if tokenizer.eos_token_id is None or not tokenizer.eos_token:  # of an empty text it would be the unknown token
         raise StageError(f"{folder}: the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
     return tokenizer
 

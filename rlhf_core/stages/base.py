@@ -128,6 +128,12 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path, *, reward_model
     for name in weight_files(source):
         tensors = load_file(source / name)
         converted = {key: _converted(value, dtype) for key, value in tensors.items()}
+        broken = next((key for key, value in converted.items() if not _is_finite(value)), None)
+        if broken is not None:
+            raise StageError(
+                f"{folder}: {broken} in {name} holds NaN, infinity, or numbers too large for {dtype}: fetch "
+                "the folder again, or set the base stage's dtype"
+            )
         save_file(converted, folder / name, metadata={"format": "pt"})
     if (source / WEIGHTS_INDEX).is_file():
         _write_index(folder)
@@ -161,6 +167,10 @@ def _require_usable(source: Path, *, reward_model: bool) -> None:
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return tensor.to(dtype).contiguous() if tensor.is_floating_point() else tensor
+
+
+def _is_finite(tensor: torch.Tensor) -> bool:
+    return not tensor.is_floating_point() or bool(torch.isfinite(tensor).all())
 
 
 def _download_hub(repository: str, revision: str) -> Path:

@@ -53,6 +53,10 @@ def pointer(name: str) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\n")
 
 
+def tokenizer_file(name: str, **settings: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | settings))
+
+
 def config(**settings: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         path = folder / "config.json"
@@ -132,6 +136,14 @@ def loop(folder: Path) -> None:
         (config(vocab_size=103), "config.json says vocab_size 103, but model.embed_tokens.weight in model.safetensors"),
         (config(hidden_size=16), "config.json says hidden_size 16, but model.layers.0.input_layernorm.weight in mod"),
         (config(num_hidden_layers=3), "config.json says num_hidden_layers 3, but the weights have 2 (model.layers.…)"),
+        (tokenizer_file("tokenizer_config.json", eos_token=""), "the tokenizer has no end-of-text token"),
+        (tokenizer_file("tokenizer_config.json", model_max_length="x"), "make no tokenizer: fetch them again"),
+        (
+            tokenizer_file(
+                "tokenizer.json", added_tokens=[], model={"type": "WordLevel", "vocab": {}, "unk_token": "?"}
+            ),
+            "model: tokenizer.json and the files beside it make no tokenizer: fetch them again",
+        ),
         (config(quantization={"bits": 4}), "model: the weights are quantised; give the full ones"),
         (config(quantization_config={}), "model: the weights are quantised; give the full ones"),
         (config(auto_map=None), "config.json: `auto_map` is no object: remove it"),

@@ -115,6 +115,20 @@ def test_a_folder_that_is_not_whole(tmp_path: Path, missing: str, message: str) 
         make(tmp_path, {"type": "folder", "path": "given"})
 
 
+@pytest.mark.parametrize(
+    ("value", "dtype"), [(float("nan"), "float32"), (float("inf"), "bfloat16"), (3.4e38, "bfloat16")]
+)
+def test_weights_that_are_no_numbers(tmp_path: Path, value: float, dtype: str) -> None:
+    shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
+    tensors = load_file(tmp_path / "given" / "model.safetensors")
+    tensors["model.norm.weight"][0] = value
+    save_file(tensors, tmp_path / "given" / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        StageError, match=r"^given: model\.norm\.weight in model\.safetensors holds NaN, infinity, or numbe"
+    ):
+        make(tmp_path, {"type": "folder", "path": "given"}, dtype=dtype)
+
+
 @pytest.mark.parametrize("source", ["folder", "url"])
 def test_a_folder_whose_weights_are_not_those_of_its_config(tmp_path: Path, source: str) -> None:
     shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), tmp_path / "given")
