@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
-from rlhf_core.data.rendering import Message, Tools, render, require_written, untagged
+from rlhf_core.data.rendering import Message, Tools, render, require_reply_written, require_written, untagged
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
 from rlhf_core.data.special_tokens import is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError
@@ -236,6 +236,8 @@ def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
             f"as {whole[max(0, common - 20) :][:60]!r}: a model that is trained on this has never seen the prompt that "
             "it is asked with; change the base stage's chat_template"
         )
+    if messages[-1]["content"].strip() not in whole[len(before) :]:
+        require_reply_written(tokenizer, messages, tools, whole)
     prompt, tokens = token_ids(tokenizer, before), token_ids(tokenizer, whole)
     # Tokenised as one text where that begins with the prompt's tokens: some tokenizers put a space before every text.
     as_one_text = tokens[: len(prompt)] == prompt

@@ -87,6 +87,16 @@ def require_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
             _require_keys_written(tokenizer, messages[: index + 1], tools)
 
 
+def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, whole: str) -> None:
+    """Raise ConversationError if the template writes `whole` whatever the last turn, an assistant's, says."""
+    index = len(messages) - 1
+    if whole == _rendered(tokenizer, _replaced(messages, [index]), tools, generation_prompt=False):
+        raise ConversationError(
+            f"the chat template does not write turn {index}, of role assistant, so the model would never learn it; "
+            f"{_REMEDY}"
+        )
+
+
 def _replaced(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
     """`messages`, those at `indices` with a content that is nowhere else."""
     return [{**m, "content": _marker(index)} if index in indices else m for index, m in enumerate(messages)]

@@ -180,6 +180,11 @@ def test_today_is_always_the_same_day() -> None:
             [system("s"), *TALK],
             "does not write turn 0, of role system, so the model would never see it",
         ),
+        (
+            "{% for m in messages if m.role == 'user' %}{{ m.content }}{% endfor %}",
+            TALK[:2],
+            "does not write turn 1, of role assistant, so the model would never learn it",
+        ),
         ("{{ messages[0].content + nothing.at.all }}", TALK, "refuses a conversation: 'nothing' is undefined"),
         ("{{ messages[0].content + 1 }}", TALK, "refuses a conversation: can only concatenate str"),
         (
