@@ -76,6 +76,10 @@ def _lines(requests: IO[str]) -> Iterator[str]:
         yield lines.get()
 
 
+def _why(error: Exception) -> str:
+    return str(error).replace("got an unexpected keyword argument", "it takes no argument")
+
+
 def check_signature(
     function: Callable[..., Any], parameters: Sequence[str], options: Mapping[str, Any], name: str
 ) -> None:
@@ -90,7 +94,7 @@ def check_signature(
         takes = f"({', '.join(parameters)})" if parameters else "no arguments"
         others = f" and its options {sorted(options)}" if options else ""
         hint = "; columns of the data are in `rows`, as rows[i]['answer']" if "rows" in parameters else ""
-        raise RecipeError(f"{name} must take {takes}{others}, by these names: {error}{hint}") from error
+        raise RecipeError(f"{name} must take {takes}{others}, by these names: {_why(error)}{hint}") from error
 
 
 def _is_generator(function: Callable[..., Any]) -> bool:

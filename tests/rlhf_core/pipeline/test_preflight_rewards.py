@@ -89,6 +89,7 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
     ("change", "expected"),
     [
         (file("rewards.py", "def reward(completions, answer): ..."), "by these names: missing a required"),
+        (put("rl", "ppo", "rewards", "own", "options", value={"a-b": 1}), "by these names: it takes no argument 'a-b'"),
         (file("rewards.py", f"{REWARD}import sys; sys.exit()"), "own: rewards.py: loading this file ended the process"),
         (file("rewards.py", f"{REWARD}1 / 0"), "ZeroDivisionError: division by zero"),
         (file("rewards.py", f"{REWARD}raise ValueError('a\\nb')"), "rewards.py, line 2: ValueError: a b"),
