@@ -1,24 +1,23 @@
-"""What is killed while a node trains, and how the run continues. Each function returns when it does."""
+"""What is killed while a node is held after a step, and how the run continues. Each function returns when it does."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.chaos.recipe import CHECKPOINT_STEPS
 from tests.chaos.scenario import Run, await_service, kill, processes, service
 
+Kill = Callable[[Run, str, int], None]
 
-def _flow(run: Run, node: str) -> None:
+
+def _flow(run: Run, node: str, step: int) -> None:
     """The worker marks the run as crashed. A Retry follows the job, which has gone on."""
-    run.hold(node, CHECKPOINT_STEPS)
     kill(run.flow_processes())
     assert run.wait_for_its_end().name == "Crashed"
     run.retry()
 
 
-def _both(run: Run, node: str) -> None:
+def _both(run: Run, node: str, step: int) -> None:
     """An automation of the Prefect server marks the run as crashed."""
-    run.hold(node, CHECKPOINT_STEPS)
     worker = service("worker")
     kill([worker, *run.flow_processes()])
     assert "no heartbeat for" in (run.wait_for_its_end().message or "")
@@ -27,11 +26,10 @@ def _both(run: Run, node: str) -> None:
     run.retry()
 
 
-def _service(name: str) -> Callable[[Run, str], None]:
+def _service(name: str) -> Kill:
     """It is started again by supervisord; the flow and its job continue."""
 
-    def kill_it(run: Run, node: str) -> None:
-        run.hold(node, CHECKPOINT_STEPS)
+    def kill_it(run: Run, node: str, step: int) -> None:
         flow, process = run.flow_processes(), service(name)
         kill([process])
         await_service(name, process)
@@ -41,22 +39,20 @@ def _service(name: str) -> Callable[[Run, str], None]:
     return kill_it
 
 
-def _process_of_the_job(title: str) -> Callable[[Run, str], None]:
+def _process_of_the_job(title: str) -> Kill:
     """All of the job ends; after a Retry another job resumes from the newest checkpoint."""
 
-    def kill_it(run: Run, node: str) -> None:
-        step = run.hold(node, CHECKPOINT_STEPS)
+    def kill_it(run: Run, node: str, step: int) -> None:
         kill(processes(run.place, title))
         _resume(run, node, step)
 
     return kill_it
 
 
-def _service_with_its_jobs(name: str) -> Callable[[Run, str], None]:
+def _service_with_its_jobs(name: str) -> Kill:
     """Ray's head, or the warm process, whose forks are the jobs, ranks and engines: these die with it."""
 
-    def kill_it(run: Run, node: str) -> None:
-        step = run.hold(node, CHECKPOINT_STEPS)
+    def kill_it(run: Run, node: str, step: int) -> None:
         process = service(name)
         kill([process])
         await_service(name, process)
@@ -72,7 +68,7 @@ def _resume(run: Run, node: str, step: int) -> None:
     assert run.resumed_after(node) >= step  # no step is repeated but those since the newest checkpoint
 
 
-ORDER: Mapping[str, Callable[[Run, str], None]] = {
+ORDER: Mapping[str, Kill] = {
     "both": _both,
     "flow": _flow,
     "worker": _service("worker"),

@@ -140,10 +140,11 @@ class Run:
 
         def reached() -> bool:
             """Lets the ranks run for a moment, so that however fast they are they do not get far."""
+            ranks = [rank for rank in self._held if rank.is_running()] or processes(self.place, "ray::_Rank")
             self.let_go()
             time.sleep(_PULSE_SECONDS)
-            self._held = processes(self.place, "ray::_Rank")
-            for rank in self._held:
+            self._held = ranks
+            for rank in ranks:
                 with suppress(psutil.NoSuchProcess):
                     rank.suspend()
             return self.checkpoint(node) >= wanted
