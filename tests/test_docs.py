@@ -52,7 +52,7 @@ def blocks(language: str) -> Iterator[Any]:
             yield pytest.param(found[1], id=f"{page.relative_to(ROOT)}-{n}")
 
 
-@pytest.mark.parametrize("block", blocks("yaml"))
+@pytest.mark.parametrize("block", list(blocks("yaml")))
 def test_every_recipe_and_every_part_of_one_can_be_planned(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -112,10 +112,10 @@ def datasets(stages: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 def put_files(recipe: dict[str, Any], folder: Path) -> None:
     """The files that `recipe` names in `folder`; where it leaves a source out, gives it one."""
-    for name, dataset in recipe["data"].items():
+    for number, (name, dataset) in enumerate(recipe["data"].items()):
         source = dataset.setdefault("source", {"type": "files", "paths": [f"{name}.jsonl"]})
         for path in source.get("paths", ()):
-            (folder / path).write_bytes(lines(dataset["format"]))
+            (folder / path).write_bytes(lines(dataset["format"], 8 * number))
         if source["type"] == "hub":
             source["repository"] = REPOSITORY
     source = recipe["base"]["source"]
@@ -128,9 +128,11 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
         (folder / path).write_text(text)
 
 
-def lines(form: str) -> bytes:
+def lines(form: str, first: int = 0) -> bytes:
+    """Eight rows, numbered from `first`, so that those of two datasets differ."""
     return b"".join(
-        json.dumps({key: f"{value} {n}" for key, value in ROWS[form].items()}).encode() + b"\n" for n in range(8)
+        json.dumps({key: f"{value} {n}" for key, value in ROWS[form].items()}).encode() + b"\n"
+        for n in range(first, first + 8)
     )
 
 
