@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeGuard
 
 from rlhf_core.config.rewards import ModelReward
 
@@ -65,5 +65,5 @@ def context_problem(config: Mapping[str, Any], tokens: int) -> str | None:
     return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
 
 
-def _is_finite(value: Any) -> bool:
+def _is_finite(value: Any) -> TypeGuard[float]:
     return isinstance(value, int | float) and math.isfinite(value)
