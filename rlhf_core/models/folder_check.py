@@ -5,6 +5,7 @@ What only the model's class knows, the shape of every tensor, `models/weights.py
 
 from __future__ import annotations
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
@@ -97,10 +98,24 @@ def _config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterat
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         yield "config.json: `architectures` must be a list of class names: correct it or remove it"
+    if config.get("return_dict") is False:
+        yield "config.json: `return_dict` is false, and training reads the outputs by name: remove it"
+    if (name := _nan(config)) is not None:
+        yield f"config.json: {name} is NaN: fetch config.json again"
     if not isinstance(config.get("text_config", {}), dict):
         yield "config.json: `text_config` must be an object: fetch config.json again"
         return
     yield from _number_problems(text_config(config))
+
+
+def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
+    """Where a setting is no number. Infinity may be meant: the time steps of state-space models have it as a limit."""
+    for name, value in config.items():
+        if isinstance(value, Mapping) and (found := _nan(value, f"{place}{name}.")) is not None:
+            return found
+        if isinstance(value, float) and math.isnan(value):
+            return f"{place}{name}"
+    return None
 
 
 def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -147,6 +148,8 @@ def loop(folder: Path) -> None:
         (config(quantization={"bits": 4}), "model: the weights are quantised; give the full ones"),
         (config(quantization_config={}), "model: the weights are quantised; give the full ones"),
         (config(auto_map=None), "config.json: `auto_map` is no object: remove it"),
+        (config(return_dict=False), "config.json: `return_dict` is false, and training reads the outputs by name"),
+        (config(rope_parameters={"rope_theta": math.nan}), "config.json: rope_parameters.rope_theta is NaN"),
         (config(num_attention_heads=0), "config.json: num_attention_heads is 0; it must be a whole number above 0"),
         (config(eos_token_id=500), "config.json: eos_token_id is 500, but the vocabulary ends at 101 (vocab_size)"),
         (config(model_type="lama"), "transformers knows no model_type 'lama', did you mean `llama`?: correct it"),
