@@ -1,10 +1,9 @@
-"""The local stack with its real services: up, status, a service killed, down, and nothing left."""
+"""The local stack with its real services: up, status, down, and nothing left. tests/chaos kills them."""
 
 from __future__ import annotations
 
 import json
 import os
-import signal
 import stat
 import subprocess
 import sys
@@ -19,7 +18,6 @@ import s3fs
 from ray.job_submission import JobSubmissionClient
 
 from deployments.stack import control
-from deployments.stack.control import ServiceStatus
 from deployments.stack.environment import SELECTORS, recorded_environment
 from deployments.stack.ports import CERTIFICATE, METRICS, TOKEN
 from deployments.stack.processes import processes_of
@@ -46,10 +44,6 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
         [sys.executable, "-m", "deployments.cli.main", *arguments],
         cwd=ROOT, capture_output=True, text=True, check=False, timeout=300,
     )  # fmt: skip
-
-
-def state(name: str) -> ServiceStatus:
-    return next(line for line in control.status() if line.name == name)
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:
@@ -198,34 +192,6 @@ def test_a_ray_job_sees_the_stack_and_runs_this_python(stack: Path) -> None:
         assert seen[name] == environment[name]
 
 
-def test_killed_s3_server_comes_back_with_its_data(stack: Path) -> None:
-    environment = recorded_environment(stack)
-
-    def store() -> s3fs.S3FileSystem:
-        return s3fs.S3FileSystem(
-            endpoint_url=environment["AWS_ENDPOINT_URL"], key=environment["AWS_ACCESS_KEY_ID"],
-            secret=environment["AWS_SECRET_ACCESS_KEY"], skip_instance_cache=True,
-        )  # fmt: skip
-
-    store().pipe_file("alignment/kept", b"bytes")
-    killed = state("s3").pid
-    os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: (found := state("s3")).state == "working" and found.pid != killed)
-    assert store().cat_file("alignment/kept") == b"bytes"
-
-
-def test_killed_ray_head_comes_back_and_its_jobs_are_ended(stack: Path) -> None:
-    client = jobs(stack)
-    job = client.submit_job(entrypoint="python -c 'import time; time.sleep(1000)'")
-    wait_until(lambda: client.get_job_status(job).value == "RUNNING")
-    wait_until(lambda: len(sleepers(stack)) > 0)
-    killed = state("ray").pid
-    os.kill(killed, signal.SIGKILL)
-    wait_until(lambda: (found := state("ray")).state == "working" and found.pid != killed)
-    assert sleepers(stack) == []
-    assert jobs(stack).list_jobs() == []
-
-
 def jobs(stack: Path) -> JobSubmissionClient:
     environment = recorded_environment(stack)
     # The token as a header: the mode in this process's own environment is another test's matter.
@@ -279,6 +245,7 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
     monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
+    monkeypatch.setenv("ALIGNMENT_WARM", "0")
     monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", "280")  # on a busy machine its attempts take minutes
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
     monkeypatch.setenv("PREFECT_API_URL", f"http://{LOOPBACK}:9/api")
