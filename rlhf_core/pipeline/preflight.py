@@ -54,6 +54,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
     rows = {name: sample.rows for name, sample in samples.items()}
+    # What reads another format than its own has a problem already, and cannot read the rows.
+    uses = [use for use in uses if use.dataset in recipe.data and recipe.data[use.dataset].format == use.format]
     problems += check_overlaps(nodes, recipe, samples)
     counted = {
         name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None

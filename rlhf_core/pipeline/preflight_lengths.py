@@ -75,7 +75,7 @@ def check_lengths(
         if limit is None or model is None or not samples.get(use.dataset):
             continue
         config, rows = recipe.data[use.dataset], samples[use.dataset]
-        if config.format != use.format or (limit.splits and config.on_long_row == "error"):
+        if limit.splits and config.on_long_row == "error":
             continue
         try:
             if model not in tokenizers:

@@ -78,6 +78,10 @@ EXACT = {"type": "verifier"}
             "data.unused: nowhere.jsonl: there is no such file",
         ),
         (
+            put("reward_model", "dataset", value="talks"),
+            "reward_model.dataset: `talks` has the format conversations, reward_model needs preferences",
+        ),
+        (
             put("sft", "dataset", value="prompts"),
             "sft.dataset: `prompts` has the format prompts, sft needs conversations",
         ),
