@@ -52,7 +52,11 @@ class UserProcess:
         """Load the function, unless it is loaded."""
         if self._child is None:
             self._start_child()
-            self._load()
+            try:
+                self._load()
+            except RecipeError:
+                self.close()  # nothing in it can be called
+                raise
 
     def load(self, function: UserFunction) -> None:
         """Load another function in place of the last one. A process that has run its file does not run it again."""
