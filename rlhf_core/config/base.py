@@ -15,6 +15,7 @@ from pydantic_core.core_schema import ErrorType
 NULL_WORDS = frozenset({"", "~", "none", "None", "NONE", "null", "Null", "NULL"})
 
 Dtype = Literal["float32", "bfloat16"]
+DTYPE_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}  # of a number
 # model: full weights that a policy can start from
 Role = Literal["dataset", "model", "reward_model", "adapter"]
 

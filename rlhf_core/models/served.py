@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rlhf_core.config.base import Dtype
+from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.models.folder import text_config
 
@@ -16,7 +16,6 @@ from rlhf_core.models.folder import text_config
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
 
-_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}
 _GIB = 2**30
 # Settings of models whose layers do not all keep the keys and values of all tokens.
 _OTHER_CACHES = ("sliding_window", "layer_types", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
@@ -59,4 +58,4 @@ def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype) -> in
         return None
     # The engine has room for one token more than max_length, and keeps one block empty.
     blocks = -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
-    return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * _BYTES[dtype]
+    return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * DTYPE_BYTES[dtype]

@@ -21,7 +21,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from rlhf_core.config.base import Dtype
+from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
@@ -29,8 +29,6 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.models.folder import text_config
-
-_BYTES: Mapping[Dtype, int] = {"float32": 4, "bfloat16": 2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,17 +117,17 @@ def _of_training(engine: EngineConfig, shape: Shape, lora: LoraConfig | None, wo
 def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:
     if engine.offload_parameters:
         return 0.0
-    return _BYTES[engine.dtype] * parameters / (workers if engine.sharding == 3 else 1)
+    return DTYPE_BYTES[engine.dtype] * parameters / (workers if engine.sharding == 3 else 1)
 
 
 def _activations(engine: EngineConfig, shape: Shape) -> float:
     layer = 8.0 * shape.hidden + 4.0 * shape.intermediate
     kept = shape.layers * shape.hidden + layer if engine.gradient_checkpointing else shape.layers * layer
-    return engine.tokens_per_micro_batch * kept * _BYTES[engine.dtype]
+    return engine.tokens_per_micro_batch * kept * DTYPE_BYTES[engine.dtype]
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
     spread = rollout.tensor_parallel_size * rollout.pipeline_parallel_size
     key_values = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * rollout.max_length
-    cache = key_values * _BYTES[dtype] if rollout.gpus_per_engine else rollout.cpu_cache_gib * 2**30
-    return (_BYTES[dtype] * shape.parameters + cache) / spread
+    cache = key_values * DTYPE_BYTES[dtype] if rollout.gpus_per_engine else rollout.cpu_cache_gib * 2**30
+    return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

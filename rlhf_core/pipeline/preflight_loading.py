@@ -30,14 +30,15 @@ _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")
 
 def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str]:
     """One sentence for each setting whose code cannot be loaded. Files are loaded side by side, each once."""
+    keys = [config.model_dump_json() for _, config in named]
     files: dict[tuple[str, ...], dict[str, UserCode]] = {}
-    for _, config in named:
-        files.setdefault((config.path, *config.files), {})[config.model_dump_json()] = config
+    for key, (_, config) in zip(keys, named, strict=True):
+        files.setdefault((config.path, *config.files), {})[key] = config
     problems: dict[str, str] = {}
     with ThreadPoolExecutor(os.cpu_count()) as threads:
         for found in threads.map(lambda functions: _problems_of_file(functions, root), files.values()):
             problems |= found
-    return [f"{name}: {problems[key]}" for name, config in named if (key := config.model_dump_json()) in problems]
+    return [f"{name}: {problems[key]}" for key, (name, _) in zip(keys, named, strict=True) if key in problems]
 
 
 def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str, str]:

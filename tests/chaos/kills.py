@@ -10,7 +10,7 @@ Kill = Callable[[Run, str, int], None]
 
 
 def _flow(run: Run, node: str, step: int) -> None:
-    """The worker marks the run as crashed. A Retry follows the job, which has gone on."""
+    """The worker marks the run as crashed. A Retry follows the job, which has continued."""
     kill(run.flow_processes())
     assert run.wait_for_its_end().name == "Crashed"
     run.retry()

@@ -69,7 +69,7 @@ def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workpla
 
 
 def _run_killed_without_mercy(workplace: Workplace) -> None:
-    """Its job goes on until the sign is there."""
+    """Its job continues until the sign is there."""
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
     try:

@@ -14,14 +14,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
 from rlhf_core.models.folder import update_json
 from rlhf_core.rl.worker import RLWorker
-from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama, trainer, trajectories, with_advantages
+from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories, with_advantages
 from tests.rlhf_core.stages.context import local_input
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return tiny_llama(tmp_path_factory.mktemp("model"))
-
 
 TASTE = {"type": "reward_model"}
 

@@ -22,16 +22,11 @@ from rlhf_core.models.merging import merge_adapter
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
-from tests.rlhf_core.rl.one_rank import OPTIMIZER, rl_config, tiny_llama, trainer, trajectories, with_advantages
+from tests.rlhf_core.rl.one_rank import OPTIMIZER, rl_config, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
 
 LORA = {"rank": 4}
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return tiny_llama(tmp_path_factory.mktemp("model"))
 
 
 def both_adapters(zero_stage: int = 0, *, critic_engine: dict[str, Any] | None = None, **extra: Any) -> RLConfig:

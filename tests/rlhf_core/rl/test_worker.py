@@ -23,11 +23,6 @@ from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
-    return tiny_llama(tmp_path_factory.mktemp("model"))
-
-
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input, tmp_path: Path) -> None:
     config = rl_config(algorithm)
@@ -172,38 +167,6 @@ def test_policy_and_critic_are_checkpointed_and_the_reference_is_not(model: Inpu
     assert [m.is_gradient_checkpointing for m in models] == [True, True, False]
 
 
-def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
-    config = rl_config("grpo", kl={"coefficient": 0.1}, lora={"rank": 4})
-    ours, _group = trainer(config, model, tmp_path)
-    e = trajectories()
-    before = torch.tensor(ours.probe(e))
-    scored = ours.score(e)
-    ours.update(with_advantages(config, ours, scored), 0)
-    again = ours.score(e)
-    assert again.ref_logprobs is not None
-    torch.testing.assert_close(again.ref_logprobs, before * e.loss_mask, atol=1e-6, rtol=0)
-    assert float((torch.tensor(ours.probe(e)) - before).abs().max()) > 1e-4
-    base = LlamaForCausalLM.from_pretrained(model.folder).state_dict()
-    merged = from_safetensors(published(ours))
-    assert merged.keys() <= base.keys()
-    moved = {name.split(".")[-2] for name, tensor in merged.items() if not torch.equal(tensor, base[name])}
-    assert moved == {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
-@pytest.mark.parametrize("lora", [None, {"rank": 4}])
-def test_another_model_can_be_the_reference(lora: dict[str, int] | None, model: Input, tmp_path: Path) -> None:
-    torch.manual_seed(2)
-    LlamaForCausalLM(LlamaForCausalLM.from_pretrained(model.folder).config).save_pretrained(tmp_path / "other")
-    other = local_input(tmp_path / "other", Kind.POLICY)
-    config = rl_config("grpo", kl={"coefficient": 0.1, "reference": "other", "offload": True}, lora=lora)
-    ours, _ = trainer(config, model, tmp_path / "work", {"grpo.kl.reference": other})
-    scored = ours.score(trajectories())
-    expected, _ = trainer(rl_config("grpo"), other, tmp_path / "alone")
-    assert scored.ref_logprobs is not None
-    e = trajectories()
-    torch.testing.assert_close(scored.ref_logprobs, torch.tensor(expected.probe(e)) * e.loss_mask, atol=1e-6, rtol=0)
-
-
 def test_a_model_has_micro_batches_of_its_own_size(
     model: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -292,16 +255,6 @@ def test_the_kl_coefficient_adapts_from_step_to_step(model: Input, tmp_path: Pat
     again = PolicyTrainer(config, build_algorithm(config), InlineGroup(lambda: None), seed=0)
     again.load_state_dict(ours.state_dict())
     assert again.kl_coefficient == ours.kl_coefficient == pytest.approx(0.1 * 0.95**2)
-
-
-@pytest.mark.parametrize("place", ["reward", "loss"])
-def test_a_coefficient_of_zero_loads_no_reference(place: str, model: Input, tmp_path: Path) -> None:
-    config = rl_config("ppo", kl={"coefficient": 0.0, "place": place}, epochs=2)
-    ours, group = trainer(config, model, tmp_path)
-    scored = ours.score(trajectories())
-    assert group._worker._reference is None
-    assert scored.ref_logprobs is None
-    assert "kl_coefficient" not in ours.update(with_advantages(config, ours, scored), 0)
 
 
 def test_a_kl_in_the_loss_needs_no_old_log_probs_for_a_single_update(model: Input, tmp_path: Path) -> None:
