@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 
 from ray.exceptions import RayError
 from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
-from tenacity import RetryError, Retrying, retry_if_exception, stop_after_delay, wait_exponential
+from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential
 
 from rlhf_core.actors import forwarding
 from rlhf_core.actors.placement import runtime_environment
@@ -60,12 +60,13 @@ class JobWatcher(Protocol):
 class _Client(JobSubmissionClient):
     """Requests of a frozen head would otherwise wait for ever."""
 
-    def __init__(self, address: str):
+    def __init__(self, address: str, patience: float = _REQUEST_SECONDS):
+        self._timeout = min(patience, _REQUEST_SECONDS)
         super().__init__(address)
         self._ssl_context = True  # type: ignore[assignment]  # the default, which aiohttp must be given
 
     def _do_request(self, method: str, endpoint: str, **options: Any) -> Any:
-        return super()._do_request(method, endpoint, **{"timeout": _REQUEST_SECONDS, **options})
+        return super()._do_request(method, endpoint, **{"timeout": self._timeout, **options})
 
 
 def connect(patience: float = 60.0) -> RayJobs:
@@ -81,7 +82,7 @@ def connect(patience: float = 60.0) -> RayJobs:
             "no Ray cluster is configured: run `alignment up`, or set RAY_API_SERVER_ADDRESS to a dashboard, http://host:8265"
         )
     try:
-        return RayJobs(_Client(address), patience=patience)
+        return RayJobs(_Client(address, patience), patience=patience)
     except RayError as error:
         raise StackError(
             f"the Ray dashboard at {address} refuses us ({_one_line(error)}): see RAY_AUTH_TOKEN"
@@ -252,7 +253,8 @@ class RayJobs:
         try:
             return Retrying(
                 retry=retry_if_exception(_is_blip),
-                stop=stop_after_delay(self._patience),
+                # Twice at least: a process that was suspended during a request finds it timed out, and the head well.
+                stop=stop_after_delay(self._patience) & stop_after_attempt(2),
                 wait=wait_exponential(multiplier=0.2, max=2.0),
             )(function)
         except RetryError as error:

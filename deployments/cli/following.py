@@ -104,19 +104,20 @@ class _FollowedRun:
 
     def follow(self) -> State:
         """Shows the run until its state is final, which it returns."""
-        answered_at = time.monotonic()
+        failing_since: float | None = None  # not since the last answer: this process may have been suspended
         while True:
             try:
                 flow_run = self._client.read_flow_run(self._run_id)
                 self._view.update(self._snapshot())
-                answered_at = time.monotonic()
+                failing_since = None
                 if flow_run.state is not None and flow_run.state.is_final():
                     return flow_run.state
                 self._note_what_it_waits_for(flow_run)
             except httpx.HTTPError as error:
                 if not _is_unavailable(error):
                     raise
-                if time.monotonic() - answered_at > _LOST_SECONDS:
+                failing_since = failing_since or time.monotonic()
+                if time.monotonic() - failing_since > _LOST_SECONDS:
                     raise StackError(
                         f"lost the Prefect server ({error}); the run {self._run_id} may still be running, see "
                         "`alignment status`"

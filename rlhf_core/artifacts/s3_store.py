@@ -21,13 +21,17 @@ from botocore.exceptions import (
 from botocore.exceptions import ConnectionError as BotoConnectionError
 from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync
-from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_random_exponential
+from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
 from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
 _PATIENCE_SECONDS = 60.0
+# However long they took: a process that was suspended during a request finds it timed out, and the server well.
+_ATTEMPTS = 3
+_READ_SECONDS = 60.0
+_SLOWEST_UPLOAD = 2**20  # bytes per second
 _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
@@ -48,9 +52,10 @@ class S3Store(Store):
         if not self._bucket:
             raise StoreError(f"{url}: write the store as s3://bucket or s3://bucket/prefix")
         self._prefix = f"{checked_path(prefix)}/" if prefix else ""
-        self._patience = 0.0 if hurried else _PATIENCE_SECONDS
-        self._timeout = 10.0 if hurried else 120.0
-        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=10 if hurried else 60)
+        persistent = stop_after_delay(_PATIENCE_SECONDS) & stop_after_attempt(_ATTEMPTS)
+        self._stop = stop_after_attempt(1) if hurried else persistent
+        self._timeout = 10.0 if hurried else 2 * _READ_SECONDS
+        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=10 if hurried else _READ_SECONDS)
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[str]]:
         return S3Store, (self.url,)
@@ -82,8 +87,9 @@ class S3Store(Store):
     def put_file_if_absent(self, path: str, local_path: Path) -> bool:
         if self.exists(path):
             return False
+        limit = self._timeout + local_path.stat().st_size / _SLOWEST_UPLOAD
         try:
-            self._call(path, self._s3._put_file, str(local_path), self._full(path), mode="create", timeout=None)
+            self._call(path, self._s3._put_file, str(local_path), self._full(path), mode="create", timeout=limit)
         except ConflictError:
             return False
         return True
@@ -169,14 +175,14 @@ class S3Store(Store):
     ) -> Any:
         """Call `function` of s3fs with retries of transient errors. The cause of a StoreError is s3fs's error.
 
-        timeout: in seconds; None for transfers of any size. The client's own timeouts do not cover a server that stops
+        timeout: in seconds; None for downloads of any size. The client's own timeouts do not cover a server that stops
         responding before it has read the body of a request.
         """
         limit = self._timeout if timeout == -1 else timeout
         try:
             return Retrying(
                 retry=retry_if_exception(_is_transient),
-                stop=stop_after_delay(self._patience),
+                stop=self._stop,
                 wait=wait_random_exponential(multiplier=0.1, max=2.0),
                 reraise=True,
             )(sync, self._s3.loop, function, *args, timeout=limit, **kwargs)

@@ -50,14 +50,15 @@ SILENCE = timedelta(seconds=40)
 _PULSE_SECONDS = 0.1
 
 
-def until(condition: Callable[[], Any], what: str, seconds: float = SECONDS) -> Any:
+def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = SECONDS) -> Any:
+    """what: in words; called when the time is over."""
     deadline = time.monotonic() + seconds
     while True:
         found = condition()
         if found:
             return found
         if time.monotonic() > deadline:
-            raise AssertionError(f"waited {seconds:.0f} s in vain for {what}")
+            raise AssertionError(f"waited {seconds:.0f} s in vain for {what if isinstance(what, str) else what()}")
         time.sleep(0.1)
 
 
@@ -147,9 +148,11 @@ class Run:
             for rank in ranks:
                 with suppress(psutil.NoSuchProcess):
                     rank.suspend()
+            state = self.state()
+            assert not state.is_final(), f"the run has ended before {node}: {state}"
             return self.checkpoint(node) >= wanted
 
-        until(reached, f"a checkpoint of {node} (the run is {self.state()})")
+        until(reached, lambda: f"a checkpoint of {node} (the run is {self.state()})")
         return self.checkpoint(node)
 
     def let_go(self) -> None:

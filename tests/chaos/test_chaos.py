@@ -77,7 +77,7 @@ def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place,
     assert weights(found) == weights(manifests(store, place))
     assert len(weights(found)) == 3 if LONG else 2
     assert {name: found[name].finished_at for name in before} == before  # nothing is computed twice
-    until(lambda: not leftovers(place), f"the end of {leftovers(place)}", 60)
+    until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
 
 
 def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
@@ -102,4 +102,4 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
     newest = max(client.read_flow_runs(), key=lambda run: run.created.timestamp() if run.created else 0.0)
     assert newest.state_name == "Cancelled"
     assert [run.name for run in client.read_flow_runs() if run.state and not run.state.is_final()] == []
-    until(lambda: not leftovers(place), f"the end of {leftovers(place)}", 60)
+    until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)

@@ -7,6 +7,7 @@ import signal
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -177,6 +178,17 @@ def test_a_lost_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
     finally:
         head.end()
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_request_that_takes_longer_than_the_patience_is_repeated(jobs: RayJobs) -> None:
+    """As after a suspension of the process, or of its machine, during a request."""
+    answers: list[Callable[[], str]] = [_suspended, lambda: "answer"]
+    assert RayJobs(jobs._client, patience=0.1)._call(lambda: answers.pop(0)()) == "answer"
+
+
+def _suspended() -> str:
+    time.sleep(0.2)
+    raise TimeoutError
 
 
 def test_no_cluster_is_known_or_answers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import pickle
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts import s3_store
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, StoreError
@@ -176,24 +177,54 @@ def test_urls_that_name_no_store(url: str, message: str) -> None:
         open_store(url)
 
 
-def test_a_server_that_restarts_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[S3Server]:
     server = S3Server()
     try:
         server.start()
         server.create_bucket("own")
-        for name, value in server.environment().items():
-            monkeypatch.setenv(name, value)
-        store = open_store("s3://own")
-        store.put("a", b"before")
-        server.stop()
-        with ThreadPoolExecutor(1) as pool:
-            reading = pool.submit(store.get, "a")
-            writing = pool.submit(store.put_if_absent, "b", b"after")
-            time.sleep(1)
-            assert not reading.done()
-            server.start()
-            assert reading.result(timeout=60) == b"before"
-            writing.result(timeout=60)
-        assert store.get("b") == b"after"
+        yield server
     finally:
         server.close()
+
+
+@pytest.fixture
+def own(own_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Store]:
+    """Opens the store of the server that the test may stop."""
+    for name, value in own_server.environment().items():
+        monkeypatch.setenv(name, value)
+    return lambda: open_store("s3://own")
+
+
+def test_a_server_that_restarts_is_waited_for(own_server: S3Server, own: Callable[[], Store]) -> None:
+    store = own()
+    store.put("a", b"before")
+    own_server.stop()
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(store.get, "a")
+        writing = pool.submit(store.put_if_absent, "b", b"after")
+        time.sleep(1)
+        assert not reading.done()
+        own_server.start()
+        assert reading.result(timeout=60) == b"before"
+        writing.result(timeout=60)
+    assert store.get("b") == b"after"
+
+
+def test_a_request_that_takes_longer_than_the_patience_is_repeated(
+    own_server: S3Server, own: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """As after a suspension of the process, or of its machine, during a request."""
+    monkeypatch.setattr(s3_store, "_READ_SECONDS", 1.0)
+    monkeypatch.setattr(s3_store, "_PATIENCE_SECONDS", 0.5)
+    store = own()
+    store.put("asked", b"one")
+    (tmp_path / "file").write_bytes(b"file")
+    with ThreadPoolExecutor(2) as pool, own_server.frozen():
+        reading = pool.submit(store.get, "asked")
+        uploading = pool.submit(store.put_file_if_absent, "uploaded", tmp_path / "file")
+        time.sleep(1.5)
+        assert not reading.done()
+    assert reading.result() == b"one"
+    assert uploading.result()
+    assert store.get("uploaded") == b"file"
