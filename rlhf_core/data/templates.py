@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.base_model import BaseModelConfig
+from rlhf_core.data.jinja_check import check_end, check_jinja
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import StageError, did_you_mean
 
@@ -95,7 +96,9 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
             yield f"{section}.chat_template: {base.template_file}: {problem}"
             return
         try:
-            check_jinja((root / base.template_file).read_text(encoding="utf-8"))
+            template = (root / base.template_file).read_text(encoding="utf-8")
+            check_jinja(template)
+            check_end(template)
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             yield f"{section}.chat_template: {base.template_file}: this file cannot be read ({reason})"
@@ -107,33 +110,6 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
             f"{section}.chat_template: there is no template `{base.chat_template}`{nearest}; there are "
             f"{', '.join(SHIPPED)}, or name a file that ends in .jinja"
         )
-
-
-def check_jinja(text: str) -> None:
-    """Raise StageError if `text` is not a Jinja template, or draws random numbers."""
-    from jinja2 import TemplateSyntaxError, nodes
-    from jinja2.ext import Extension
-    from jinja2.parser import Parser
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class GenerationTag(Extension):
-        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
-
-        def parse(self, parser: Parser) -> list[nodes.Node]:
-            next(parser.stream)
-            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
-
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
-    )
-    try:
-        tree = environment.parse(text)
-        environment.compile(text)
-    except TemplateSyntaxError as error:
-        raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
-    names = {node.name for node in tree.find_all(nodes.Filter)} | {node.name for node in tree.find_all(nodes.Name)}
-    for name in sorted(names & {"random", "lipsum"}):
-        raise StageError(f"the chat template uses `{name}`, which writes something else every time")
 
 
 def with_template(

@@ -14,8 +14,9 @@ from typing import Any
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.jinja_check import check_end, check_jinja
 from rlhf_core.data.rendering import NO_TEMPLATE
-from rlhf_core.data.templates import check_jinja, check_templates, unfit_template
+from rlhf_core.data.templates import check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
@@ -152,6 +153,7 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
             yield NO_TEMPLATE
         elif needs_template:
             check_jinja(str(tokenizer.chat_template))
+            check_end(str(tokenizer.chat_template))
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return

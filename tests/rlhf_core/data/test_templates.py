@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from rlhf_core.config.base_model import BaseModelConfig
+from rlhf_core.data import jinja_check
 from rlhf_core.data.chat import encode_completion, encode_conversation, encode_prompt, load_tokenizer
-from rlhf_core.data.templates import check_jinja, check_templates, with_template, write_template
+from rlhf_core.data.jinja_check import check_jinja
+from rlhf_core.data.templates import check_templates, with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from tests.rlhf_core.data.families import (
@@ -138,6 +140,8 @@ def test_a_shipped_template_adds_no_special_token() -> None:
         ),
         ({"chat_template": "filter.jinja"}, "syntax error in line 1 of the chat template: No filter named 'to_jsn'."),
         ({"chat_template": "random.jinja"}, "the chat template uses `random`, which writes something else every time"),
+        ({"chat_template": "loop.jinja"}, "loop.jinja: the chat template does not end within 1 s for four short turns"),
+        ({"chat_template": "huge.jinja"}, "huge.jinja: the chat template needs over 4 GiB of memory for four short"),
         ({"chat_template": "bytes.jinja"}, "bytes.jinja: this file cannot be read (it is not UTF-8)"),
         ({"chat_template": "plain", "input_template": "{prompt}"}, "are both set; take one away"),
         (
@@ -147,7 +151,14 @@ def test_a_shipped_template_adds_no_special_token() -> None:
         ({"input_template": "{prompt}{prompt}"}, "it must hold {prompt} exactly once"),
     ],
 )
-def test_what_is_wrong_with_a_template_is_one_sentence(tmp_path: Path, settings: dict[str, str], problem: str) -> None:
+def test_what_is_wrong_with_a_template_is_one_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, settings: dict[str, str], problem: str
+) -> None:
+    monkeypatch.setattr(jinja_check, "_TRIAL_SECONDS", 1)
+    (tmp_path / "loop.jinja").write_text(
+        "{% for i in range(99999) %}{% for j in range(99999) %}a{% endfor %}{% endfor %}"
+    )
+    (tmp_path / "huge.jinja").write_text("{% set ns = messages[0].role[:1] %}{{ (ns * 9000000000) | length }}")
     (tmp_path / "wrong.jinja").write_text("{% for m in messages %}\n{{ m.content }}")
     (tmp_path / "filter.jinja").write_text("{{ messages | to_jsn }}")
     (tmp_path / "random.jinja").write_text("{{ messages | random }}")

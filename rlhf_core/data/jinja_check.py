@@ -1,0 +1,88 @@
+"""What a chat template must be before it is used: Jinja that writes the same text every time, and ends."""
+
+from __future__ import annotations
+
+import resource
+import subprocess
+import sys
+from functools import lru_cache
+from typing import Any
+
+from rlhf_core.errors import StageError
+
+_TRIAL_SECONDS = 20
+_TRIAL_MEMORY = 2**32  # bytes
+_CONVERSATION = [
+    {"role": "system", "content": "a"},
+    {"role": "user", "content": "b"},
+    {"role": "assistant", "content": "c"},
+    {"role": "user", "content": "d"},
+]
+
+
+def check_jinja(text: str) -> None:
+    """Raise StageError if `text` is not a Jinja template, or draws random numbers."""
+    from jinja2 import TemplateSyntaxError, nodes
+
+    environment = _environment()
+    try:
+        tree = environment.parse(text)
+        environment.compile(text)
+    except TemplateSyntaxError as error:
+        raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
+    names = {node.name for node in tree.find_all(nodes.Filter)} | {node.name for node in tree.find_all(nodes.Name)}
+    for name in sorted(names & {"random", "lipsum"}):
+        raise StageError(f"the chat template uses `{name}`, which writes something else every time")
+
+
+@lru_cache(maxsize=32)
+def check_end(text: str) -> None:
+    """Raise StageError if the template `text` hangs, or needs gigabytes, for four short turns: a process tries it.
+
+    Call check_jinja first.
+    """
+    command = [sys.executable, "-m", "rlhf_core.data.jinja_check"]
+    try:
+        tried = subprocess.run(command, input=text.encode(), timeout=_TRIAL_SECONDS, capture_output=True, check=False)
+    except subprocess.TimeoutExpired:
+        raise StageError(
+            f"the chat template does not end within {_TRIAL_SECONDS} s for four short turns: correct its loops"
+        ) from None
+    if tried.returncode:
+        raise StageError(
+            f"the chat template needs over {_TRIAL_MEMORY // 2**30} GiB of memory for four short turns: correct it"
+        )
+
+
+def _environment() -> Any:
+    from jinja2.ext import Extension
+    from jinja2.parser import Parser
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class GenerationTag(Extension):
+        tags = {"generation"}  # noqa: RUF012  as jinja2 declares it
+
+        def parse(self, parser: Parser) -> Any:
+            next(parser.stream)
+            return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+
+    return ImmutableSandboxedEnvironment(
+        trim_blocks=True, lstrip_blocks=True, extensions=[GenerationTag, "jinja2.ext.loopcontrols"]
+    )
+
+
+def _try() -> None:
+    """Renders the template on standard input, which may raise for want of what only a tokenizer gives it."""
+    resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_MEMORY, _TRIAL_MEMORY))
+    template = _environment().from_string(sys.stdin.buffer.read().decode())
+    for add_generation_prompt in (True, False):
+        try:
+            template.render(messages=_CONVERSATION, add_generation_prompt=add_generation_prompt)
+        except MemoryError:
+            sys.exit(1)
+        except Exception:  # noqa: S112  a template is a program: it may raise anything, also on purpose
+            continue
+
+
+if __name__ == "__main__":
+    _try()
