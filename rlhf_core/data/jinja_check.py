@@ -12,6 +12,7 @@ from rlhf_core.errors import StageError
 
 _TRIAL_SECONDS = 20
 _TRIAL_MEMORY = 2**32  # bytes
+_OUT_OF_MEMORY = 3  # exit status of the trial
 _CONVERSATION = [
     {"role": "system", "content": "a"},
     {"role": "user", "content": "b"},
@@ -48,10 +49,13 @@ def check_end(text: str) -> None:
         raise StageError(
             f"the chat template does not end within {_TRIAL_SECONDS} s for four short turns: correct its loops"
         ) from None
-    if tried.returncode:
+    if tried.returncode == _OUT_OF_MEMORY:
         raise StageError(
             f"the chat template needs over {_TRIAL_MEMORY // 2**30} GiB of memory for four short turns: correct it"
         )
+    if tried.returncode:
+        reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+        raise StageError(f"the chat template could not be tried ({reason or f'status {tried.returncode}'})")
 
 
 def _environment() -> Any:
@@ -71,18 +75,21 @@ def _environment() -> Any:
     )
 
 
-def _try() -> None:
+def _try() -> int:
     """Renders the template on standard input, which may raise for want of what only a tokenizer gives it."""
-    resource.setrlimit(resource.RLIMIT_AS, (_TRIAL_MEMORY, _TRIAL_MEMORY))
-    template = _environment().from_string(sys.stdin.buffer.read().decode())
-    for add_generation_prompt in (True, False):
-        try:
+    _, most = resource.getrlimit(resource.RLIMIT_AS)
+    limit = _TRIAL_MEMORY if most == resource.RLIM_INFINITY else min(_TRIAL_MEMORY, most)
+    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    try:
+        template = _environment().from_string(sys.stdin.buffer.read().decode())
+        for add_generation_prompt in (True, False):
             template.render(messages=_CONVERSATION, add_generation_prompt=add_generation_prompt)
-        except MemoryError:
-            sys.exit(1)
-        except Exception:  # noqa: S112  a template is a program: it may raise anything, also on purpose
-            continue
+    except MemoryError:
+        return _OUT_OF_MEMORY
+    except Exception:  # a template is a program: it may raise anything, also on purpose
+        return 0
+    return 0
 
 
 if __name__ == "__main__":
-    _try()
+    sys.exit(_try())

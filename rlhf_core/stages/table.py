@@ -36,7 +36,7 @@ _STAGES = (
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
-    Stage("report", 3, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
+    Stage("report", 4, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
           files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
 )  # fmt: skip
 
