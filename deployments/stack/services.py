@@ -17,7 +17,6 @@ import psutil
 from deployments.stack.certificate import seaweedfs_variables
 from deployments.stack.environment import BUCKET, REPOSITORY
 from deployments.stack.settings import LOOPBACK, Stack
-from rlhf_core.warm.allocator import allocator
 from rlhf_core.warm.client import SOCKET_VARIABLE
 
 WORK_POOL = "alignment"
@@ -146,7 +145,7 @@ def _warm(stack: Stack) -> Service:
     """Not waited for: until it has imported everything, jobs start as fresh processes."""
     command = (sys.executable, "-m", "rlhf_core.warm.server", str(stack.link / "warm.sock"))
     # Its forks, the jobs, end with it: no reason to look for them at its start.
-    return Service("warm", command, "", lambda: _check_warm(stack), allocator(os.environ), ends_leftovers=False)
+    return Service("warm", command, "", lambda: _check_warm(stack), ends_leftovers=False)
 
 
 def _check_warm(stack: Stack) -> None:

@@ -20,7 +20,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from rlhf_core.warm.allocator import forget_allocator
 from rlhf_core.warm.preloading import LIBRARIES, preload
 from rlhf_core.warm.program import Request, exit_after, run
 
@@ -184,7 +183,6 @@ def _site_stamps() -> dict[str, int]:
 
 def main(arguments: list[str]) -> None:
     path, *libraries = arguments
-    forget_allocator(os.environ)
     environment = dict(os.environ)
     added = [str(Path.cwd()), *environment.get("PYTHONPATH", "").split(":")]
     base_path = [entry for entry in sys.path if entry not in added]

@@ -12,7 +12,6 @@ import psutil
 import pytest
 
 from rlhf_core.warm import client
-from rlhf_core.warm.allocator import allocator
 
 ROOT = Path(__file__).resolve().parents[3]
 SHOWN = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('GREETING'), 'numpy' in sys.modules)\n"
@@ -26,7 +25,7 @@ class Warm:
         self.socket = folder / "warm.sock"
         self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env={**self.environment, **allocator(self.environment)})
+        self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment)
         while not self.socket.exists():
             assert self.process.poll() is None
             time.sleep(0.02)
@@ -62,23 +61,6 @@ def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
 def test_a_program_has_its_arguments_folder_and_environment_and_the_imports_are_there(warm: Warm) -> None:
     status, output, error = warm.run(SHOWN, "one", "two words", GREETING="hello")
     assert (status, output, error) == (0, f"['one', 'two words'] {warm.folder} hello True\n", "")
-
-
-def test_freed_memory_is_used_again_and_no_variable_of_the_allocator_is_inherited(warm: Warm) -> None:
-    code = """
-import os, resource, threading
-size = 2**26
-def faults():
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    b"a" * size
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-def twice():
-    print(faults() > 10_000, faults() < 100, 'LD_PRELOAD' in os.environ, 'MALLOC_CONF' in os.environ)
-twice()
-(thread := threading.Thread(target=twice)).start()
-thread.join()
-"""
-    assert warm.run(code) == (0, "True True False False\n" * 2, "")
 
 
 def test_our_own_code_is_read_anew(warm: Warm) -> None:
