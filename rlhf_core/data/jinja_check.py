@@ -37,11 +37,12 @@ def check_jinja(text: str) -> None:
 
 
 @lru_cache(maxsize=32)
-def check_end(text: str) -> None:
-    """Raise StageError if the template `text` hangs, or needs gigabytes, for four short turns: a process tries it.
+def try_jinja(text: str) -> None:
+    """As check_jinja; also raise StageError if the template hangs, or needs gigabytes, for four short turns.
 
-    Call check_jinja first.
+    A process of its own tries it.
     """
+    check_jinja(text)
     command = [sys.executable, "-m", "rlhf_core.data.jinja_check"]
     try:
         tried = subprocess.run(command, input=text.encode(), timeout=_TRIAL_SECONDS, capture_output=True, check=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.data.jinja_check import check_end, check_jinja
+from rlhf_core.data.jinja_check import check_jinja, try_jinja
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import StageError, did_you_mean
 
@@ -96,9 +96,7 @@ def check_templates(base: BaseModelConfig, root: Path, section: str) -> Iterator
             yield f"{section}.chat_template: {base.template_file}: {problem}"
             return
         try:
-            template = (root / base.template_file).read_text(encoding="utf-8")
-            check_jinja(template)
-            check_end(template)
+            try_jinja((root / base.template_file).read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
             yield f"{section}.chat_template: {base.template_file}: this file cannot be read ({reason})"

@@ -14,7 +14,7 @@ from typing import Any
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.jinja_check import check_end, check_jinja
+from rlhf_core.data.jinja_check import try_jinja
 from rlhf_core.data.rendering import NO_TEMPLATE
 from rlhf_core.data.templates import check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
@@ -152,8 +152,7 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
         if needs_template and tokenizer.chat_template is None:
             yield NO_TEMPLATE
         elif needs_template:
-            check_jinja(str(tokenizer.chat_template))
-            check_end(str(tokenizer.chat_template))
+            try_jinja(str(tokenizer.chat_template))
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return

@@ -20,12 +20,12 @@ from prefect.client.schemas.objects import FlowRun, StateType
 from prefect.deployments import run_deployment
 from prefect.deployments.runner import EntrypointType
 from prefect.events import emit_event
-from prefect.states import AwaitingRetry, Cancelling, Pending, Running, Scheduled
+from prefect.states import AwaitingRetry, Cancelling, Pending, Running
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
 from deployments.cli.waiting import awaited
-from deployments.stack.automations import HEARTBEAT_SECONDS, TAG, automations, create
+from deployments.stack.automations import HEARTBEAT_SECONDS, TAG
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
@@ -288,25 +288,3 @@ def test_what_a_run_waits_for_is_said(workplace: Workplace, client: SyncPrefectC
     assert said(10) == ""
     client.set_flow_run_state(flow_run.id, Cancelling())
     assert said(120) == ""
-
-
-def test_automations_are_created_once(client: SyncPrefectClient, worker: Path) -> None:
-    for _ in range(2):
-        create(client, automations())
-        for wanted in automations():
-            (found,) = client.read_automations_by_name(wanted.name)
-            assert found.enabled
-
-
-def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(
-    client: SyncPrefectClient, worker: Path
-) -> None:
-    create(client, automations(start=timedelta(seconds=10)))
-    silent, living = [client.create_flow_run(few, state=Scheduled(), tags=[TAG]).id for _ in range(2)]
-    for flow_run in (silent, living):
-        client.set_flow_run_state(flow_run, Pending())
-    run, tag = {"prefect.resource.id": f"prefect.flow-run.{living}"}, {"prefect.resource.id": f"prefect.tag.{TAG}"}
-    emit_event("prefect.flow-run.heartbeat", run, related=[tag | {"prefect.resource.role": "tag"}])
-    wait_until(lambda: client.read_flow_run(silent).state_name == "Crashed")
-    assert client.read_flow_run(living).state_name == "Pending"
-    create(client, automations())

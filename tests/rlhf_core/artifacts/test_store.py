@@ -189,38 +189,38 @@ def own_server() -> Iterator[S3Server]:
 
 
 @pytest.fixture
-def own(own_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> Callable[[], Store]:
-    """Opens the store of the server that the test may stop."""
+def own(own_server: S3Server, monkeypatch: pytest.MonkeyPatch) -> S3Server:
+    """A server that the test may stop; `s3://own` is on it."""
     for name, value in own_server.environment().items():
         monkeypatch.setenv(name, value)
-    return lambda: open_store("s3://own")
+    return own_server
 
 
-def test_a_server_that_restarts_is_waited_for(own_server: S3Server, own: Callable[[], Store]) -> None:
-    store = own()
+def test_a_server_that_restarts_is_waited_for(own: S3Server) -> None:
+    store = open_store("s3://own")
     store.put("a", b"before")
-    own_server.stop()
+    own.stop()
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(store.get, "a")
         writing = pool.submit(store.put_if_absent, "b", b"after")
         time.sleep(1)
         assert not reading.done()
-        own_server.start()
+        own.start()
         assert reading.result(timeout=60) == b"before"
         writing.result(timeout=60)
     assert store.get("b") == b"after"
 
 
 def test_a_request_that_takes_longer_than_the_patience_is_repeated(
-    own_server: S3Server, own: Callable[[], Store], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    own: S3Server, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As after a suspension of the process, or of its machine, during a request."""
     monkeypatch.setattr(s3_store, "_READ_SECONDS", 1.0)
     monkeypatch.setattr(s3_store, "_PATIENCE_SECONDS", 0.5)
-    store = own()
+    store = open_store("s3://own")
     store.put("asked", b"one")
     (tmp_path / "file").write_bytes(b"file")
-    with ThreadPoolExecutor(2) as pool, own_server.frozen():
+    with ThreadPoolExecutor(2) as pool, own.frozen():
         reading = pool.submit(store.get, "asked")
         uploading = pool.submit(store.put_file_if_absent, "uploaded", tmp_path / "file")
         time.sleep(1.5)

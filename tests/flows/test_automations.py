@@ -1,0 +1,42 @@
+"""The automations of `alignment up`, on a real Prefect server without a worker."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import timedelta
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.events import emit_event
+from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.states import Pending, Scheduled
+
+from deployments.stack.automations import HEARTBEAT, TAG, automations, create
+from tests.flows.few import few
+from tests.flows.test_running import wait_until
+
+
+@pytest.fixture
+def client(prefect_api: str) -> Iterator[SyncPrefectClient]:
+    with temporary_settings({PREFECT_API_URL: prefect_api}), get_client(sync_client=True) as client:
+        yield client
+
+
+def test_automations_are_created_once(client: SyncPrefectClient) -> None:
+    for _ in range(2):
+        create(client, automations())
+        for wanted in automations():
+            (found,) = client.read_automations_by_name(wanted.name)
+            assert found.enabled
+
+
+def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client: SyncPrefectClient) -> None:
+    create(client, automations(start=timedelta(seconds=10)))
+    silent, living = [client.create_flow_run(few, state=Scheduled(), tags=[TAG]).id for _ in range(2)]
+    for flow_run in (silent, living):
+        client.set_flow_run_state(flow_run, Pending())
+    run, tag = {"prefect.resource.id": f"prefect.flow-run.{living}"}, {"prefect.resource.id": f"prefect.tag.{TAG}"}
+    emit_event(HEARTBEAT, run, related=[tag | {"prefect.resource.role": "tag"}])
+    wait_until(lambda: client.read_flow_run(silent).state_name == "Crashed")
+    assert client.read_flow_run(living).state_name == "Pending"
+    create(client, automations())
