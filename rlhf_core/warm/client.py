@@ -16,6 +16,7 @@ from types import FrameType
 
 SOCKET_VARIABLE = "ALIGNMENT_WARM_SOCKET"
 FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+RUNNING = b"running"
 _CONNECT_SECONDS = 2.0
 _REPLY_SECONDS = 10.0
 
@@ -38,11 +39,13 @@ def run_warm(arguments: list[str]) -> int | None:
             connection.connect(path)
             _send(connection, arguments)
             connection.settimeout(_REPLY_SECONDS)
-            answer = connection.recv(4096)
+            answer = connection.recv(len(RUNNING))  # no more: the program may have ended, and its status follows
+            if answer != RUNNING:
+                answer += connection.recv(4096)
         except OSError as error:
             print(f"started without the warm process: {error}", file=sys.stderr, flush=True)
             return None
-        if not answer.startswith(b"running"):
+        if answer != RUNNING:
             print(f"started without the warm process: {answer.decode() or 'it ended'}", file=sys.stderr, flush=True)
             return None
         connection.settimeout(None)

@@ -20,6 +20,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from rlhf_core.warm.client import RUNNING
 from rlhf_core.warm.preloading import LIBRARIES, preload
 from rlhf_core.warm.program import Request, exit_after, run
 
@@ -77,16 +78,21 @@ class Server:
             print(f"no request: {error}", flush=True)
             connection.close()
             return None
-        why = self._why_not(request)
+        # While we were suspended it has not waited for us, and has started a plain Python.
+        why = "its client has hung up" if _has_hung_up(connection) else self._why_not(request)
         pid = 0 if why else os.fork()
         if not why and pid == 0:
             self._leave()
+            try:
+                connection.sendall(RUNNING)
+            except OSError:  # it has hung up since
+                os._exit(1)
             return request
         for descriptor in request.descriptors:
             os.close(descriptor)
-        with suppress(OSError):  # a client that is gone is seen, and its fork ended, when its connection is read
-            connection.sendall(why.encode() or b"running")
         if why:
+            with suppress(OSError):
+                connection.sendall(why.encode())
             connection.close()
         else:
             self._clients[pid] = connection
@@ -117,7 +123,7 @@ class Server:
             for number in numbers:
                 os.kill(pid, number)
         except ProcessLookupError:
-            pass  # it has ended by itself, or has not made its group yet and is about to see that we hung up
+            pass  # it has ended by itself, or has not made its group yet and is about to see that its client hung up
 
     def _reap(self) -> None:
         while True:
@@ -169,6 +175,18 @@ def _received(connection: socket.socket) -> Request:
         for descriptor in descriptors:
             os.close(descriptor)
         raise
+
+
+def _has_hung_up(connection: socket.socket) -> bool:
+    connection.setblocking(False)
+    try:
+        return not connection.recv(1, socket.MSG_PEEK)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return True
+    finally:
+        connection.settimeout(_REQUEST_SECONDS)
 
 
 def _read_at_import(environment: Mapping[str, str]) -> dict[str, str]:

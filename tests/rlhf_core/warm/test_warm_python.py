@@ -25,7 +25,9 @@ class Warm:
         self.socket = folder / "warm.sock"
         self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(ROOT)}
         command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy"]
-        self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment)
+        self.log = folder / "warm.log"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log)
         while not self.socket.exists():
             assert self.process.poll() is None
             time.sleep(0.02)
@@ -53,6 +55,15 @@ class Warm:
 @pytest.fixture(scope="module")
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     started = Warm(tmp_path_factory.mktemp("warm"))
+    yield started
+    started.process.kill()
+    started.process.wait()
+
+
+@pytest.fixture
+def own_warm(tmp_path: Path) -> Iterator[Warm]:
+    """For a test that suspends it."""
+    started = Warm(tmp_path)
     yield started
     started.process.kill()
     started.process.wait()
@@ -146,3 +157,26 @@ def test_threads_of_what_was_imported_are_refused(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "RuntimeError: 1 threads were started by what was imported" in done.stderr
+
+
+def test_a_suspended_process_starts_nothing_for_clients_that_have_not_waited_for_it(own_warm: Warm) -> None:
+    own_warm.process.send_signal(signal.SIGSTOP)
+    hurried = "from rlhf_core.warm import client; client._REPLY_SECONDS = 0.2; exit(client.run_warm(['none.py']) or 0)"
+    for _ in range(3):
+        subprocess.run([sys.executable, "-c", hurried], env=own_warm.environment, check=True, timeout=30)
+    own_warm.process.send_signal(signal.SIGCONT)
+    assert own_warm.run("print('answers')")[1] == "answers\n"
+    assert own_warm.log.read_text().count(" ended ") <= 1
+
+
+def test_the_status_of_a_program_that_ends_while_its_client_is_suspended_is_known(own_warm: Warm) -> None:
+    own_warm.process.send_signal(signal.SIGSTOP)
+    started = own_warm.start("import sys; sys.exit(3)")
+    time.sleep(1)  # it has asked
+    started.send_signal(signal.SIGSTOP)
+    own_warm.process.send_signal(signal.SIGCONT)
+    deadline = time.monotonic() + 10
+    while " ended " not in own_warm.log.read_text() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    started.send_signal(signal.SIGCONT)
+    assert started.wait(timeout=20) == 3
