@@ -53,6 +53,7 @@ class Follower:
 
     def leave(self) -> None:
         """Call it when the job has ended."""
+        self._end_renewals()
         self._update(self._without_me)
 
     def leave_and_stop(self, job_id: str) -> bool:
@@ -64,6 +65,7 @@ class Follower:
             left = self._without_me(record)
             return left if left.expires_at else left.model_copy(update={"stopped_job": job_id})
 
+        self._end_renewals()
         record = self._update(change)
         return record.stopped_job == job_id and not record.expires_at
 
@@ -74,8 +76,13 @@ class Follower:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._end_renewals()
+
+    def _end_renewals(self) -> None:
+        """Before a leave: a renewal at the same time would undo it."""
         self._ended.set()
-        self._thread.join()
+        if self._thread.is_alive():
+            self._thread.join()
 
     def _keep(self) -> None:
         while not self._ended.wait(self._lifetime.total_seconds() / _RENEWALS_PER_LIFETIME):

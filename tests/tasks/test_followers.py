@@ -12,11 +12,12 @@ import pytest
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import IntegrityError
-from tasks.followers import Follower
+from tasks.followers import Follower, FollowersRecord
 from tasks.job_request import id_prefix
 
 PREFIX = "sft-0123456789abcdef-01234567-a"
 JOB = f"{PREFIX}1"
+EMPTY = FollowersRecord().model_dump_json(indent=1).encode()
 
 
 @pytest.fixture
@@ -52,6 +53,15 @@ def test_a_follower_is_renewed(store: LocalStore) -> None:
         before = store.get(f"followers/{PREFIX.removesuffix('-a')}.json")
         while store.get(f"followers/{PREFIX.removesuffix('-a')}.json") == before:
             time.sleep(0.05)
+
+
+def test_a_renewal_at_the_same_time_does_not_undo_that_a_run_leaves(store: LocalStore) -> None:
+    for number in range(40):
+        with Follower(store, PREFIX, f"run {number}", timedelta(milliseconds=1)) as follower:
+            follower.join()
+            follower.leave()
+            time.sleep(0.005)
+        assert store.get(f"followers/{PREFIX.removesuffix('-a')}.json") == EMPTY
 
 
 @pytest.mark.parametrize("store_url", ["local", "s3"], indirect=True)
