@@ -1,7 +1,8 @@
-"""How a flow notices that its run is cancelled, even where no worker tells it.
+"""How a flow notices that its run is cancelled, even where no worker tells it, or that it counts as crashed.
 
 The worker that started a flow's process signals it. That fails if the worker has died, or has lost the process because
-two attempts of the run overlapped; so the flow asks the server too.
+two attempts of the run overlapped; so the flow asks the server too. After a suspension of the machine the server has
+heard nothing of the run for long, and marks it as crashed: a flow that is alive marks it as running again.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.states import Running
 
 POLL_SECONDS = 2.0
+_ALIVE = "the run's process is alive: it was suspended, or the server could not be reached"
 
 
 @contextmanager
 def noticed_cancellation(run_id: UUID) -> Iterator[threading.Event]:
-    """Yields an event that is set once the run is cancelled, by a thread that polls the server."""
+    """Yields an event that is set once the run is cancelled, by a thread that polls the server and says we live."""
     cancelled, ended = threading.Event(), threading.Event()
     watching = contextvars.copy_context()  # has Prefect's settings
     thread = threading.Thread(
@@ -39,6 +42,8 @@ def _watch(run_id: UUID, cancelled: threading.Event, ended: threading.Event) -> 
         while not ended.wait(POLL_SECONDS):
             try:
                 state = client.read_flow_run(run_id).state
+                if state is not None and state.is_crashed() and not ended.is_set():
+                    client.set_flow_run_state(run_id, Running(message=_ALIVE), force=True)
             except httpx.HTTPError:
                 continue  # the server restarts; a run continues without it
             if state is not None and (state.is_cancelling() or state.is_cancelled()):

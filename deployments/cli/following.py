@@ -31,6 +31,7 @@ from rich.console import Console
 
 from deployments.cli.live_view import NodeView, View, view
 from deployments.cli.waiting import awaited
+from deployments.stack.automations import SILENT
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import AlignmentError, StackError
 from tasks.ray_jobs import connect
@@ -41,6 +42,7 @@ _CTRL_C = "Ctrl-C in `alignment run`"
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between two looks at what the run waits for
 _CANCEL_SECONDS = 12.0  # that the run's own process has to stop its jobs
+_REVIVAL_SECONDS = 10.0  # that a process has to say that it is alive, although it was silent for long
 _LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts as lost
 
 
@@ -105,13 +107,19 @@ class _FollowedRun:
     def follow(self) -> State:
         """Shows the run until its state is final, which it returns."""
         failing_since: float | None = None  # not since the last answer: this process may have been suspended
+        crashed_since: float | None = None
         while True:
             try:
                 flow_run = self._client.read_flow_run(self._run_id)
                 self._view.update(self._snapshot())
                 failing_since = None
                 if flow_run.state is not None and flow_run.state.is_final():
-                    return flow_run.state
+                    crashed_since = crashed_since or time.monotonic()
+                    waited = time.monotonic() - crashed_since
+                    if not _may_be_alive(flow_run.state) or waited > _REVIVAL_SECONDS:
+                        return flow_run.state
+                else:
+                    crashed_since = None
                 self._note_what_it_waits_for(flow_run)
             except httpx.HTTPError as error:
                 if not _is_unavailable(error):
@@ -180,6 +188,11 @@ class _FollowedRun:
         )
         progress = {artifact.task_run_id: artifact for artifact in artifacts}
         return [_node_view(name, newest.get(name), progress) for name in self._nodes]
+
+
+def _may_be_alive(state: State) -> bool:
+    """Whether the server only concludes from silence that the run has ended."""
+    return state.is_crashed() and (state.message or "").startswith(SILENT)
 
 
 def _is_unavailable(error: httpx.HTTPError) -> bool:

@@ -17,6 +17,7 @@ TAG = "alignment"  # of the deployments in prefect.yaml: a server may have other
 HEARTBEAT = "prefect.flow-run.heartbeat"
 HEARTBEAT_SECONDS = 30  # set in prefect.yaml; the least that Prefect allows
 SILENCE = timedelta(seconds=80)
+SILENT = "the run's process and its worker have died"  # so begins the message, which may be wrong after a suspension
 START = timedelta(minutes=5)
 _ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry", "Late",
                                                   "Scheduled", "Paused", "Suspended")}  # fmt: skip
@@ -30,7 +31,7 @@ def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[
             after={HEARTBEAT},
             expected={HEARTBEAT, *_ENDS},
             within=silence,
-            message=f"the run's process and its worker have died: no heartbeat for {silence.total_seconds():.0f} s; "
+            message=f"{SILENT}: no heartbeat for {silence.total_seconds():.0f} s; "
             "run again, jobs that still run are followed and finished stages are reused",
         ),
         _crashed(
