@@ -12,6 +12,8 @@ from rlhf_core.data.formats.base import is_unicode
 from rlhf_core.data.json_rows import MAX_ROW_BYTES, NOT_UTF8, TOO_LONG, Parsed
 from rlhf_core.data.opening import compression_of, open_data, read_head
 
+_OTHER_DELIMITER = "divide values by commas, in .tsv by tabs"
+
 
 def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
     """Every value stays text: 007 is not 7. Raises RowError for a file that cannot be divided into rows."""
@@ -23,11 +25,18 @@ def csv_rows(path: str, shown: str) -> Iterator[Parsed]:
         text = io.TextIOWrapper(file, encoding="utf-8-sig", errors="surrogateescape", newline="")
         lines = _Lines(text, shown)
         reader = csv.reader(lines, strict=True, delimiter="\t" if name.endswith(".tsv") else ",")
+        others = ";|," if name.endswith(".tsv") else ";|\t"
         try:
-            yield from _rows(reader, lines, shown, ";|," if name.endswith(".tsv") else ";|\t")
+            yield from _rows(reader, lines, shown, others)
         except csv.Error as error:
+            found = next((other for other in others if lines.begin == 1 and f'"{other}' in lines.last), None)
+            if found is not None:
+                raise RowError(f"{shown} line 1: {_OTHER_DELIMITER}, not {found!r}") from error
             # Where a quote is left open, the rest of the file may look like one row: no policy drops that.
-            raise RowError(f"{shown} line {lines.begin}: not CSV ({error}): is a quote left open here?") from error
+            raise RowError(
+                f"{shown} line {lines.begin}: not CSV ({error}): is a quote left open here? Inside of a quoted value "
+                "it is written twice"
+            ) from error
 
 
 class _Lines:
@@ -39,10 +48,12 @@ class _Lines:
         self.number = 0
         self.begin = 1  # of the row that is read now
         self.size = 0  # characters, since `next_row`
+        self.last = ""
 
     def __iter__(self) -> Iterator[str]:
         while line := self._text.readline(MAX_ROW_BYTES):
             self.number += 1
+            self.last = line
             self.size += len(line)
             if self.size >= MAX_ROW_BYTES:
                 raise RowError(f"{self._shown} line {self.begin}: {TOO_LONG}")
@@ -73,9 +84,7 @@ def _header(names: list[str], where: str, other_delimiters: str) -> list[str]:
         raise RowError(f"{where}: the file holds JSON: let its name end in .jsonl")
     found = next((character for character in other_delimiters if character in names[0]), None)
     if len(names) == 1 and found is not None:
-        raise RowError(
-            f"{where}: the header is one column, {names[0]!r}: divide values by commas, in .tsv by tabs, not {found!r}"
-        )
+        raise RowError(f"{where}: the header is one column, {names[0]!r}: {_OTHER_DELIMITER}, not {found!r}")
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
         raise RowError(f"{where}: the header names the column `{twice}` twice: rename one of them")

@@ -37,6 +37,7 @@ _OTHER_KINDS = (
     (b"\x28\xb5\x2f\xfd", "is compressed by zstd: let its name end in .zst"),
     (b"PK\x03\x04", "is a zip archive or a spreadsheet: let its name end in .zip, or save the sheet as .csv"),
     (b"PAR1", "is a parquet file: let its name end in .parquet"),
+    (b"\xff\xfe\0\0", "is UTF-32 text: save it as UTF-8"),
     (b"\xff\xfe", "is UTF-16 text: save it as UTF-8"),
     (b"\xfe\xff", "is UTF-16 text: save it as UTF-8"),
     (b"version https://git-lfs", "is a pointer of git-lfs, not the file: run `git lfs pull`"),
@@ -108,6 +109,45 @@ def _other_kind(shown: str, problem: str) -> RowError:
     return RowError(f"{shown}: {'its content' if compression_of(shown) else 'the file'} {problem}")
 
 
+class _Streams(io.RawIOBase):
+    """Compressed streams, one behind the other, as parallel compressors write them, up to the end of the file.
+
+    The readers of Python's library take a later stream that is damaged at its beginning for the end of the file.
+    """
+
+    def __init__(self, file: IO[bytes], decompressor: Callable[[], Any]) -> None:
+        self._file = file
+        self._decompressor = decompressor
+        self._stream = decompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        data = b""
+        while not data:
+            given = b""
+            if self._stream.eof:
+                given = self._next_stream()
+                if not given:
+                    return 0
+                self._stream = self._decompressor()
+            elif self._stream.needs_input:
+                given = self._file.read(HEAD_BYTES)
+                if not given:
+                    raise EOFError("the file ends within a compressed stream")
+            data = self._stream.decompress(given, len(buffer))
+        buffer[: len(data)] = data
+        return len(data)
+
+    def _next_stream(self) -> bytes:
+        """The beginning of the next stream; empty at the end of the file. NUL may stand between streams."""
+        given: bytes = self._stream.unused_data.lstrip(b"\0")
+        while not given and (read := self._file.read(HEAD_BYTES)):
+            given = read.lstrip(b"\0")
+        return given
+
+
 def _zstd(file: Any, shown: str) -> IO[bytes]:
     import pyarrow as pa
 
@@ -126,8 +166,8 @@ def _zip(file: Any, shown: str) -> IO[bytes]:
 
 _OPENERS: dict[str, Callable[[Any, str], Any]] = {
     ".gz": lambda file, shown: gzip.GzipFile(fileobj=file),
-    ".bz2": lambda file, shown: bz2.BZ2File(file),
-    ".xz": lambda file, shown: lzma.LZMAFile(file),  # noqa: SIM115  closed with the file below it
+    ".bz2": lambda file, shown: io.BufferedReader(_Streams(file, bz2.BZ2Decompressor), HEAD_BYTES),
+    ".xz": lambda file, shown: io.BufferedReader(_Streams(file, lzma.LZMADecompressor), HEAD_BYTES),
     ".zst": _zstd,
     ".zip": _zip,
 }

@@ -13,7 +13,7 @@ from rlhf_core.data.opening import open_data
 def _values(batch: Any, where: str) -> list[Row]:
     try:
         rows: list[Row] = batch.to_pylist()
-    except (ValueError, OverflowError) as error:  # such as a date after the year 9999
+    except (ValueError, OverflowError, LookupError) as error:  # a date after the year 9999, a time zone that is none
         raise RowError(f"{where}: a value has no meaning in Python ({error}): write its column as text") from error
     return rows
 

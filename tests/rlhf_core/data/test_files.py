@@ -136,6 +136,25 @@ def test_compressed_files(tmp_path: Path, ending: str) -> None:
         assert len(list(iterate_file(str(path), path.name))) == 10_000
 
 
+@pytest.mark.parametrize("ending", [".gz", ".bz2", ".xz"])
+def test_no_stream_is_left_out(tmp_path: Path, ending: str) -> None:
+    """Parallel compressors write many; NUL may follow, anything else is damage."""
+    path, stream = tmp_path / f"d.jsonl{ending}", COMPRESS[ending](LINES)
+    path.write_bytes(stream * 3 + b"\0" * 200_000)
+    assert len(list(iterate_file(str(path), path.name))) == 15_000
+    for broken in (stream + b"?" + stream[1:], stream + stream[:-5], stream + b"more"):
+        path.write_bytes(broken)
+        with pytest.raises(RowError, match="is cut off, damaged, or no"):
+            list(iterate_file(str(path), path.name))
+
+
+def test_a_time_zone_that_nothing_knows(tmp_path: Path) -> None:
+    table = pa.table({"a": ["x"], "when": pa.array([1], pa.timestamp("us", tz="Mars/Olympus"))})
+    parquet.write_table(table, tmp_path / "d.parquet")
+    with pytest.raises(RowError, match=r"^d\.parquet rows 0 to 0: a value has no meaning in Python \(.*Mars/Olympus"):
+        list(iterate_file(str(tmp_path / "d.parquet"), "d.parquet"))
+
+
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
@@ -143,6 +162,7 @@ def test_compressed_files(tmp_path: Path, ending: str) -> None:
         ("d.csv", zstd(LINES), "d.csv: the file is compressed by zstd: let its name end in .zst"),
         ("d.json", b"PAR1 and more", "d.json: the file is a parquet file: let its name end in .parquet"),
         ("d.jsonl", '{"a": 1}'.encode("utf-16"), "d.jsonl: the file is UTF-16 text: save it as UTF-8"),
+        ("d.jsonl", '{"a": 1}'.encode("utf-32"), "d.jsonl: the file is UTF-32 text: save it as UTF-8"),
         ("d.jsonl.gz", gzip.compress('{"a": 1}'.encode("utf-16")), "d.jsonl.gz: its content is UTF-16 text"),
         ("d.parquet.gz", b"", "d.parquet.gz: parquet is compressed inside of the file: unpack it"),
         ("d.jsonl.zip", zipped(LINES, "a", "b"), "d.jsonl.zip: the archive holds 2 files, not one: unpack it"),
@@ -169,6 +189,7 @@ def test_compressed_files(tmp_path: Path, ending: str) -> None:
         ("d.jsonl", b"<?xml version='1.0'?><Error>", "d.jsonl: the file is a web page or XML, not data"),
         ("d.json", b"%PDF-1.7", "d.json: the file is a PDF, not data"),
         ("d.csv", b"a;b\n1;2\n", "d.csv line 1: the header is one column, 'a;b': divide values by commas"),
+        ("d.csv", b'"a";"b"\n1;2\n', "d.csv line 1: divide values by commas, in .tsv by tabs, not ';'"),
         ("d.tsv", b"a,b\n1,2\n", "d.tsv line 1: the header is one column, 'a,b': divide values by commas, in"),
         ("d.csv", b'{"a": 1}\n', "d.csv line 1: the file holds JSON: let its name end in .jsonl"),
         ("d.csv", b"a,b,a\n1,2,3\n", "d.csv line 1: the header names the column `a` twice: rename one of them"),
