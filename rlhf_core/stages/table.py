@@ -24,9 +24,9 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 
 _STAGES = (
-    Stage("dataset", 4, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("dataset", 5, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
     Stage("overlap", 2, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
-    Stage("base", 2, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
+    Stage("base", 3, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 2, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),
     Stage("sft", 2, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),

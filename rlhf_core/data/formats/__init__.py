@@ -25,6 +25,9 @@ from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowErro
 __all__ = ["Format", "Row", "RowError", "Rows", "canonical_row", "format_of", "normalised", "row_id"]
 
 
+UNUSED = "unused"  # what `columns` calls a column that is left out
+
+
 def format_of(name: str) -> Format:
     """The format that recipes call `name`."""
     return _made(FORMATS[name].implementation)
@@ -62,4 +65,5 @@ def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:
             raise MissingColumnError(wanted, source)
     taken = set(columns.values())
     row = {name: value for name, value in source.items() if name not in taken and value is not None}
-    return row | {name: source[column] for name, column in columns.items() if source[column] is not None}
+    named = {name: column for name, column in columns.items() if name != UNUSED and source[column] is not None}
+    return row | {name: source[column] for name, column in named.items()}

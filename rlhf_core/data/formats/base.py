@@ -179,7 +179,9 @@ class MissingColumnError(RowError):
         """alternative: what else might stand there, ` or …`."""
         names = sorted(known)
         reason = f"no column `{column}`"
-        listed = ", ".join(names[:_SHOWN_COLUMNS]) + (", …" if len(names) > _SHOWN_COLUMNS else "")
+        listed = ", ".join(name if name == name.strip() else f"`{name}`" for name in names[:_SHOWN_COLUMNS]) + (
+            ", …" if len(names) > _SHOWN_COLUMNS else ""
+        )
         near = did_you_mean(column, names)
         super().__init__(
             f"{reason}{alternative}{near}; it has {listed or 'none'} (see `columns` in the recipe)", reason
@@ -220,13 +222,18 @@ def plain(value: Any, column: str) -> str:
 def number(value: Any, column: str) -> float:
     """A finite number, or one as text, as CSV has it."""
     try:
-        found = math.nan if isinstance(value, bool) else float(value)
+        found = math.nan if isinstance(value, bool) or _other_number(value) else float(value)
     except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found):
         shown = repr(value[:40]) if isinstance(value, str) else type(value).__name__
         raise RowError(f"`{column}` must be a number, this is {shown}", f"`{column}` is not a number")
     return found
+
+
+def _other_number(value: Any) -> bool:
+    """Text that Python alone takes for a number: 1_0, or digits of other scripts."""
+    return isinstance(value, str) and ("_" in value or not value.isascii())
 
 
 def _shown(text: str) -> str:

@@ -97,6 +97,11 @@ def test_columns_rename_the_source() -> None:
     assert row == {"messages": [USER, FOUR]}
 
 
+def test_a_column_called_unused_is_left_out() -> None:
+    row = canonical({"prompt": "2+2?", "image": b"PNG", "level": 3}, "prompts", unused="image")
+    assert row == {"prompt": [USER], "level": 3}
+
+
 @pytest.mark.parametrize(
     ("data_format", "source", "columns", "message"),
     [
@@ -107,6 +112,9 @@ def test_columns_rename_the_source() -> None:
             "no column `prompt`, did you mean `promt`?; it has answer, promt (see `columns` in the recipe)",
         ),
         ("text", {"txt": "a"}, {}, "no column `text`, did you mean `txt`?"),
+        ("conversations", {"prompt ": "a", "completion": "b"}, {}, "it has completion, `prompt ` (see"),
+        ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "1_0"}, {}, "must be a number"),
+        ("preferences", {"prompt": "a", "chosen": "b", "rejected": "c", "margin": "٣"}, {}, "must be a number"),
         ("text", {"text": " \n"}, {}, "`text` is empty"),
         ("text", {"text": ["a"]}, {}, "`text` must be text, this is list"),
         ("prompts", {"a": "b"}, {"prompt": "q"}, "no column `q`; it has a"),
