@@ -28,11 +28,31 @@ NO_TEMPLATE = (
     "input_template, "
     r'such as "{prompt}\n"'
 )
+NO_DEFAULT = (
+    "none of the tokenizer's chat templates is called `default`, by which conversations are written: call one so, "
+    "or set the base stage's chat_template"
+)
 # Templates that write today's date would give other tokens tomorrow: here it is always the same day.
 DATE = datetime(2025, 1, 1)
 _OPTIONAL_KEYS = ("tool_calls", "reasoning_content")  # of an assistant message, beside its content
 _REMEDY = "give the base stage a chat_template that does, or take them out of the rows"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
+
+
+def template_texts(tokenizer: Tokenizer) -> list[str]:
+    """Its chat templates: one, or several by name. Raises StageError if there is none to write conversations with."""
+    given: Any = tokenizer.chat_template
+    if given is None:
+        raise StageError(NO_TEMPLATE)
+    if isinstance(given, Mapping) and "default" not in given:
+        raise StageError(NO_DEFAULT)
+    texts = list(given.values()) if isinstance(given, Mapping) else [given]
+    other = next((text for text in texts if not isinstance(text, str)), None)
+    if other is not None:
+        raise StageError(
+            f"the tokenizer's chat_template is {type(other).__name__}, not text: correct it in tokenizer_config.json"
+        )
+    return texts
 
 
 def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, *, generation_prompt: bool) -> str:

@@ -7,6 +7,7 @@ tokenizer: none is added, since a new token would have an embedding of random nu
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.data.jinja_check import check_jinja, try_jinja
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.models.folder import TEMPLATES
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -139,6 +141,7 @@ def unfit_template(
 def write_template(folder: Path, template: str) -> None:
     """Make `template` the only chat template of a model folder."""
     (folder / TEMPLATE_FILE).write_text(template, encoding="utf-8", newline="\n")
+    shutil.rmtree(folder / TEMPLATES, ignore_errors=True)
     path = folder / "tokenizer_config.json"
     if path.is_file():
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

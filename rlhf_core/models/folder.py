@@ -12,9 +12,11 @@ from rlhf_core.config.base import Dtype
 from rlhf_core.errors import StageError
 from rlhf_core.models.headers import read_object
 
+TEMPLATES = "additional_chat_templates"  # a folder with further chat templates, such as `tool_use.jinja`
 ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
 _TOKENIZER_FILES = (
-    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", "vocab.*", "merges.txt", "*.model",
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", f"{TEMPLATES}/*.jinja", "vocab.*",
+    "merges.txt", "*.model",
 )  # fmt: skip
 
 
@@ -88,4 +90,6 @@ def copy_tokenizer(source: Path, folder: Path) -> None:
         for path in source.glob(pattern):
             if path.is_file():
                 # Contents only: a source fetched from the store is read-only, the copy must not be.
-                shutil.copyfile(path, folder / path.name)
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)

@@ -16,7 +16,7 @@ WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"  # of weights in several files
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _LFS_POINTER = b"version https://git-lfs"
-_MAX_JSON_BYTES = 2**30  # the largest tokenizers have tens of MB
+_MAX_TEXT_BYTES = 2**30  # the largest tokenizers have tens of MB
 _FETCH_AGAIN = "fetch it again"
 
 
@@ -29,22 +29,29 @@ class StoredTensor:
 
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in the file. Raises StageError, which begins with the file's name, for anything else."""
+    text = read_text(path)
+    try:
+        content = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StageError(f"{path.name} is not JSON ({error}): {_FETCH_AGAIN}") from error
+    if not isinstance(content, dict):
+        raise StageError(f"{path.name} holds a {type(content).__name__} where a JSON object belongs: {_FETCH_AGAIN}")
+    return content
+
+
+def read_text(path: Path) -> str:
+    """The text of a model folder's file. Raises StageError, which begins with the file's name, if it is none."""
     try:
         if not path.is_file():
             raise StageError(f"there is no {path.name} in this folder")
         _refuse_pointer(path)
-        if path.stat().st_size > _MAX_JSON_BYTES:
-            raise StageError(f"{path.name} has more than {_MAX_JSON_BYTES} bytes, which no such file has")
-        content = json.loads(path.read_text(encoding="utf-8"))
+        if path.stat().st_size > _MAX_TEXT_BYTES:
+            raise StageError(f"{path.name} has more than {_MAX_TEXT_BYTES} bytes, which no such file has")
+        return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:
         raise StageError(f"{path.name} is not UTF-8 text: {_FETCH_AGAIN}") from error
-    except (ValueError, RecursionError) as error:
-        raise StageError(f"{path.name} is not JSON ({error}): {_FETCH_AGAIN}") from error
     except OSError as error:
         raise StageError(f"{path.name} cannot be read ({error.strerror}): correct its permissions") from error
-    if not isinstance(content, dict):
-        raise StageError(f"{path.name} holds a {type(content).__name__} where a JSON object belongs: {_FETCH_AGAIN}")
-    return content
 
 
 def weight_files(folder: Path) -> list[str]:

@@ -15,14 +15,14 @@ from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchMod
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.jinja_check import try_jinja
-from rlhf_core.data.rendering import NO_TEMPLATE
-from rlhf_core.data.templates import check_templates, unfit_template
+from rlhf_core.data.rendering import template_texts
+from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.folder_check import folder_problems, vocabulary_size
-from rlhf_core.models.headers import read_object
+from rlhf_core.models.headers import read_object, read_text
 from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.outline import Draft
 
@@ -146,13 +146,13 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
         return
     try:
+        if needs_template and (folder / TEMPLATE_FILE).is_file():
+            read_text(folder / TEMPLATE_FILE)
         tokenizer = load_tokenizer(folder)
         rows = vocabulary_size(read_object(folder / "config.json"))
         yield from () if rows is None else tokens_beyond(tokenizer, rows)
-        if needs_template and tokenizer.chat_template is None:
-            yield NO_TEMPLATE
-        elif needs_template:
-            try_jinja(str(tokenizer.chat_template))
+        for template in template_texts(tokenizer) if needs_template else ():
+            try_jinja(template)
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return

@@ -10,6 +10,7 @@ from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError
+from rlhf_core.models.folder import TEMPLATES
 
 
 def user_files(config: Config, root: Path) -> dict[str, str]:
@@ -25,6 +26,9 @@ def model_files(root: Path, folder: str) -> list[str]:
     """The files of the user's model folder `folder` that make it up, as `folder/name`. RecipeError if there is none."""
     try:
         names = sorted(entry.name for entry in (root / folder).iterdir() if entry.is_file())
+        names += sorted(
+            f"{TEMPLATES}/{path.name}" for path in (root / folder / TEMPLATES).glob("*.jinja") if path.is_file()
+        )
     except OSError as error:
         raise RecipeError(f"{folder}: this folder of the base model cannot be read ({error.strerror})") from error
     return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(MODEL_SUFFIXES)]

@@ -17,6 +17,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import TEMPLATES
+from rlhf_core.pipeline.user_files import model_files
 from rlhf_core.stages.base import run
 from tests.rlhf_core.stages.context import LocalContext
 
@@ -95,6 +97,20 @@ def test_a_template_that_the_recipe_gives_is_the_models_own(tmp_path: Path, kind
     assert tokenizer.apply_chat_template(talk, tokenize=False) == "<bos>Q: x\ny<eos>"
     with pytest.raises(StageError, match=r"the tokenizer lacks <\|im_start\|>, <\|im_end\|>"):
         make(tmp_path, source, name="chatml", chat_template="chatml")
+
+
+def test_further_chat_templates_go_with_the_model(tmp_path: Path) -> None:
+    """A row with tools is written by `tool_use`, in `plan` and in the jobs."""
+    given = tmp_path / "given"
+    shutil.copytree(make(tmp_path, SCRATCH, name="scratch"), given)
+    (given / TEMPLATES).mkdir()
+    (given / TEMPLATES / "tool_use.jinja").write_text("{{ tools }}")
+    source = {"type": "folder", "path": "given"}
+    assert f"given/{TEMPLATES}/tool_use.jinja" in model_files(tmp_path, "given")
+    kept: Any = load_tokenizer(make(tmp_path, source, name="kept")).chat_template
+    assert kept["tool_use"] == "{{ tools }}"
+    replaced = make(tmp_path, source, name="replaced", chat_template="plain")
+    assert isinstance(load_tokenizer(replaced).chat_template, str)
 
 
 @pytest.mark.parametrize(
