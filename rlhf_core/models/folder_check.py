@@ -22,6 +22,7 @@ _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
     "num_key_value_heads", "max_position_embeddings", "head_dim",
 )  # fmt: skip
+_POSITION_NUMBERS = ("rope_theta", "factor", "original_max_position_embeddings")
 _QUANTISED = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _MAX_SIZE = 2**31 - 1
 # Names of the parts in the checkpoints of the architectures that transformers knows.
@@ -106,6 +107,7 @@ def _config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterat
         yield "config.json: `text_config` must be an object: fetch config.json again"
         return
     yield from _number_problems(text_config(config))
+    yield from _position_problems(text_config(config))
 
 
 def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
@@ -145,13 +147,27 @@ def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:
                 )
 
 
+def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    """Rotary positions whose numbers give no angles: transformers computes NaN with them, or fails."""
+    nested = [name for name in ("rope_parameters", "rope_scaling") if isinstance(config.get(name), Mapping)]
+    places = [("", config), *((f"{name}.", config[name]) for name in nested)]
+    for name in nested:  # some architectures have one for each kind of layer
+        places += [(f"{name}.{kind}.", part) for kind, part in config[name].items() if isinstance(part, Mapping)]
+    for place, settings in places:
+        for name in _POSITION_NUMBERS if place else ("rope_theta",):
+            value = settings.get(name)
+            if value is None or (isinstance(value, int | float) and not isinstance(value, bool) and not value <= 0):
+                continue
+            yield f"config.json: {place}{name} is {value!r}; it must be a number above 0: fetch config.json again"
+
+
 def _misfits(text: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
     """Where config.json and the weights are of two models."""
     stacks: dict[str, set[int]] = defaultdict(set)
     told: set[str] = set()  # settings
     for name, tensor in tensors.items():
         where = f"{name} in {tensor.file}"
-        if name.endswith(".weight") and len(tensor.shape) > 1 and tensor.dtype not in FLOATS:
+        if name.endswith(".weight") and tensor.dtype not in FLOATS:
             yield f"{where} has the dtype {tensor.dtype}, in which no model is trained: give the full weights"
             return
         if _BESIDE_THE_TEXT.search(name):

@@ -67,6 +67,11 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layou
         alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
     except _NOT_FOR_IT as error:
         raise StageError(f"{name} does not give a hidden state for each token of a sequence: {error}") from error
+    if not all(one.hidden.isfinite().all() for one in alone):
+        raise StageError(
+            f"{name} computes NaN or infinity for ordinary tokens: its weights, or numbers in its config.json, are "
+            "wrong or too large: fetch them again"
+        )
     tolerance = _tolerance(model, batch, alone[_MIDDLE])
     with torch.no_grad():
         _require_own_output(model, outputs, select_sequences(batch, [_MIDDLE]), alone[_MIDDLE], tolerance)

@@ -131,6 +131,14 @@ def test_a_model_that_sees_later_tokens_is_refused() -> None:
         checked(small_model(config))
 
 
+def test_a_model_that_computes_no_numbers_is_refused_as_such() -> None:
+    model = small_model(small_config("llama"))
+    with torch.no_grad():
+        model.model.layers[0].input_layernorm.weight.fill_(1e38)
+    with pytest.raises(StageError, match="LlamaForCausalLM computes NaN or infinity for ordinary tokens: its weights"):
+        checked(model)
+
+
 def test_a_model_that_is_wrong_in_every_layout_is_refused() -> None:
     model = small_model(small_config("gpt_oss"))
 
