@@ -17,6 +17,7 @@ from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, stored_tensors
 from rlhf_core.models.remote_code import REMOTE_CODE, causal_model_types, known_model_types, needs_remote_code
 
+UNFIT_GENERATION_CONFIG = "generation_config.json is not what transformers expects: correct it or remove it"
 _OTHER_JSON = ("generation_config.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json")
 _SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import ADAPTER_WEIGHTS, add_lora, is_adapted, load_adapter
-from rlhf_core.models.folder import copy_tokenizer, read_config, update_json
+from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config, update_json
 from rlhf_core.models.headers import read_object
 from rlhf_core.models.weights import load_weights
 
@@ -115,9 +115,28 @@ def save_model(model: nn.Module, state_dict: Mapping[str, Tensor], folder: Path,
         save_file(tensors, folder / ADAPTER_WEIGHTS, metadata={"format": "pt"})
     else:
         assert isinstance(model, transformers.PreTrainedModel)
-        model.save_pretrained(folder, state_dict=tensors)
+        write_folder(model, folder, state_dict=tensors)
     if tokenizer_folder is not None:
         copy_tokenizer(tokenizer_folder, folder)
+
+
+def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: Any) -> None:
+    """transformers' `save_pretrained`, with the generation config as it was read.
+
+    Many models have one that transformers reads with a warning and refuses to write: a temperature without `do_sample`.
+    options: of `save_pretrained`.
+    """
+    if not model.can_generate():
+        model.save_pretrained(folder, **options)
+        return
+    holder: Any = model
+    own = holder.generation_config
+    holder.generation_config = type(own)()
+    try:
+        model.save_pretrained(folder, **options)
+    finally:
+        holder.generation_config = own
+    own.to_json_file(folder / GENERATION_CONFIG, keys_to_pop=["compile_config"])
 
 
 def _save_adapter_config(model: PeftModel, folder: Path) -> None:

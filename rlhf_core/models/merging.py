@@ -13,7 +13,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import load_adapter
 from rlhf_core.models.folder import copy_tokenizer, stored_dtype
 from rlhf_core.models.headers import read_object
-from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype
+from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
 
 
 def merged_tensors(
@@ -73,5 +73,5 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     adapted = load_adapter(load(model_folder, dtype=torch.float32, attention="eager"), adapter_folder)
     merged = adapted.merge_and_unload(safe_merge=True)
     out_folder.mkdir(parents=True, exist_ok=True)
-    merged.to(dtype).save_pretrained(out_folder)
+    write_folder(merged.to(dtype), out_folder)
     copy_tokenizer(model_folder, out_folder)

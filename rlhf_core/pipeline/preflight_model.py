@@ -20,8 +20,8 @@ from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_templ
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import text_config
-from rlhf_core.models.folder_check import folder_problems, vocabulary_size
+from rlhf_core.models.folder import GENERATION_CONFIG, text_config
+from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
 from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.outline import Draft
@@ -29,12 +29,17 @@ from rlhf_core.pipeline.outline import Draft
 _READ_CONFIG = """
 import sys
 sys.modules["torch"] = None
-from transformers import AutoConfig
+from transformers import AutoConfig, GenerationConfig
+reader = GenerationConfig if sys.argv[2] == "generation_config.json" else AutoConfig
 try:
-    AutoConfig.from_pretrained(sys.argv[1], local_files_only=True)
+    reader.from_pretrained(sys.argv[1], local_files_only=True)
 except Exception as error:
     sys.exit(print(" ".join(str(error).split())) or 1)
 """
+_UNFIT = {
+    "config.json": "config.json is not what transformers expects of its model_type: correct it",
+    GENERATION_CONFIG: UNFIT_GENERATION_CONFIG,
+}
 _READ_SECONDS = 120
 
 
@@ -156,17 +161,18 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return
-    if refusal := _refusal((folder / "config.json").read_text(encoding="utf-8")):
-        yield f"config.json is not what transformers expects of its model_type: correct it ({refusal})"
+    for name, sentence in _UNFIT.items():
+        if (folder / name).is_file() and (refusal := _refusal((folder / name).read_text(encoding="utf-8"), name)):
+            yield f"{sentence} ({refusal})"
 
 
 @lru_cache(maxsize=32)
-def _refusal(config: str) -> str:
-    """Why transformers does not read this config.json; empty if it does. In a process without torch, whose import would
-    take seconds, and which may be ended."""
+def _refusal(config: str, name: str) -> str:
+    """Why transformers does not read this file of the name; empty if it does. In a process without torch, whose import
+    would take seconds, and which may be ended."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(config, encoding="utf-8")
-        command = [sys.executable, "-c", _READ_CONFIG, folder]
+        (Path(folder) / name).write_text(config, encoding="utf-8")
+        command = [sys.executable, "-c", _READ_CONFIG, folder, name]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
         except subprocess.TimeoutExpired:

@@ -32,15 +32,13 @@ from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import copy_tokenizer, read_config
-from rlhf_core.models.folder_check import folder_problems, vocabulary_size
+from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
+from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.scratch import architecture
 from rlhf_core.models.weights import require_all_loaded, require_fit
 from rlhf_core.rollout.publication import tensor_shapes
-
-_GENERATION = "generation_config.json"
 
 
 def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -141,8 +139,20 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path, *, reward_model
     config["dtype"] = str(dtype).removeprefix("torch.")
     (folder / "config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
     copy_tokenizer(source, folder)
-    if (source / _GENERATION).is_file():
-        shutil.copyfile(source / _GENERATION, folder / _GENERATION)
+    if (source / GENERATION_CONFIG).is_file():
+        shutil.copyfile(source / GENERATION_CONFIG, folder / GENERATION_CONFIG)
+        _require_generation_config(folder)
+
+
+def _require_generation_config(folder: Path) -> None:
+    """Raise StageError for one with which transformers would load no model."""
+    from transformers import GenerationConfig
+
+    try:
+        GenerationConfig.from_pretrained(folder, local_files_only=True)
+    except Exception as error:  # its values are the user's; the library raises what it likes
+        reason = " ".join(str(error).split())[:300]
+        raise StageError(f"{folder}: {UNFIT_GENERATION_CONFIG} ({reason})") from error
 
 
 def _write_index(folder: Path) -> None:

@@ -127,12 +127,13 @@ def change_tensor(file: Path, draw: Any) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def read_here(config: str) -> str:
+def read_here(config: str, name: str) -> str:
     """`_refusal` in this process, which has torch."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "config.json").write_text(config)
+        (Path(folder) / name).write_text(config)
+        reader: Any = transformers.AutoConfig if name == "config.json" else transformers.GenerationConfig
         try:
-            transformers.AutoConfig.from_pretrained(folder)
+            reader.from_pretrained(folder)
         except Exception as error:  # whatever the library raises
             return " ".join(str(error).split()) or type(error).__name__
     return ""
