@@ -31,9 +31,14 @@ def known_model_types() -> frozenset[str]:
     return frozenset(CONFIG_MAPPING_NAMES) | causal_model_types()
 
 
-@lru_cache(maxsize=1)
 def causal_model_types() -> frozenset[str]:
-    """Every model_type that transformers has a causal language model for.
+    """Every model_type that transformers has a causal language model for."""
+    return frozenset(causal_models())
+
+
+@lru_cache(maxsize=1)
+def causal_models() -> Mapping[str, str]:
+    """The name of transformers' causal language model for each model_type.
 
     Read from the table's source: its module imports torch, which takes seconds, and which an orchestrator lacks.
     """
@@ -45,5 +50,5 @@ def causal_model_types() -> frozenset[str]:
             isinstance(t, ast.Name) and t.id == _CAUSAL_MODELS for t in node.targets
         ):
             assert isinstance(node.value, ast.Call)  # OrderedDict([(model_type, class), …])
-            return frozenset(pair[0] for pair in ast.literal_eval(node.value.args[0]))
+            return dict(ast.literal_eval(node.value.args[0]))
     raise ImportError(f"{spec.origin} has no {_CAUSAL_MODELS}: another version of transformers than was tested")

@@ -15,6 +15,8 @@ import transformers
 from safetensors import safe_open
 
 from rlhf_core.errors import StageError
+from rlhf_core.models.attention import attention_problem
+from rlhf_core.models.folder import read_config
 from rlhf_core.models.headers import StoredTensor, stored_tensors
 
 Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
@@ -29,6 +31,9 @@ def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options:
     Raises StageError for weights that are missing, unexpected or misshapen: except what transformers leaves out on
     purpose (`_keys_to_ignore_on_load_…`, buffers of old checkpoints, a head that is the embedding).
     """
+    problem = attention_problem(read_config(folder), options.get("attn_implementation", "eager"))
+    if problem is not None:
+        raise StageError(f"{folder}: {problem}")
     if new_head:
         require_fit(folder, "causal")  # the output head, which the scalar model leaves out, belongs to that
     model, info = _from_pretrained(folder, head, options)

@@ -14,6 +14,7 @@ from rlhf_core.config.stages import MergeConfig, RewardModelConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.data.chat import require_turns_follow
 from rlhf_core.errors import StageError
+from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import stored_tensors
 from rlhf_core.models.readers import judge_problem, reader_problem, scale_problem
@@ -37,6 +38,9 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if model is not None and config.engines is not None and not config.engines.gpus_per_engine:
         dtype = config.engine.dtype if isinstance(config, RLConfig) else _stored_dtype(nodes, node.inputs["model"])
         yield from (f"rollout: {problem}" for problem in problems_on_cpu(model.settings, config.engines, dtype))
+    if model is not None and isinstance(config, SupervisedConfig | RLConfig):
+        unfit = attention_problem(model.settings, config.engine.attention)
+        yield from () if unfit is None else (f"engine.attention: {unfit}",)
     for setting, (lora, start) in _adapters(config).items():
         base = models.get(node.inputs[start])
         if base is not None and (wrong := _targets(lora, base, root)):

@@ -1,0 +1,43 @@
+"""An architecture without the attention that is asked for is refused by `plan`, and by the job where that loads it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.models.attention import has_flag
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.preflight import preflight
+from tests.rlhf_core.pipeline.recipes import model_folder, write
+
+
+@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPTJForCausalLM", "GptOssForCausalLM", "MambaForCausalLM"])
+@pytest.mark.parametrize("flag", ["_supports_sdpa", "_supports_flash_attn"])
+def test_the_source_says_what_the_class_says(name: str, flag: str) -> None:
+    assert has_flag(name, flag) is getattr(getattr(transformers, name), flag)
+
+
+def test_an_attention_that_the_architecture_lacks(tmp_path: Path) -> None:
+    model_folder(tmp_path)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "gptj"}))
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        recipe["base"]["source"] = {"type": "folder", "path": "model"}
+        recipe["pretrain"]["engine"] = {"attention": "eager"}
+
+    sentence = "transformers has no attention `sdpa` for GPTJForCausalLM: set engine.attention: eager"
+    with pytest.raises(RecipeError) as raised:
+        preflight(load_recipe(write(tmp_path, change)))
+    said = str(raised.value).splitlines()
+    assert f"sft.engine.attention: {sentence}" in said
+    assert not any(problem.startswith("pretrain.engine") for problem in said)
+    with pytest.raises(StageError, match=sentence):
+        load_causal_model(tmp_path / "model", dtype=torch.float32, attention="sdpa")
