@@ -5,6 +5,7 @@ What only the model's class knows, the shape of every tensor, `models/weights.py
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -100,8 +101,11 @@ def _config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterat
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         yield "config.json: `architectures` must be a list of class names: correct it or remove it"
-    if config.get("return_dict") is False:
-        yield "config.json: `return_dict` is false, and training reads the outputs by name: remove it"
+    if config.get("return_dict", True) is not True:
+        given = json.dumps(config["return_dict"])
+        yield f"config.json: `return_dict` is {given}, and training reads the outputs by name: remove it"
+    if config.get("transformers_weights") is not None:
+        yield "config.json: `transformers_weights` names other weights than those of this folder: remove it"
     if (name := _nan(config)) is not None:
         yield f"config.json: {name} is NaN: fetch config.json again"
     if not isinstance(config.get("text_config", {}), dict):

@@ -48,3 +48,25 @@ def test_weights_of_any_shape_are_floats(tmp_path: Path) -> None:
     assert list(folder_problems(tmp_path / "model")) == [
         "model.norm.weight in model.safetensors has the dtype I64, in which no model is trained: give the full weights"
     ]
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"return_dict": None},
+            "config.json: `return_dict` is null, and training reads the outputs by name: remove it",
+        ),
+        (
+            {"transformers_weights": "other.safetensors"},
+            "config.json: `transformers_weights` names other weights than those of this folder: remove it",
+        ),
+    ],
+)
+def test_settings_by_which_transformers_loads_otherwise(
+    tmp_path: Path, settings: dict[str, Any], expected: str
+) -> None:
+    model_folder(tmp_path)
+    path = tmp_path / "model" / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | settings))
+    assert list(folder_problems(tmp_path / "model")) == [expected]
