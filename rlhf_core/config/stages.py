@@ -12,7 +12,7 @@ from rlhf_core.config.data import OnOverlap
 from rlhf_core.config.numbers import Coefficient, ShownPrompts
 from rlhf_core.config.stage import NamedStageConfig, RowLimit, StageConfig
 from rlhf_core.config.texts import NonEmpty
-from rlhf_core.config.training import LoraConfig, SupervisedConfig
+from rlhf_core.config.training import LoraConfig, SupervisedConfig, SupervisedPolicyConfig
 from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
 
 # Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
@@ -41,24 +41,11 @@ class PretrainConfig(SupervisedConfig):
         return RowLimit("max_length", self.max_length, splits=True)
 
 
-class SFTConfig(SupervisedConfig):
+class SFTConfig(SupervisedPolicyConfig):
     """Conversations; only the tokens of assistant turns are trained."""
 
     dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
     validation: ConversationsValidation | None = _validation()
-    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
-
-    @property
-    def makes(self) -> Role:
-        return "model"
-
-    @property
-    def adapter(self) -> LoraConfig | None:
-        return self.lora
-
-    @property
-    def trains_adapter(self) -> bool:
-        return self.lora is not None
 
 
 def held_out_pairs(pairs: int) -> int:

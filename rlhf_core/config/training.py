@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import (
@@ -185,6 +185,11 @@ class SupervisedConfig(NamedStageConfig):
         return frozenset({"validation"}) if self.validation is None else frozenset()
 
     @property
+    def frozen_models(self) -> tuple[EngineConfig, ...]:
+        """How each model is run that a worker has beside the one it trains."""
+        return ()
+
+    @property
     def adapter(self) -> LoraConfig | None:
         """Settings of the adapter that is trained; None: all weights are."""
         return None
@@ -208,3 +213,21 @@ class SupervisedConfig(NamedStageConfig):
 
     def moe_coefficients(self) -> Mapping[str, float]:
         return {"moe_coefficient": self.moe_coefficient}
+
+
+class SupervisedPolicyConfig(SupervisedConfig):
+    """A supervised run whose result is a policy, or an adapter of one."""
+
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
+
+    @property
+    def trains_adapter(self) -> bool:
+        return self.lora is not None

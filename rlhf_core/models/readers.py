@@ -1,4 +1,4 @@
-"""Whether a model can read what the policy of an RL run samples, as far as its config.json says. Loads no torch.
+"""Whether a model can read the tokens of the model that a stage trains, as far as its files say. Loads no torch.
 
 Asked before a run, of every model at hand, and by the job.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, TypeGuard
 
 from rlhf_core.config.rewards import ModelReward
@@ -37,13 +38,18 @@ def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | Non
     )
 
 
+def same_tokens(folder: Path, other: Path) -> bool:
+    """Whether two model folders have the same tokenizer."""
+    return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+
+
 def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tokens: bool, tokens: int) -> str | None:
     """Why the reward model with this config.json cannot give a reward; None where it can.
 
     reads_tokens: it has the policy's tokenizer and chat template, and so reads its tokens; tokens: of a sequence.
     """
     if reads_tokens:
-        return context_problem(config, tokens)
+        return _context_problem(config, "rollout.max_length", tokens)
     if settings.gives_steps:
         return (
             "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
@@ -52,17 +58,22 @@ def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tok
     return None
 
 
-def reader_problem(config: Mapping[str, Any], *, same_tokens: bool, tokens: int) -> str | None:
-    """Why a reference or critic with this config.json cannot read the policy's tokens; None where it can."""
-    return context_problem(config, tokens) if same_tokens else "its tokenizer differs from the policy's"
+def reader_problem(config: Mapping[str, Any], setting: str, tokens: int, *, reads_tokens: bool) -> str | None:
+    """Why a reference or critic with this config.json cannot read the policy's tokens; None where it can.
+
+    setting, tokens: what bounds a sequence; reads_tokens: it has the policy's tokenizer.
+    """
+    if not reads_tokens:
+        return "its tokenizer differs from the policy's"
+    return _context_problem(config, setting, tokens)
 
 
-def context_problem(config: Mapping[str, Any], tokens: int) -> str | None:
+def _context_problem(config: Mapping[str, Any], setting: str, tokens: int) -> str | None:
     """Why a model cannot read sequences of `tokens` tokens; None where it can, or does not say."""
     context = config.get("max_position_embeddings")
     if not isinstance(context, int) or context >= tokens:
         return None
-    return f"its context is {context} tokens, and sequences have up to rollout.max_length={tokens}"
+    return f"its context is {context} tokens, and sequences have up to {setting}={tokens}"
 
 
 def _is_finite(value: Any) -> TypeGuard[float]:

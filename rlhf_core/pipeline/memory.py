@@ -83,7 +83,9 @@ def memory(config: StageConfig, shape: Shape) -> Memory:
         case RLConfig():
             return Memory(_of_rl_worker(config, shape), _of_engine(config.rollout, shape, config.engine.dtype))
         case SupervisedConfig():
-            return Memory(_of_training(config.engine, shape, config.adapter, config.placement.workers))
+            workers = config.placement.workers
+            frozen = sum(_weights(engine, shape.parameters, workers) for engine in config.frozen_models)
+            return Memory(_of_training(config.engine, shape, config.adapter, workers) + frozen)
         case EvaluationConfig():
             return Memory(engine=_of_engine(config.rollout, shape, "bfloat16"))
         case _:

@@ -50,8 +50,10 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from (f"language_model_coefficient: {problem}" for problem in head_problems(tied=tied))
     if isinstance(config, MergeConfig) and model is not None:
         yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
+    if model is not None:
+        yield from _readers(config, node, models, root)
     if isinstance(config, RLConfig) and model is not None:
-        yield from _readers(config, node, nodes, models, root)
+        yield from _judges(config, node, nodes, models, root)
         if config.environment.max_turns > 1:
             try:
                 require_turns_follow(tokenizer_of(model, root))
@@ -116,18 +118,29 @@ def _misfit(adapter: Draft, trained_on: BaseModel | None, model: BaseModel) -> I
             return
 
 
-def _readers(
+def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    """Of the models that read the tokens of the stage's own, where their base is at hand."""
+    for setting, (name, advice) in _token_readers(config).items():
+        reader = models.get(node.inputs[name])
+        same = None if reader is None else _same_tokens(reader, models[node.name], root)
+        if reader is not None and same is not None:
+            for bound, tokens in config.sequence_lengths().items():
+                problem = reader_problem(reader.settings, bound, tokens, reads_tokens=same)
+                if problem is not None:
+                    yield f"{setting}: {problem}: {advice}"
+
+
+def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
+    """As rl_inputs.token_readers: setting -> input, and what to do where it cannot read the tokens."""
+    if isinstance(config, RLConfig):
+        return {f"{config.block}.{setting}": reader for setting, reader in token_readers(config).items()}
+    return {}
+
+
+def _judges(
     config: RLConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
 ) -> Iterator[str]:
-    """Of the models, beside the policy, whose base is at hand."""
     policy, tokens = models[node.name], config.rollout.max_length
-    for setting, (name, advice) in token_readers(config).items():
-        reader = models.get(node.inputs[name])
-        same = None if reader is None else _same_tokens(reader, policy, root)
-        if reader is not None and same is not None:
-            problem = reader_problem(reader.settings, same_tokens=same, tokens=tokens)
-            if problem is not None:
-                yield f"{config.block}.{setting}: {problem}: {advice}"
     for name, reward in config.settings.model_rewards.items():
         judge = node.inputs[reward_input(config, name)]
         model = models.get(judge)

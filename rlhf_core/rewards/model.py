@@ -13,7 +13,7 @@ from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.folder import context_length, read_config
-from rlhf_core.models.readers import Scale, judge_problem, scale_problem, stored_scale
+from rlhf_core.models.readers import Scale, judge_problem, same_tokens, scale_problem, stored_scale
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
@@ -52,11 +52,6 @@ class RewardReader:
     def reward(self, scores: TokenScores) -> TrajectoryReward:
         reward: TrajectoryReward = implementation_of(self.settings).of(self, self.settings, scores)
         return reward
-
-
-def same_tokens(folder: Path, other: Path) -> bool:
-    """Whether two model folders have the same tokenizer."""
-    return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
 
 
 @dataclass(frozen=True, slots=True)

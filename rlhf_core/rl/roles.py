@@ -16,8 +16,7 @@ from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
-from rlhf_core.models.readers import Scale, reader_problem, stored_scale
-from rlhf_core.rewards.model import same_tokens
+from rlhf_core.models.readers import Scale, reader_problem, same_tokens, stored_scale
 
 POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
 
@@ -156,8 +155,9 @@ def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
     policy = inputs[POLICY_INPUT].folder
     for setting, (name, advice) in token_readers(config).items():
         folder = inputs[name].folder
-        same = same_tokens(folder, policy)
-        if problem := reader_problem(read_config(folder), same_tokens=same, tokens=config.rollout.max_length):
+        reads = same_tokens(folder, policy)
+        tokens = config.rollout.max_length
+        if problem := reader_problem(read_config(folder), "rollout.max_length", tokens, reads_tokens=reads):
             raise StageError(f"{config.block}.{setting}: the input {name}: {problem}: {advice}")
 
 
