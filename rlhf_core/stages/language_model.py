@@ -1,36 +1,46 @@
-"""What pre-training and SFT share: sequences in, the trained model's folder out."""
+"""What pre-training, SFT and preference learning share: examples in, the trained model's folder out."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import PretrainConfig, SFTConfig
+from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
+from rlhf_core.supervised.examples import Packer
 from rlhf_core.supervised.loop import count_steps, train
+from rlhf_core.supervised.policy import PolicyWorker
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.supervised.validation import Read, Validation, read_held_out, row_counts
 
 
 def train_language_model(
-    config: PretrainConfig | SFTConfig,
+    config: SupervisedConfig,
     inputs: Mapping[str, Input],
     read: Read,
     context: StageContext,
     cluster: Cluster,
     kind: Kind,
+    *,
+    worker: type[PolicyWorker[Any]] = LanguageModelWorker,
+    arguments: Sequence[Any] = (),
+    pack: Packer = pack_sequences,
 ) -> Output:
-    """Train the input `model` on what `read` finds in the input `dataset`."""
+    """Train the input `model` on what `read` finds in the input `dataset`.
+
+    worker: one rank, which gets `arguments` of its own; pack: makes the batches that it reads.
+    """
     model = inputs["model"]
     fitted, held_out = read(inputs["dataset"]), read_held_out(config, inputs, read)
     folder = context.workdir / "model"
     steps = count_steps(len(fitted.rows), config)
     context.progress(0, steps, "start workers")
-    ranks = cluster.workers(config.placement, LanguageModelWorker, config, context, model.manifest.ref, steps)
-    with ranks as workers:
-        validation = Validation(config, held_out, pack_sequences, workers, context) if held_out else None
-        metrics = train(config, fitted.rows, pack_sequences, workers, context, validation)
+    ref = model.manifest.ref
+    with cluster.workers(config.placement, worker, config, context, ref, steps, *arguments) as workers:
+        validation = Validation(config, held_out, pack, workers, context) if held_out else None
+        metrics = train(config, fitted.rows, pack, workers, context, validation)
         save(workers, folder, context)
     return Output(kind, folder, {**metrics, "steps": steps, **fitted.metrics(), **row_counts(held_out)})

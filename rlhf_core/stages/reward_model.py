@@ -17,13 +17,13 @@ from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
 from rlhf_core.supervised.examples import Example, fit_examples
 from rlhf_core.supervised.loop import count_steps, train
+from rlhf_core.supervised.pairs import pack_pairs
 from rlhf_core.supervised.reward_model import (
     RewardModelWorker,
     finish_folder,
     judge,
     judged_by_validation,
-    pack_pairs,
-    pair_example,
+    judged_pair,
     split_by_prompt,
 )
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
@@ -34,7 +34,7 @@ def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageCo
     tokenizer = load_tokenizer(model.folder)
 
     def encode(row: Row) -> list[Example]:
-        return [pair_example(tokenizer, row)]
+        return [judged_pair(tokenizer, row)]
 
     def read(dataset: Input) -> Fitted[Example]:
         rows, policy = iterate_rows(dataset.folder), row_policy(dataset.folder)

@@ -85,12 +85,13 @@ def fit_examples(
 def truncated(example: Example, max_length: int) -> Example | None:
     """The example with its sequences cut at their ends: no token is added, so no EOS is taught at the cut.
 
-    None if no trained token is left, or if the completions of a pair do not differ any more. Those of a pair begin at
-    the same token, so that both keep something if the chosen one does.
+    None if nothing is left to train of a sequence that had something, or if the completions of a pair do not differ any
+    more.
     """
     sequences = tuple(ids[:max_length] for ids in example.sequences)
     masks = tuple(mask[:max_length] for mask in example.masks)
-    if not any(masks[0]) or any(ids == sequences[0] for ids in sequences[1:]):
+    emptied = any(any(mask) and not any(cut) for mask, cut in zip(example.masks, masks, strict=True))
+    if emptied or any(ids == sequences[0] for ids in sequences[1:]):
         return None
     return Example(example.row_id, sequences, masks, example.margin)
 

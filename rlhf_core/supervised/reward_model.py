@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ import transformers
 from torch import Tensor, nn
 
 from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
-from rlhf_core.data.chat import encode_completion, stop_token_ids
+from rlhf_core.data.chat import stop_token_ids
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import StageError
@@ -27,9 +28,9 @@ from rlhf_core.models.output_head import OutputHead, backbone
 from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
 from rlhf_core.models.targets import head_problems
-from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.loop import shuffled
+from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.worker import SupervisedWorker
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import PackedBatch, PreferenceBatch
@@ -61,33 +62,11 @@ def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row
     return trained + groups[order[-1]], held_out
 
 
-def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """A pair. loss_mask covers the chosen completion only, which the language modelling term reads; the rewards of both
-    are read at their last tokens."""
-    sequences, masks = [], []
-    for completion in (row["chosen"], row["rejected"]):
-        ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
-        # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
-        length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
-        sequences.append(ids[:length])
-        masks.append(mask[:length])
-    return Example(
-        row["id"], tuple(sequences), (masks[0], [False] * len(masks[1])), margin=float(row.get("margin") or 0.0)
-    )
-
-
-def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
-    packed = pack(
-        [ids for example in examples for ids in example.sequences],
-        [mask for example in examples for mask in example.masks],
-    )
-    return PreferenceBatch(
-        input_ids=packed.input_ids,
-        position_ids=packed.position_ids,
-        sequence_lengths=packed.sequence_lengths,
-        loss_mask=packed.loss_mask,
-        margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
-    )
+def judged_pair(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+    """A pair of whose tokens those of the chosen completion alone are trained, by the language modelling term; the
+    rewards of both are read at their last tokens."""
+    pair = pair_example(tokenizer, row)
+    return replace(pair, masks=(pair.masks[0], [False] * len(pair.masks[1])))
 
 
 class RewardModel(Classifier):

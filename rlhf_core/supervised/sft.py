@@ -10,15 +10,11 @@ from torch import Tensor, nn
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
 from rlhf_core.data.fitting import Row
-from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.supervised import next_token_loss
-from rlhf_core.metrics import LossAndMetrics, Sum
-from rlhf_core.models.loading import load_causal_model, torch_dtype
-from rlhf_core.models.packed import PolicyModel
-from rlhf_core.models.routing import experts_per_token
+from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, Shard
-from rlhf_core.supervised.worker import SupervisedWorker
+from rlhf_core.supervised.policy import PolicyWorker
 from rlhf_core.types import PackedBatch
 
 if TYPE_CHECKING:
@@ -51,21 +47,8 @@ def pack_sequences(examples: Sequence[Example]) -> PackedBatch:
     return pack([e.sequences[0] for e in examples], [e.masks[0] for e in examples])
 
 
-class LanguageModelWorker(SupervisedWorker[SupervisedConfig]):
+class LanguageModelWorker(PolicyWorker[SupervisedConfig]):
     """SFT (full weights or LoRA) and pre-training."""
-
-    def build_model(self) -> nn.Module:
-        engine = self.config.engine
-        model = load_causal_model(
-            self.folder,
-            dtype=torch_dtype(engine.dtype),
-            attention=engine.attention,
-            lora=self.config.adapter,
-            gradient_checkpointing=engine.gradient_checkpointing,
-        )
-        if self.config.moe_coefficient > 0:
-            experts_per_token(model)
-        return PolicyModel(model)
 
     def loss(
         self, model: nn.Module, batch: PackedBatch, shard: Shard, step_routing: Tensor | None = None
@@ -73,8 +56,4 @@ class LanguageModelWorker(SupervisedWorker[SupervisedConfig]):
         """step_routing: of the experts over the whole step; with it, the load of the micro-batch is balanced too."""
         logprobs, _, routing = model(batch, only=batch.loss_mask, with_routing=step_routing is not None)
         loss = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
-        if step_routing is None:
-            return loss, {"loss": Sum(loss.detach())}
-        balance = load_balancing_loss(routing, step_routing)
-        metrics = {"loss": Sum(loss.detach()), "load_balancing_loss": Sum(balance.detach())}
-        return loss + self.config.moe_coefficient * balance, metrics
+        return self.balanced(loss, {}, routing, step_routing)

@@ -19,7 +19,8 @@ from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.loading import load_scalar_adapter, load_scalar_model
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.stages import reward_model
-from rlhf_core.supervised.reward_model import pack_pairs, pair_example, split_by_prompt
+from rlhf_core.supervised.pairs import pack_pairs
+from rlhf_core.supervised.reward_model import judged_pair, split_by_prompt
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
@@ -83,7 +84,7 @@ def test_it_learns_the_preference_and_transformers_gives_the_same_scores(tmp_pat
     _, held_out = split_by_prompt(ROWS, context.seed)
     scores = _scores_by_transformers(output.folder, held_out)
     tokenizer = load_tokenizer(output.folder)
-    batch = pack_pairs([pair_example(tokenizer, row) for row in held_out])
+    batch = pack_pairs([judged_pair(tokenizer, row) for row in held_out])
     ours = ScalarModel(load_scalar_model(output.folder, dtype=torch.float32, attention="sdpa"))
     with torch.no_grad():
         assert torch.allclose(ours(batch)[batch.last_token_indices].reshape(-1, 2), scores, atol=1e-5)

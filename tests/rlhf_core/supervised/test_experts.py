@@ -25,7 +25,8 @@ from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.supervised.examples import Example
-from rlhf_core.supervised.reward_model import RewardModel, pack_pairs
+from rlhf_core.supervised.pairs import pack_pairs
+from rlhf_core.supervised.reward_model import RewardModel
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience
 from tests.rlhf_core.stages.supervised_runs import (

@@ -12,7 +12,8 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel
-from rlhf_core.supervised.reward_model import RewardModel, finish_folder, pack_pairs, pair_example, split_by_prompt
+from rlhf_core.supervised.pairs import pack_pairs
+from rlhf_core.supervised.reward_model import RewardModel, finish_folder, judged_pair, split_by_prompt
 from tests.rlhf_core.stages.supervised_runs import base_model, pairs, stored_config
 
 TOKENIZER = word_level_tokenizer((), 64)
@@ -20,7 +21,7 @@ TOKENIZER = word_level_tokenizer((), 64)
 
 def test_a_pair_ends_where_its_reward_is_read() -> None:
     row = {"id": "r", "prompt": [{"role": "user", "content": "q"}], "chosen": "ab", "rejected": "c", "margin": 2}
-    example = pair_example(TOKENIZER, row)
+    example = judged_pair(TOKENIZER, row)
     texts = ["".join(TOKENIZER.convert_ids_to_tokens(ids)) for ids in example.sequences]
     assert texts == ["<bos><user>q<assistant>ab<eos>", "<bos><user>q<assistant>c<eos>"]
     assert [sum(mask) for mask in example.masks] == [3, 0]
@@ -34,7 +35,7 @@ def test_what_a_template_writes_after_the_end_of_a_turn_is_cut() -> None:
     tokenizer = word_level_tokenizer((), 64)
     tokenizer.chat_template = str(tokenizer.chat_template).replace("{{ eos_token }}", "{{ eos_token }}\n")
     row = {"id": "r", "prompt": [{"role": "user", "content": "q"}], "chosen": "a", "rejected": "b"}
-    example = pair_example(tokenizer, row)
+    example = judged_pair(tokenizer, row)
     assert [ids[-1] for ids in example.sequences] == [tokenizer.eos_token_id] * 2
 
 
@@ -61,7 +62,7 @@ def _load(folder: Path, language: bool) -> RewardModel:
 
 def test_the_language_term_is_that_of_the_causal_model(tmp_path: Path) -> None:
     folder = base_model(tmp_path).folder
-    batch = pack_pairs([pair_example(load_tokenizer(folder), {"id": str(i), **row}) for i, row in enumerate(pairs(3))])
+    batch = pack_pairs([judged_pair(load_tokenizer(folder), {"id": str(i), **row}) for i, row in enumerate(pairs(3))])
     scores, logprobs, _ = _load(folder, language=True)(batch)
     causal = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa"))
     assert torch.allclose(logprobs, causal(batch, only=batch.loss_mask)[0], atol=1e-6)

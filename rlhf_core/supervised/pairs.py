@@ -1,0 +1,44 @@
+"""Preference pairs as examples: two sequences that begin with the same prompt, and stay together."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from rlhf_core.data.chat import encode_completion
+from rlhf_core.data.fitting import Row
+from rlhf_core.packing import pack
+from rlhf_core.supervised.examples import Example
+from rlhf_core.types import PreferenceBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
+
+
+def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+    """The chosen completion, then the rejected one, each with its prompt and the token that ends it; all tokens of both
+    completions are trained."""
+    sequences, masks = [], []
+    for completion in (row["chosen"], row["rejected"]):
+        ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
+        # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
+        length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
+        sequences.append(ids[:length])
+        masks.append(mask[:length])
+    return Example(row["id"], tuple(sequences), tuple(masks), margin=float(row.get("margin") or 0.0))
+
+
+def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
+    packed = pack(
+        [ids for example in examples for ids in example.sequences],
+        [mask for example in examples for mask in example.masks],
+    )
+    return PreferenceBatch(
+        input_ids=packed.input_ids,
+        position_ids=packed.position_ids,
+        sequence_lengths=packed.sequence_lengths,
+        loss_mask=packed.loss_mask,
+        margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
+    )
