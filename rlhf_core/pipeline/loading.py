@@ -12,12 +12,13 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
+from rlhf_core.pipeline.extending import read_recipe
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.patterns import with_files
 from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.recipe import Recipe
-from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml, read_yaml_file
+from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml
 
 _MOST_MISTAKES = 50  # that are told at once
 _MOST_KEYS = 50  # of an override, one inside the other
@@ -43,10 +44,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     Raises RecipeError with a sentence a line: each says where it was written, the key, what is wrong, what may stand.
     """
     path = _find(name_or_path)
-    try:
-        data = read_yaml_file(path)
-    except YAMLTextError as error:
-        raise RecipeError(f"{path}: {error}") from error
+    data, files = read_recipe(path)
     if not isinstance(data, dict):
         raise RecipeError(f"{path}: a recipe is a mapping (`name:`, `data:`, `base:`, …), this is {_kind(data)}")
     notes = tuple(
@@ -56,7 +54,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
     )
     applied = [_apply_override(data, override) for override in overrides]
     root = path.parent.resolve()
-    return LoadedRecipe(with_files(_validate(data, Places(path, applied)), root), root, notes)
+    return LoadedRecipe(with_files(_validate(data, Places(files, applied)), root), root, notes)
 
 
 def _find(name_or_path: str) -> Path:

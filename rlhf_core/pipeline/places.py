@@ -18,7 +18,7 @@ _MERGE = "<<"
 
 @dataclass(frozen=True)
 class Places:
-    file: Path
+    files: Sequence[Path]  # the recipe's, and those that it extends
     overrides: Sequence[Override] = ()
 
     def of(self, location: Sequence[Any]) -> str:
@@ -26,22 +26,27 @@ class Places:
         for keys, text in reversed(self.overrides):
             if tuple(map(str, location[: len(keys)])) == keys:
                 return f"override `{text}`"
-        line = self._line(location)
-        return str(self.file) if line is None else f"{self.file} line {line}"
-
-    def _line(self, location: Sequence[Any]) -> int | None:
-        node, line = self._root, None
-        for part in location:
-            found = _item(node, part) if node is not None else None
-            if found is None:
-                break
-            line, node = found
-        return line
+        found = [(file, _lines(root, location)) for file, root in self._roots.items()]
+        file, lines = max(found, key=lambda item: len(item[1]))  # of equals the first
+        return f"{file} line {lines[-1]}" if lines else str(file)
 
     @cached_property
-    def _root(self) -> Node | None:
-        root: Node | None = YAML(typ="safe", pure=True).compose(self.file.read_text(encoding="utf-8-sig"))
-        return root  # a file that has been read already
+    def _roots(self) -> dict[Path, Node | None]:
+        """Of files that have been read already."""
+        yaml = YAML(typ="safe", pure=True)
+        return {file: yaml.compose(file.read_text(encoding="utf-8-sig")) for file in self.files}
+
+
+def _lines(node: Node | None, location: Sequence[Any]) -> list[int]:
+    """The line of each part of the location, as far as there are such."""
+    lines = []
+    for part in location:
+        found = _item(node, part) if node is not None else None
+        if found is None:
+            break
+        line, node = found
+        lines.append(line)
+    return lines
 
 
 def _item(node: Node, part: Any) -> tuple[int, Node] | None:

@@ -1,0 +1,72 @@
+"""A recipe that extends another one of its folder: what it says itself counts, and for the rest what the other says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.base import NULL_WORDS
+from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml_file
+
+_EXTENDS = "extends"
+_CHOOSERS = ("stage", "type")  # keys that say what their mapping is
+
+
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Path]]:
+    """The values of the file and of those that it extends, and all these files, its own first.
+
+    above: the files that extend it, which it may not extend itself. Raises RecipeError.
+    """
+    try:
+        own = read_yaml_file(path)
+    except YAMLTextError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    if not isinstance(own, dict) or _EXTENDS not in own:
+        return own, [path]
+    extended = _find(path, own.pop(_EXTENDS))
+    if extended in (*above, path):
+        raise RecipeError(f"{path}: `{_EXTENDS}`: {extended.name} extends this file itself; take one of both away")
+    base, files = read_recipe(extended, (*above, path))
+    if not isinstance(base, dict):
+        raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")
+    for name in [name for name in own if name in base and name not in Recipe.model_fields]:
+        if own[name] is None or (isinstance(own[name], str) and own[name] in NULL_WORDS):
+            del base[name], own[name]  # a stage is taken away, whatever its name
+    return merged(base, own), [path, *files]
+
+
+def _find(path: Path, name: Any) -> Path:
+    if isinstance(name, str) and Path(name).name == name:
+        found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+        if found.is_file():
+            return found
+    beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
+    raise RecipeError(
+        f"{path}: `{_EXTENDS}` names a recipe of the same folder{did_you_mean(str(name), beside)}; there are "
+        f"{', '.join(beside) or 'none beside it'}"
+    )
+
+
+def merged(base: Any, own: Any) -> Any:
+    """`own` on top of `base`. Mappings are merged key by key, unless they are of another `stage` or `type`; anything
+    else, a list or null too, takes the place of what was there."""
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    if any(key in own and own[key] != base.get(key) for key in _CHOOSERS):
+        return own
+    both = {**base, **{key: merged(base.get(key), value) for key, value in own.items()}}
+    return {key: both[key] for key in _order(list(base), list(own))}
+
+
+def _order(base: list[str], own: list[str]) -> list[str]:
+    """The keys of `base`, and each of `own` that is new before the next one of `own` that is not: the order of stages
+    counts."""
+    order, place = list(base), len(base)
+    for key in reversed(own):
+        if key in base:
+            place = order.index(key)
+        else:
+            order.insert(place, key)
+    return order
