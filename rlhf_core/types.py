@@ -146,3 +146,5 @@ class PreferenceBatch(PackedBatch):
     sequences_per_example: ClassVar[int] = 2
 
     margins: Tensor | None = field(default=None, metadata=_PER_EXAMPLE)  # (E,) float32
+    # (S,) float32: log-prob of each sequence's trained tokens together, by the reference
+    reference_logprobs: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)

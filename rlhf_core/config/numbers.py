@@ -114,6 +114,14 @@ Dropout = Annotated[float, Limits(0, 1, "the adapter would see nothing", below=T
 
 # Losses and rewards.
 Coefficient = Annotated[float, Limits(0, 1000, "nothing else in the loss would count")]
+PositiveCoefficient = Annotated[
+    float, Limits(0, 1000, "nothing else in the loss would count", "it would not count", above=True)
+]
+PreferenceBeta = Annotated[float, Limits(0, 1000, "any difference would be certain", "nothing would train", above=True)]
+_MORE_WRONG = "where more than half of the labels are wrong, exchange chosen and rejected"
+LabelSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG)]
+RobustSmoothing = Annotated[float, Limits(0, 0.5, "labels of which half are wrong say nothing", above=True, below=True)]
+ExoSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG, "its logarithm is part of the loss", above=True)]
 Nats = Annotated[float, Limits(0, 100_000, "a policy so far from its reference writes noise", above=True)]
 Tolerance = Annotated[float, Limits(0, 1000, "any weights would pass", above=True)]
 Reward = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]

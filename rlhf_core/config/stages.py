@@ -61,7 +61,10 @@ class RewardModelConfig(SupervisedConfig):
     """
 
     dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
-    validation: PairsValidation | None = _validation("the last weights, judged by 5 % of the pairs, held out")
+    validation: PairsValidation | None = _validation(
+        "the last weights, judged by 5 % of the pairs, held out; else all pairs of the dataset are trained on, and "
+        "rewards are normalised by those of the held-out ones"
+    )
     language_model_coefficient: Coefficient = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )

@@ -184,10 +184,7 @@ class ConversationsValidation(SupervisedValidationConfig, HeldOutConversations):
 
 
 class PairsValidation(SupervisedValidationConfig, HeldOutPairs):
-    """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward.
-
-    All pairs of the stage's own dataset are trained on then, and rewards are normalised by those of the held-out ones.
-    """
+    """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward."""
 
     MEASURED: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 

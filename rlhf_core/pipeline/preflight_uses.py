@@ -7,6 +7,7 @@ from pathlib import Path
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.reference import ReferencedConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reward_input, token_readers
 from rlhf_core.config.stage import StageConfig
@@ -134,7 +135,7 @@ def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
     """As rl_inputs.token_readers: setting -> input, and what to do where it cannot read the tokens."""
     if isinstance(config, RLConfig):
         return {f"{config.block}.{setting}": reader for setting, reader in token_readers(config).items()}
-    return {}
+    return dict(config.token_readers) if isinstance(config, ReferencedConfig) else {}
 
 
 def _judges(

@@ -1,0 +1,34 @@
+"""Preference learning: a model and preference pairs in; a policy (full weights, or an adapter) out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.fitting import Fitted, Row
+from rlhf_core.data.reading import iterate_rows, row_policy
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.language_model import train_language_model
+from rlhf_core.stages.reference import reference_of
+from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.pairs import pack_pairs, pair_example
+from rlhf_core.supervised.preference import PreferenceWorker
+
+
+def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
+    folder, reference = inputs["model"].folder, reference_of(config, inputs)
+    tokenizer = load_tokenizer(folder)
+
+    def encode(row: Row) -> list[Example]:
+        return [pair_example(tokenizer, row)]
+
+    def read(dataset: Input) -> Fitted[Example]:
+        return fit_examples(iterate_rows(dataset.folder), encode, row_policy(dataset.folder), folder, config.max_length)
+
+    return train_language_model(
+        config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,
+        worker=PreferenceWorker, arguments=[reference], pack=pack_pairs,
+    )  # fmt: skip
