@@ -140,11 +140,31 @@ class Experience(PackedBatch):
 
 
 @dataclass(frozen=True)
-class PreferenceBatch(PackedBatch):
+class ReferencedBatch(PackedBatch):
+    """Sequences that a reference model reads too."""
+
+    # (S,) float32: log-prob of each sequence's trained tokens together, by the reference
+    reference_logprobs: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
+
+
+@dataclass(frozen=True)
+class PreferenceBatch(ReferencedBatch):
     """Pairs: sequence 2i is the chosen completion with its prompt, 2i + 1 the rejected one."""
 
     sequences_per_example: ClassVar[int] = 2
 
     margins: Tensor | None = field(default=None, metadata=_PER_EXAMPLE)  # (E,) float32
-    # (S,) float32: log-prob of each sequence's trained tokens together, by the reference
-    reference_logprobs: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
+
+
+@dataclass(frozen=True)
+class LabelledBatch(ReferencedBatch):
+    """Completions with their prompts, each good or bad."""
+
+    desirable: Tensor | None = field(default=None, metadata=_PER_EXAMPLE)  # (E,) bool
+
+
+@dataclass(frozen=True)
+class UnpairedBatch(LabelledBatch):
+    """Sequence 2i is a completion with its prompt, 2i + 1 the same prompt with the completion of another example."""
+
+    sequences_per_example: ClassVar[int] = 2

@@ -17,6 +17,7 @@ FORMATS: dict[str, FormatEntry] = {
     "text": FormatEntry("rlhf_core.data.formats.text:Text"),
     "conversations": FormatEntry("rlhf_core.data.formats.conversations:Conversations"),
     "preferences": FormatEntry("rlhf_core.data.formats.preferences:Preferences"),
+    "unpaired": FormatEntry("rlhf_core.data.formats.unpaired:Unpaired"),
     "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
 }
 

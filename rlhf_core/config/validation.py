@@ -171,6 +171,12 @@ class HeldOutPairs(Config):
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True)] = _held_out("preferences")
 
 
+class HeldOutUnpaired(Config):
+    """Labelled completions."""
+
+    dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True)] = _held_out("unpaired")
+
+
 class TextValidation(SupervisedValidationConfig, HeldOutText):
     """The mean loss of each token of held-out documents."""
 
@@ -193,3 +199,15 @@ class PairsValidation(SupervisedValidationConfig, HeldOutPairs):
         description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
     )
     also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
+
+
+class UnpairedValidation(SupervisedValidationConfig, HeldOutUnpaired):
+    """The loss of held-out labelled completions, and the share of them on the right side of the KL."""
+
+    MEASURED: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
+
+    metric: str = Field(
+        default="loss",
+        description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
+    )
+    also: dict[str, HeldOutUnpaired] = Field(default={}, description=_NAMED)

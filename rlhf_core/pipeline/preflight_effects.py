@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.formats.preferences import by_prompt
+from rlhf_core.data.formats.unpaired import one_label
 from rlhf_core.errors import one_line
 from rlhf_core.pipeline.outline import Draft
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
@@ -27,6 +29,9 @@ def check_effects(
     """Problems. rows: of each dataset whose rows could be counted here. samples: the rows that could be read, so that
     `check_overlaps` has found what of them is tested."""
     for use in uses:
+        labels = _labels(use, rows, samples)
+        if len(labels) == 1:
+            yield f"{use.setting}: of `{use.dataset}` {one_label(*labels)}"
         if not splits_by_prompt(use) or use.dataset not in rows:
             continue
         prompts = min(rows[use.dataset], len(by_prompt(row for _, row in samples[use.dataset])))
@@ -42,6 +47,18 @@ def check_effects(
                 f"{on}: `{name}` is what {by} trains on, so that the scores would show what was learned by heart: test "
                 f"on another dataset, or set data.{name}.on_overlap to allow"
             )
+
+
+def _labels(use: Use, rows: Mapping[str, int], samples: Mapping[str, list[Located]]) -> set[bool]:
+    """Of the rows that KTO trains on; none where not all of them are at hand."""
+    known = samples.get(use.dataset, [])
+    if (
+        not isinstance(use.node.config, KTOConfig)
+        or use.read_by.path != "dataset"
+        or len(known) != rows.get(use.dataset)
+    ):
+        return set()
+    return {row["label"] for _, row in known}
 
 
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import (
@@ -35,6 +36,7 @@ _STAGES = (
           runs="actors", needs_template=True, serves=True),
     Stage("preference", 1, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True),
+    Stage("kto", 1, KTOConfig, _TRAINED, "rlhf_core.stages.kto:run", runs="actors", needs_template=True),
     Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import transformers
@@ -21,7 +21,8 @@ class Example:
     row_id: str
     sequences: tuple[list[int], ...]  # token ids
     masks: tuple[list[bool], ...]  # true where the token is trained; as long as the sequence
-    margin: float = 0.0
+    margin: float = 0.0  # of a pair
+    desirable: bool = True  # of a labelled completion
 
     @property
     def num_tokens(self) -> int:
@@ -93,7 +94,7 @@ def truncated(example: Example, max_length: int) -> Example | None:
     emptied = any(any(mask) and not any(cut) for mask, cut in zip(example.masks, masks, strict=True))
     if emptied or any(ids == sequences[0] for ids in sequences[1:]):
         return None
-    return Example(example.row_id, sequences, masks, example.margin)
+    return replace(example, sequences=sequences, masks=masks)
 
 
 def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int) -> list[Shard]:

@@ -35,7 +35,7 @@ USED_OTHERWISE = {
     "FunctionReward.variables": "named_variables returns them",
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
-        (f"{config}.also" for config in ("TextValidation", "ConversationsValidation", "PairsValidation")),
+        (f"{kind}Validation.also" for kind in ("Text", "Conversations", "Pairs", "Unpaired")),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
     ),
     **dict.fromkeys(

@@ -47,6 +47,17 @@ def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str
             {"prompt": [USER], "chosen": "4", "rejected": "5"},
         ),
         (
+            "unpaired",
+            {"prompt": "2+2?", "completion": "4", "label": True, "score": 3},
+            {"prompt": [USER], "completion": "4", "label": True},
+        ),
+        ("unpaired", {"completion": [USER, FOUR], "label": 0}, {"prompt": [USER], "completion": "4", "label": False}),
+        (
+            "unpaired",
+            {"prompt": [USER], "completion": [FOUR], "label": " True"},
+            {"prompt": [USER], "completion": "4", "label": True},
+        ),
+        (
             "prompts",
             {"question": "2+2?", "answer": 4, "task": "sums", "metadata": {"a": [1]}, "level": 3},
             {"prompt": [USER], "answer": "4", "task": "sums", "metadata": {"a": [1]}, "level": 3},
@@ -123,6 +134,12 @@ def test_a_column_called_unused_is_left_out() -> None:
         ("conversations", {"messages": [{"role": "bot", "content": "x"}]}, {}, "`messages[0]` has the role 'bot'"),
         ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
         ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
+        ("unpaired", {"prompt": "a", "completion": "b"}, {}, "no column `label`"),
+        ("unpaired", {"prompt": "a", "label": True}, {}, "no column `completion`"),
+        ("unpaired", {"prompt": "a", "completion": " ", "label": True}, {}, "`completion` is empty"),
+        ("unpaired", {"prompt": "a", "completion": "b", "label": "good"}, {}, "must be true or false, this is 'good'"),
+        ("unpaired", {"prompt": "a", "completion": "b", "label": 0.5}, {}, "must be true or false, this is 0.5"),
+        ("unpaired", {"prompt": "a", "completion": "b", "label": [1]}, {}, "must be true or false, this is [1]"),
         ("preferences", {"prompt": "a", "chosen": "b", "rejected": "b"}, {}, "`chosen` and `rejected` are the same"),
         (
             "preferences",

@@ -55,6 +55,29 @@ def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
     )
 
 
+KTO = {"stage": "kto", "dataset": "judged", "model": "base", "batch_size": 2, "max_length": 64,
+       "optimizer": {"learning_rate": 1e-3}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "expected"), [([True, False], 0), ([True, True], 1), (["yes", False], 1), ([None, True], 1)]
+)
+def test_labels_are_looked_at_before_a_job(problems: Problems, labels: list[Any], expected: int) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        rows = [{"prompt": f"q{i}", "completion": "a", "label": label} for i, label in enumerate(labels)]
+        (root / "judged.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe["data"]["judged"] = {"format": "unpaired", "source": {"type": "files", "paths": ["judged.jsonl"]}}
+        recipe["judged"] = KTO
+        recipe["evaluation"]["models"] = ["rl"]
+
+    said = problems(change)
+    assert len(said) == expected, said
+    sentence = {"yes": "`label` must be true or false, this is 'yes'", None: "`label` is null"}.get(
+        labels[0], "judged.dataset: of `judged` every row has the label true: KTO learns what tells"
+    )
+    assert all(sentence in problem for problem in said), said
+
+
 def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         (root / "rows.py").write_text("def rows():\n    return []\n")

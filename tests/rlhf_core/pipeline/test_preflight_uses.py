@@ -14,6 +14,9 @@ SHORT = {"stage": "base", "source": {"type": "scratch", "context_length": 32}}
 FOREIGN = {"stage": "base", "source": {"type": "scratch", "context_length": 64, "words": ["two"]}}
 PAIRS = {"stage": "reward_model", "dataset": "pairs", "batch_size": 1, "max_length": 32, "optimizer": OPTIMIZER}
 
+DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 1, "max_length": 64,
+       "optimizer": OPTIMIZER, "losses": {"dpo": {"type": "dpo"}}, "reference": {"model": "other"}}  # fmt: skip
+
 
 def first(**stages: Any) -> Change:
     """Stages above all others."""
@@ -128,6 +131,10 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (both(first(other=SHORT), evaluated("rl"), put("rl", "algorithm", value="grpo"),
               put("rl", "grpo", value={**KL, "kl": {"coefficient": 0.1, "reference": "other"}})),
          ["rl.grpo.kl.reference: its context is 32 tokens, and sequences have up to rollout.max_length=64: name"]),
+        (both(first(other=SHORT), put("dpo", value=DPO), evaluated("rl")),
+         ["dpo.reference.model: its context is 32 tokens, and sequences have up to max_length=64: name another"]),
+        (both(first(other=FOREIGN), put("dpo", value=DPO), evaluated("rl")),
+         ["dpo.reference.model: its tokenizer differs from the policy's: name another model, or leave it out"]),
         (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
               put("base", "chat_template", value="own.jinja")),
          ["rl.environment: the chat template does not end each assistant turn with a special token"]),

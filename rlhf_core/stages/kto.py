@@ -1,0 +1,48 @@
+"""KTO: a model and labelled completions in; a policy (full weights, or an adapter) out."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.kto import KTOConfig
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.fitting import Fitted, Row
+from rlhf_core.data.formats.unpaired import one_label
+from rlhf_core.data.reading import iterate_rows, row_policy
+from rlhf_core.errors import StageError
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.language_model import train_language_model
+from rlhf_core.stages.reference import reference_of
+from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.kto import KTOWorker, labelled_example, pack_unpaired
+
+
+def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
+    """Raises StageError if all rows that fit have one label."""
+    folder, reference = inputs["model"].folder, reference_of(config, inputs)
+    tokenizer = load_tokenizer(folder)
+    labels: Counter[bool] = Counter()
+
+    def encode(row: Row) -> list[Example]:
+        return [labelled_example(tokenizer, row)]
+
+    def read(dataset: Input) -> Fitted[Example]:
+        policy = row_policy(dataset.folder)
+        fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
+        if dataset is inputs["dataset"]:
+            labels.update(example.desirable for example in fitted.rows)
+            if len(labels) == 1:
+                raise StageError(f"of the dataset {one_label(*labels)}")
+        return fitted
+
+    output = train_language_model(
+        config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,
+        worker=KTOWorker, arguments=[reference], pack=partial(pack_unpaired, max_length=config.max_length),
+    )  # fmt: skip
+    counts = {"desirable_rows": labels[True], "undesirable_rows": labels[False]}
+    return replace(output, metrics={**output.metrics, **counts})

@@ -1,0 +1,75 @@
+"""One rank that trains a policy against a reference: its log-probs of each sequence are known before the step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.reference import ReferencedConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.supervised.examples import Shard
+from rlhf_core.supervised.policy import PolicyWorker
+from rlhf_core.training.metrics import StepMetrics
+from rlhf_core.training.randomness import seed_rank
+from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
+from rlhf_core.types import PackedBatch, ReferencedBatch
+
+R = TypeVar("R", bound=ReferencedConfig)
+B = TypeVar("B", bound=ReferencedBatch)
+
+
+class ReferencedWorker(PolicyWorker[R]):
+    def __init__(
+        self, config: R, context: StageContext, model: ArtifactRef, total_steps: int, reference: ArtifactRef
+    ) -> None:
+        super().__init__(config, context, model, total_steps)
+        self._reference: Reference | None = None
+        if config.reference_is_base:
+            self._reference = AdapterOff(self.engine)
+        elif config.uses_reference:
+            folder = context.fetch(reference).folder
+            self._reference = FrozenCopy(folder, config.reference_engine, offloaded=config.reference.offload)
+        seed_rank(context.seed)
+
+    def _step(self, shard: Shard) -> StepMetrics:
+        return super()._step(self.prepared(shard))
+
+    def validate(self, shard: Shard) -> dict[str, float]:
+        measured = super().validate(self.prepared(shard))
+        # A sum of rounded parts: equal counts must tie.
+        right = round(measured["accuracy"] * shard.num_examples)
+        return measured | {"accuracy": right / shard.num_examples}
+
+    def prepared(self, shard: Shard) -> Shard:
+        """With what the loss needs to know before the forward that is differentiated."""
+        batches = cast(list[ReferencedBatch], shard.micro_batches)
+        return replace(shard, micro_batches=list[PackedBatch](self.with_reference(batches)))
+
+    def with_reference(self, batches: Sequence[B]) -> list[B]:
+        """The batches with the log-probs of the reference, which reads them as the policy will: packed in another way
+        it would round in another way."""
+        if self._reference is None:
+            return list(batches)
+        found = self._reference.forward(batches, sequence_logprobs)
+        return [replace(batch, reference_logprobs=values.cpu()) for batch, values in zip(batches, found, strict=True)]
+
+
+def sequence_logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
+    """(S,) float32: of the trained tokens of each sequence together."""
+    return sums_by_sequence(model(batch, only=batch.loss_mask)[0], batch)
+
+
+def sums_by_sequence(values: Tensor, batch: PackedBatch) -> Tensor:
+    """(S,): the sum of `values` (N,) over the trained tokens of each sequence."""
+    mask = batch.loss_mask
+    return values.new_zeros(batch.num_sequences).index_add(0, batch.sequence_ids[mask], values[mask])
+
+
+def trained_lengths(batch: PackedBatch) -> Tensor:
+    """(S,) float32: trained tokens of each sequence."""
+    return sums_by_sequence(torch.ones_like(batch.loss_mask, dtype=torch.float32), batch)
