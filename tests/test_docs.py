@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from deployments.cli.init import STARTERS, Method
+from deployments.stack.environment import RECIPES
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.stages.table import STAGES
 from tests.hub import REPOSITORY, running_hub
@@ -25,7 +27,8 @@ ROWS: Mapping[str, Any] = {
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
     "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
 }
-FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences"}  # of others: prompts
+# Of stages; of others: prompts.
+FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences"}
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -43,6 +46,8 @@ rl:
   ppo: {rewards: *scorers, optimizer: *optimizer, critic: {optimizer: *optimizer}}
 evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, rollout: {max_length: 512}}
 """)
+# Of stages that only some pages have.
+FURTHER: Mapping[str, Any] = {"preference": REST["sft"]}
 
 
 def blocks(language: str) -> Iterator[Any]:
@@ -56,7 +61,13 @@ def blocks(language: str) -> Iterator[Any]:
 def test_every_recipe_and_every_part_of_one_can_be_planned(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    recipe = whole(YAML(typ="safe", pure=True).load(block))
+    recipe = YAML(typ="safe", pure=True).load(block)
+    if "extends" in recipe:
+        path = Path(shutil.copytree(RECIPES, tmp_path / "recipes")) / "recipe.yaml"
+        path.write_text(json.dumps(recipe))
+        assert check(str(path), []).graph
+        return
+    recipe = whole(recipe)
     (folder := tmp_path / "recipes").mkdir()
     (tmp_path / "models").mkdir()
     with running_hub() as hub:
@@ -78,13 +89,15 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
         return block
     given = {name: stage for name, stage in block.items() if name != "data"}
     order = given if "base" in given and len(given) > 1 else REST | given
+    if "evaluation" not in given and "evaluation" in order:
+        order = {name: stage for name, stage in order.items() if name != "evaluation"} | {"evaluation": {}}
     stages = {name: joined(rest_of(name, given.get(name, {})), given.get(name, {})) for name in order}
     data = {name: {"format": form, "on_overlap": "allow"} for name, form in datasets(stages)}
     return {"name": "page", "data": joined(data, block.get("data", {})), **stages}
 
 
 def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:
-    return dict(REST.get(name) or REST[stage["stage"]])
+    return dict(REST.get(name) or (REST | FURTHER)[stage["stage"]])
 
 
 def joined(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:

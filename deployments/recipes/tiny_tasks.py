@@ -71,6 +71,16 @@ def preference_pairs(seed: int, size: int, wrong_share: float = 0.5, max_letters
     return rows
 
 
+def labelled_completions(seed: int, size: int) -> list[Row]:
+    """Of each pair one side, at random, labelled by the hidden rule."""
+    generator = random.Random(seed)
+    rows = []
+    for pair in preference_pairs(seed, size):
+        good = generator.random() < 0.5
+        rows.append({"prompt": pair["prompt"], "completion": pair["chosen" if good else "rejected"], "label": good})
+    return rows
+
+
 def prompts(seed: int, size: int, max_letters: int = 8) -> list[Row]:
     """Questions with the answer that the verifier compares with."""
     return [

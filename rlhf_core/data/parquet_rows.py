@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from rlhf_core.data.arrow_rows import without_added_nulls
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.json_rows import Parsed
 from rlhf_core.data.opening import open_data
@@ -12,10 +13,9 @@ from rlhf_core.data.opening import open_data
 
 def _values(batch: Any, where: str) -> list[Row]:
     try:
-        rows: list[Row] = batch.to_pylist()
+        return [without_added_nulls(row) for row in batch.to_pylist()]
     except (ValueError, OverflowError, LookupError) as error:  # a date after the year 9999, a time zone that is none
         raise RowError(f"{where}: a value has no meaning in Python ({error}): write its column as text") from error
-    return rows
 
 
 def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:

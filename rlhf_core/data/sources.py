@@ -16,6 +16,7 @@ from rlhf_core.config.data import (
     Source,
 )
 from rlhf_core.contract import StageContext
+from rlhf_core.data.arrow_rows import without_added_nulls
 from rlhf_core.data.files import BadRow, iterate_file, raise_bad_row
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
@@ -67,7 +68,7 @@ def _hub_rows(source: HubSource, revision: str) -> Iterator[Located]:
     except Exception as error:  # the library raises many types; all mean that this source cannot be had
         raise StageError(f"{name}, split {source.split}, revision {revision}: {error}") from error
     for index, row in enumerate(rows):
-        yield f"{name} row {index}", dict(row)
+        yield f"{name} row {index}", without_added_nulls(row)
 
 
 def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Iterator[Located]:

@@ -20,6 +20,7 @@ from rlhf_core.pipeline.loading import known_recipes, load_recipe
 from rlhf_core.rewards.verifier import Verifier
 
 RECIPES = list(known_recipes())
+WITH_RL = [name for name in RECIPES if "rl" in load_recipe(name).recipe.blocks]
 LIBRARIES = {"torch": "1"}
 # Of each section a setting, and the same with two letters changed places or one left out.
 TYPOS = {
@@ -40,6 +41,12 @@ TYPOS = {
     "evaluation.samples": "evaluation.sampels",
     "report.samples": "report.sampels",
     "tracking.wandb": "tracking.wandbb",
+}
+
+# Of the stages of the other recipes.
+OTHER_TYPOS = {
+    "tiny-dpo": ("dpo.losses.dpo.label_smoothing", "dpo.losses.dpo.label_smothing"),
+    "tiny-kto": ("kto.desirable_weight", "kto.desirable_wieght"),
 }
 
 LOADING = """
@@ -68,14 +75,21 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
-    first = "pretrain" if recipe == "tiny" else "base"
-    assert {"base", "sft", "rl", f"evaluation.{first}", "evaluation.sft", "evaluation.rl", "report"} <= set(
+    first, last = "base" if recipe == "smollm2" else "pretrain", recipe.partition("-")[2] or "rl"
+    assert {"base", "sft", last, f"evaluation.{first}", "evaluation.sft", f"evaluation.{last}", "report"} <= set(
         found["nodes"]
     )
     assert "reward_model" not in found["nodes"]
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_RL])
+def test_siblings_share_what_they_do_not_change(recipe: str) -> None:
+    graph, tiny = (build_graph(load_recipe(name), LIBRARIES) for name in (recipe, "tiny"))
+    shared = ("base", "pretrain", "sft", "evaluation.sft", "data.held_out")
+    assert [graph[name].ref for name in shared] == [tiny[name].ref for name in shared]
+
+
+@pytest.mark.parametrize("recipe", WITH_RL)
 def test_ppo_is_one_override_away_and_brings_the_reward_model(recipe: str) -> None:
     graph = build_graph(load_recipe(recipe, ["rl.algorithm=ppo"]), LIBRARIES)
     assert graph["rl"].inputs["ppo.rewards.preference.model"] == "reward_model"
@@ -85,8 +99,13 @@ def test_ppo_is_one_override_away_and_brings_the_reward_model(recipe: str) -> No
     assert before["rl"].ref != graph["rl"].ref
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
-@pytest.mark.parametrize(("right", "wrong"), TYPOS.items())
+@pytest.mark.parametrize(
+    ("recipe", "right", "wrong"),
+    [
+        *((recipe, *typo) for recipe in WITH_RL for typo in TYPOS.items()),
+        *((recipe, *typo) for recipe, typo in OTHER_TYPOS.items()),
+    ],
+)
 def test_a_typo_in_any_section_names_the_right_key(recipe: str, right: str, wrong: str) -> None:
     with pytest.raises(RecipeError) as caught:
         load_recipe(recipe, [f"{wrong}=1"])
@@ -97,7 +116,8 @@ def test_the_typos_cover_every_section() -> None:
     sections: set[str] = set()
     for recipe in RECIPES:
         sections |= YAML(typ="safe", pure=True).load(known_recipes()[recipe].read_text()).keys()
-    assert sections - {"name", "description", "seed"} <= {right.partition(".")[0] for right in TYPOS}
+    typos = [*TYPOS, *(right for right, _ in OTHER_TYPOS.values())]
+    assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,19 @@ def test_every_type_gives_the_same_rows(tmp_path: Path, name: str) -> None:
     assert [row for _, row in iterate_file(str(tmp_path / name), name)] == ROWS
 
 
+def test_what_arrow_adds_to_mappings_is_not_in_a_row(tmp_path: Path) -> None:
+    calls = [
+        [{"name": "add", "arguments": {"a": 1}}],
+        [{"name": "find", "arguments": {"word": "x", "deep": [{"y": 1}, {"z": 2}]}}],
+    ]
+    parquet.write_table(pa.Table.from_pylist([{"calls": c, "answer": a} for c, a in zip(calls, "1\0", strict=True)]),
+                        tmp_path / "d.parquet")  # fmt: skip
+    rows = [row for _, row in iterate_file(str(tmp_path / "d.parquet"), "d.parquet")]
+    assert [row["calls"] for row in rows] == calls
+    parquet.write_table(pa.table({"answer": pa.array([None], pa.string())}), tmp_path / "d.parquet")
+    assert [row for _, row in iterate_file(str(tmp_path / "d.parquet"), "d.parquet")] == [{"answer": None}]
+
+
 def test_the_recipes_name_decides_the_type_and_places_are_named(tmp_path: Path) -> None:
     write(tmp_path / "d.jsonl.gz")
     (tmp_path / "d.jsonl.gz").rename(tmp_path / "blob")
