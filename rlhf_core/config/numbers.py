@@ -122,6 +122,7 @@ _MORE_WRONG = "where more than half of the labels are wrong, exchange chosen and
 LabelSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG)]
 RobustSmoothing = Annotated[float, Limits(0, 0.5, "labels of which half are wrong say nothing", above=True, below=True)]
 ExoSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG, "its logarithm is part of the loss", above=True)]
+MergeWeight = Annotated[float, Limits(-10, 10, "so far from both models is none", "so far from both models is none")]
 Nats = Annotated[float, Limits(0, 100_000, "a policy so far from its reference writes noise", above=True)]
 Tolerance = Annotated[float, Limits(0, 1000, "any weights would pass", above=True)]
 Reward = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]

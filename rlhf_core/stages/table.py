@@ -10,6 +10,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import (
     ArtifactConfig,
     MergeConfig,
+    MergeModelsConfig,
     PretrainConfig,
     ReportConfig,
     RewardModelConfig,
@@ -39,6 +40,7 @@ _STAGES = (
     Stage("kto", 1, KTOConfig, _TRAINED, "rlhf_core.stages.kto:run", runs="actors", needs_template=True),
     Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
+    Stage("merge_models", 1, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("report", 4, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,

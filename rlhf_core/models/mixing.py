@@ -1,0 +1,125 @@
+"""Several models of one shape become one, tensor by tensor: in float64, stored in the dtype of the first."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from rlhf_core.errors import StageError
+from rlhf_core.models.headers import WEIGHTS_INDEX, stored_tensors, weight_files
+
+# One tensor of the first model and those of the others, in float64 -> that of the result.
+Mix = Callable[[Tensor, Sequence[Tensor]], Tensor]
+
+_PARALLEL = 1e-6  # radians between two tensors: the arc is a line to the last digit
+
+
+def linear(first: Tensor, others: Sequence[Tensor], weights: Sequence[float]) -> Tensor:
+    """W + sum_i w_i (W_i - W), arXiv:2203.05482. All tensors have one shape, as in all functions here."""
+    result = first.clone()
+    for other, weight in zip(others, weights, strict=True):
+        result += weight * (other - first)
+    return result
+
+
+def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
+    """The tensor at `share` (0 to 1) of the angle from one to the other, as vectors; its length goes linearly.
+
+    Raises StageError if they point in opposite directions, between which there is no arc.
+    """
+    lengths = first.norm().item(), other.norm().item()
+    if min(lengths) == 0:
+        return linear(first, [other], [share])
+    units = first / lengths[0], other / lengths[1]
+    # Of small angles the cosine tells nothing.
+    angle = 2 * math.atan2((units[1] - units[0]).norm().item(), (units[1] + units[0]).norm().item())
+    if angle < _PARALLEL:
+        return linear(first, [other], [share])
+    if angle > math.pi - _PARALLEL:
+        raise StageError("two weights are opposite to each other, so that there is no arc between them: use linear")
+    length = (1 - share) * lengths[0] + share * lengths[1]
+    one, two = math.sin((1 - share) * angle), math.sin(share * angle)
+    along: Tensor = one * units[0] + two * units[1]
+    return along * (length / math.sin(angle))
+
+
+def ties(first: Tensor, others: Sequence[Tensor], weights: Sequence[float], *, density: float, scale: float) -> Tensor:
+    """Trim, elect sign, merge: section 4 of arXiv:2306.01708. density: share of a change's entries that are kept."""
+    changes = torch.stack([_trimmed(other - first, density) for other in others])
+    weighted = torch.tensor(weights, dtype=changes.dtype).view(-1, *[1] * first.dim()) * changes
+    agrees = (changes.sign() == weighted.sum(0).sign()) & (changes != 0)
+    shares = torch.tensor(weights, dtype=changes.dtype).view(-1, *[1] * first.dim()) * agrees
+    total = shares.sum(0)
+    return first + scale * torch.where(total > 0, (weighted * agrees).sum(0) / total.clamp(min=1e-300), 0.0)
+
+
+def _trimmed(change: Tensor, density: float) -> Tensor:
+    """The change with all but its largest entries 0; of equal ones all are kept."""
+    kept = math.ceil(density * change.numel())
+    if kept == change.numel():
+        return change
+    smallest = change.abs().flatten().kthvalue(change.numel() - kept + 1).values
+    return torch.where(change.abs() >= smallest, change, 0.0)
+
+
+def mix_models(folder: Path, others: Sequence[Path], mix: Mix, out_folder: Path) -> None:
+    """Write the weights of `folder`, mixed with those of `others`, in its shards and dtypes: one shard in memory.
+
+    Raises StageError if the models do not have the same tensors, or something of the result is not finite.
+    """
+    _require_same_tensors(folder, others)
+    for name in weight_files(folder):
+        with ExitStack() as stack:
+            opened = [_opened(stack, other) for other in others]
+            file: Any = stack.enter_context(safe_open(folder / name, framework="pt"))
+            mixed = {
+                key: _mixed(key, file.get_tensor(key), [tensors[key].get_tensor(key) for tensors in opened], mix)
+                for key in file.keys()  # noqa: SIM118 (it is no mapping)
+            }
+        save_file(mixed, out_folder / name, metadata={"format": "pt"})
+    for name in ("config.json", WEIGHTS_INDEX):
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out_folder / name)
+
+
+def _opened(stack: ExitStack, folder: Path) -> dict[str, Any]:
+    """The open file of each tensor."""
+    files = [stack.enter_context(safe_open(folder / name, framework="pt")) for name in weight_files(folder)]
+    return {key: file for file in files for key in file.keys()}  # noqa: SIM118 (it is no mapping)
+
+
+def _mixed(name: str, first: Tensor, others: Sequence[Tensor], mix: Mix) -> Tensor:
+    if not first.is_floating_point():
+        if any(not torch.equal(first, other) for other in others):
+            raise StageError(f"{name} holds whole numbers, which differ between the models: they cannot be merged")
+        return first
+    result = mix(first.double(), [other.double() for other in others]).to(first.dtype)
+    if not bool(torch.isfinite(result).all()):
+        raise StageError(f"the merged {name} holds NaN, or numbers too large for {first.dtype}: lower the weights")
+    return result
+
+
+def _require_same_tensors(folder: Path, others: Sequence[Path]) -> None:
+    ours = {name: tensor.shape for name, tensor in stored_tensors(folder).items()}
+    for place, other in enumerate(others):
+        theirs = {name: tensor.shape for name, tensor in stored_tensors(other).items()}
+        for name in sorted(ours.keys() | theirs.keys()):
+            if ours.get(name) != theirs.get(name):
+                shown = [_shown(shapes.get(name)) for shapes in (ours, theirs)]
+                raise StageError(
+                    f"others.{place}.model: {name} {shown[1]} there and {shown[0]} in `model`: only models of one "
+                    "architecture and size can be merged"
+                )
+
+
+def _shown(shape: tuple[int, ...] | None) -> str:
+    return "does not exist" if shape is None else f"has the shape {list(shape)}"
