@@ -48,8 +48,8 @@ def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
         raise StageError("two weights are opposite to each other, so that there is no arc between them: use linear")
     length = (1 - share) * lengths[0] + share * lengths[1]
     one, two = math.sin((1 - share) * angle), math.sin(share * angle)
-    along: Tensor = one * units[0] + two * units[1]
-    return along * (length / math.sin(angle))
+    result: Tensor = (one * units[0] + two * units[1]) * (length / math.sin(angle))
+    return result
 
 
 def ties(first: Tensor, others: Sequence[Tensor], weights: Sequence[float], *, density: float, scale: float) -> Tensor:
