@@ -18,6 +18,7 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "model": frozenset({Kind.BASE_MODEL, Kind.POLICY}),
     "reward_model": frozenset({Kind.REWARD_MODEL}),
     "adapter": frozenset({Kind.ADAPTER}),
+    "logprobs": frozenset({Kind.LOGPROBS}),
 }
 
 DRIVER_CPUS = 0.1  # reserved for the process of a job whose work is done by actors

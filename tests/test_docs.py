@@ -28,7 +28,8 @@ ROWS: Mapping[str, Any] = {
     "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
 }
 # Of stages; of others: prompts.
-FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences"}
+FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
+             "logprobs": "preferences"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -47,13 +48,13 @@ rl:
 evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, rollout: {max_length: 512}}
 """)
 # Of stages that only some pages have.
-FURTHER: Mapping[str, Any] = {"preference": REST["sft"]}
+FURTHER: Mapping[str, Any] = {"preference": REST["sft"], "logprobs": {"dataset": "pairs", "max_length": 64}}
 
 
 def blocks(language: str) -> Iterator[Any]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
-        for n, found in enumerate(re.finditer(rf"^```{language}\n(.*?)^```$", text, re.MULTILINE | re.DOTALL), 1):
+        for n, found in enumerate(re.finditer(rf"^ *```{language}\n(.*?)^ *```$", text, re.MULTILINE | re.DOTALL), 1):
             yield pytest.param(found[1], id=f"{page.relative_to(ROOT)}-{n}")
 
 

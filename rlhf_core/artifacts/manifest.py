@@ -20,6 +20,7 @@ class Kind(StrEnum):
     DATASET = "dataset"
     POLICY = "policy"
     ADAPTER = "adapter"
+    LOGPROBS = "logprobs"
     REWARD_MODEL = "reward_model"
     EVALUATION = "evaluation"
     REPORT = "report"

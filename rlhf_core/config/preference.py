@@ -2,30 +2,83 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Mapping
+from typing import Annotated, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads
+from rlhf_core.config.base import Reads, Role, operational
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.numbers import TrainedTokens
+from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.preference_losses import PreferenceLossConfig
-from rlhf_core.config.reference import ReferencedConfig
+from rlhf_core.config.reference import PairReferenceConfig, ReferencedConfig
+from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.config.texts import JudgeName
+from rlhf_core.config.training import require_devices
 from rlhf_core.config.validation import PairsValidation
+
+_PAIRS = "name of an entry of the recipe's `data`, format preferences"
 
 
 class PreferenceConfig(ReferencedConfig):
     """Preference pairs, learned without a reward model: DPO and its kin. `batch_size` counts pairs."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(
-        description="name of an entry of the recipe's `data`, format preferences"
-    )
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(description=_PAIRS)
     validation: PairsValidation | None = Field(
         default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
     )
     losses: dict[JudgeName, PreferenceLossConfig] = Field(
         min_length=1, description="name -> loss; their weighted sum is minimised, and the first one's rewards are shown"
     )
+    reference: PairReferenceConfig = Field(
+        default=PairReferenceConfig(), description="what the policy is compared with"
+    )
 
     @property
     def uses_reference(self) -> bool:
         return any(loss.uses_reference for loss in self.losses.values())
+
+    @property
+    def runs_reference(self) -> bool:
+        return self.uses_reference and not self.reference.logprobs
+
+    @model_validator(mode="after")
+    def _reference_is_one(self) -> Self:
+        others = self.reference.model_fields_set - {"logprobs"}
+        if self.reference.logprobs and others:
+            raise ValueError(
+                f"reference.{min(others)} is for a reference that is run here, and reference.logprobs for one that was "
+                "run before; leave one of them out"
+            )
+        return self
+
+
+class LogprobsConfig(NamedStageConfig):
+    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them."""
+
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(description=_PAIRS)
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model reads them; none: the last one above that makes a model"
+    )
+    max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as the policy")
+    placement: Placement = operational(Placement, description="what its workers reserve")
+
+    @property
+    def makes(self) -> Role:
+        return "logprobs"
+
+    def reserves(self) -> Reservation:
+        return self.placement.reserves()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"max_length": self.max_length}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("max_length", self.max_length)
+
+    @model_validator(mode="after")
+    def _engine_has_its_devices(self) -> Self:
+        require_devices(self.engine, self.placement)
+        return self

@@ -25,6 +25,14 @@ class ReferenceConfig(Config):
     )
 
 
+class PairReferenceConfig(ReferenceConfig):
+    logprobs: Annotated[tuple[str, ...], Reads("logprobs", optional=True)] = Field(
+        default=(),
+        description="stages `logprobs` that have read all pairs, trained and held out, with the reference; none: it "
+        "reads them while training",
+    )
+
+
 class ReferencedConfig(SupervisedPolicyConfig):
     """A policy that is trained against a reference, if its loss has one."""
 
@@ -41,23 +49,28 @@ class ReferencedConfig(SupervisedPolicyConfig):
         """Whether the loss has a reference."""
 
     @property
+    def runs_reference(self) -> bool:
+        """Whether training runs the reference itself."""
+        return self.uses_reference
+
+    @property
     def reference_engine(self) -> EngineConfig:
         return self.reference.engine or self.engine
 
     @property
     def reference_is_base(self) -> bool:
         """Whether the reference is the policy's own base with the adapter switched off."""
-        return self.uses_reference and self.lora is not None and self.reference.model is None
+        return self.runs_reference and self.lora is not None and self.reference.model is None
 
     @property
     def frozen_models(self) -> tuple[EngineConfig, ...]:
-        copied = self.uses_reference and not self.reference_is_base
+        copied = self.runs_reference and not self.reference_is_base
         return (self.reference_engine,) if copied else ()
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
         """As rl_inputs.token_readers."""
-        read = self.uses_reference and self.reference.model is not None
+        read = self.runs_reference and self.reference.model is not None
         return {REFERENCE_INPUT: (REFERENCE_INPUT, "name another model, or leave it out")} if read else {}
 
     def unused_fields(self) -> frozenset[str]:
@@ -65,7 +78,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
 
     @model_validator(mode="after")
     def _reference_is_used(self) -> Self:
-        if not self.uses_reference and self.reference != ReferenceConfig():
+        if not self.uses_reference and self.reference.model_fields_set:
             raise ValueError("there is a block `reference`, but no loss has a reference: leave it out")
         given = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
         setting = next((name for name, is_given in given.items() if is_given), None)

@@ -68,6 +68,9 @@ class RewardModelConfig(SupervisedConfig):
     language_model_coefficient: Coefficient = Field(
         default=0.0, description="weight of the language-model loss on chosen completions"
     )
+    centring_coefficient: Coefficient = Field(
+        default=0.0, description="weight of (chosen reward + rejected reward)^2, which keeps the mean of rewards near 0"
+    )
     lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
 
     @property

@@ -24,6 +24,7 @@ from typing import Any
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.preference import LogprobsConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.stage import StageConfig
@@ -86,6 +87,8 @@ def memory(config: StageConfig, shape: Shape) -> Memory:
             workers = config.placement.workers
             frozen = sum(_weights(engine, shape.parameters, workers) for engine in config.frozen_models)
             return Memory(_of_training(config.engine, shape, config.adapter, workers) + frozen)
+        case LogprobsConfig():
+            return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
         case EvaluationConfig():
             return Memory(engine=_of_engine(config.rollout, shape, "bfloat16"))
         case _:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.preference import PreferenceConfig
@@ -16,6 +17,7 @@ from rlhf_core.stages.reference import reference_of
 from rlhf_core.supervised.examples import Example, fit_examples
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.preference import PreferenceWorker
+from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs
 
 
 def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
@@ -25,8 +27,12 @@ def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageCon
     def encode(row: Row) -> list[Example]:
         return [pair_example(tokenizer, row)]
 
+    stored = read_logprobs(inputs[f"reference.logprobs.{name}"].folder for name in config.reference.logprobs)
+
     def read(dataset: Input) -> Fitted[Example]:
-        return fit_examples(iterate_rows(dataset.folder), encode, row_policy(dataset.folder), folder, config.max_length)
+        policy = row_policy(dataset.folder)
+        fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
+        return replace(fitted, rows=with_logprobs(fitted.rows, stored)) if config.reference.logprobs else fitted
 
     return train_language_model(
         config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,

@@ -5,7 +5,7 @@ from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.kto import KTOConfig
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import (
     ArtifactConfig,
@@ -35,6 +35,8 @@ _STAGES = (
     Stage("sft", 2, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),
     Stage("reward_model", 3, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
           runs="actors", needs_template=True, serves=True),
+    Stage("logprobs", 1, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
+          needs_template=True),
     Stage("preference", 1, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True),
     Stage("kto", 1, KTOConfig, _TRAINED, "rlhf_core.stages.kto:run", runs="actors", needs_template=True),

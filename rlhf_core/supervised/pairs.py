@@ -31,14 +31,17 @@ def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
 
 
 def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
+    """Either all of the examples have log-probs of the reference, or none has."""
     packed = pack(
         [ids for example in examples for ids in example.sequences],
         [mask for example in examples for mask in example.masks],
     )
+    known = [value for example in examples for value in example.reference]
     return PreferenceBatch(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         sequence_lengths=packed.sequence_lengths,
         loss_mask=packed.loss_mask,
         margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
+        reference_logprobs=torch.tensor(known, dtype=torch.float32) if known else None,
     )

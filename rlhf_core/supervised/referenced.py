@@ -31,7 +31,7 @@ class ReferencedWorker(PolicyWorker[R]):
         self._reference: Reference | None = None
         if config.reference_is_base:
             self._reference = AdapterOff(self.engine)
-        elif config.uses_reference:
+        elif config.runs_reference:
             folder = context.fetch(reference).folder
             self._reference = FrozenCopy(folder, config.reference_engine, offloaded=config.reference.offload)
         seed_rank(context.seed)

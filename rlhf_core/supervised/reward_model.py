@@ -158,7 +158,10 @@ class RewardModelWorker(SupervisedWorker[RewardModelConfig]):
         scores, logprobs, routing = model(batch, with_routing=step_routing is not None)
         chosen, rejected, real = _rewards(scores, batch)
         assert batch.margins is not None
-        loss, metrics = pairwise_loss(chosen[real], rejected[real], batch.margins[real], num_pairs=shard.num_examples)
+        loss, metrics = pairwise_loss(
+            chosen[real], rejected[real], batch.margins[real],
+            num_pairs=shard.num_examples, centring=config.centring_coefficient,
+        )  # fmt: skip
         if logprobs is not None:
             language = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
             loss = loss + config.language_model_coefficient * language

@@ -29,7 +29,9 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 # Settings that are used without an access that mypy sees, and how.
 USED_OTHERWISE = {
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
-    "ReferenceConfig.engine": "ReferencedConfig.reference_engine returns it",
+    **dict.fromkeys(
+        ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"
+    ),
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "ValidationConfig.also": "its `sets` are read",
     "FunctionReward.variables": "named_variables returns them",

@@ -18,6 +18,16 @@ def test_worked_by_hand() -> None:
     assert metrics["reward_gap"].value.item() == pytest.approx(0.5 / 6)
 
 
+def test_centring_worked_by_hand() -> None:
+    chosen, rejected = torch.tensor([2.0, 0.5], requires_grad=True), torch.tensor([1.0, -0.5])
+    loss, _ = pairwise_loss(chosen, rejected, torch.zeros(2), num_pairs=4, centring=0.1)
+    assert loss.item() == pytest.approx((0.1 * 9 + 2 * math.log1p(math.exp(-1))) / 4)
+    loss.backward()
+    assert chosen.grad is not None
+    slope = -1 / (1 + math.e)
+    assert chosen.grad.tolist() == pytest.approx([(0.2 * 3 + slope) / 4, slope / 4])
+
+
 def test_it_is_the_log_of_one_plus_exp() -> None:
     """Both names of the setting `loss` mean this function."""
     gap = torch.linspace(-20, 20, 101)

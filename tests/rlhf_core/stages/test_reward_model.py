@@ -107,6 +107,16 @@ def test_the_language_model_term_is_trained_beside_it(tmp_path: Path, zero_stage
     assert (scores[:, 0] > scores[:, 1]).all()
 
 
+def test_centring_keeps_the_mean_of_rewards_near_0(tmp_path: Path) -> None:
+    inputs = _inputs(tmp_path)
+    sums = []
+    for coefficient in (0.0, 1.0):
+        output, _ = _run(tmp_path / str(coefficient), inputs, _config(centring_coefficient=coefficient))
+        sums.append(_scores_by_transformers(output.folder, ROWS).sum(1).square().mean().item())
+        assert output.metrics["held_out_accuracy"] == 1.0
+    assert sums[1] < 0.5 * sums[0]
+
+
 def test_lora_is_merged_with_its_head(tmp_path: Path) -> None:
     fast = OPTIMIZER.model_copy(update={"learning_rate": 2e-2})
     inputs = _inputs(tmp_path)

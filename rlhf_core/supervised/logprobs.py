@@ -1,0 +1,25 @@
+"""One rank of a model that reads pairs and trains nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.preference import LogprobsConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.supervised.referenced import sequence_logprobs
+from rlhf_core.training.randomness import seed_everything
+from rlhf_core.training.reference import FrozenCopy
+from rlhf_core.types import PackedBatch
+
+
+class LogprobsWorker:
+    def __init__(self, config: LogprobsConfig, context: StageContext, model: ArtifactRef) -> None:
+        seed_everything(context.seed)
+        self._model = FrozenCopy(context.fetch(model).folder, config.engine)
+
+    def logprobs(self, micro_batches: Sequence[PackedBatch]) -> list[Tensor]:
+        """(S,) float32 on CPU for each micro-batch: of the trained tokens of each sequence together."""
+        return [values.cpu() for values in self._model.forward(micro_batches, sequence_logprobs)]

@@ -1,0 +1,52 @@
+"""Log-probs that a reference has given to the completions of pairs, as an artifact: one line of JSON a pair."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from rlhf_core.errors import StageError
+from rlhf_core.supervised.examples import Example
+
+_FILE = "logprobs.jsonl"
+Stored = Mapping[str, Sequence[float]]  # by the digest of the tokens that are trained, and of those before them
+
+
+def write_logprobs(folder: Path, examples: Sequence[Example], logprobs: torch.Tensor) -> None:
+    """logprobs: (E, 2) float32 on CPU, of the chosen and the rejected completion of each example."""
+    with (folder / _FILE).open("w", encoding="utf-8") as file:
+        for example, values in zip(examples, logprobs.tolist(), strict=True):
+            line = {"id": example.row_id, "tokens": _digest(example), "logprobs": values}
+            file.write(json.dumps(line) + "\n")
+
+
+def read_logprobs(folders: Iterable[Path]) -> Stored:
+    stored = {}
+    for folder in folders:
+        with (folder / _FILE).open(encoding="utf-8") as file:
+            for line in map(json.loads, file):
+                stored[line["tokens"]] = line["logprobs"]
+    return stored
+
+
+def with_logprobs(examples: Iterable[Example], stored: Stored) -> list[Example]:
+    """The examples with the log-probs of their tokens. Raises StageError, which names the row, if one has none."""
+    found = []
+    for example in examples:
+        values = stored.get(_digest(example))
+        if values is None:
+            raise StageError(
+                f"reference.logprobs: no stage has read the tokens of row {example.row_id}: give the stages `logprobs` "
+                "this dataset, this max_length and a model with the policy's tokenizer and chat template"
+            )
+        found.append(replace(example, reference=tuple(values)))
+    return found
+
+
+def _digest(example: Example) -> str:
+    return hashlib.sha256(json.dumps([example.sequences, example.masks]).encode()).hexdigest()[:32]
