@@ -45,10 +45,11 @@ class PreferenceConfig(ReferencedConfig):
 
     @model_validator(mode="after")
     def _reference_is_one(self) -> Self:
-        others = self.reference.model_fields_set - {"logprobs"}
-        if self.reference.logprobs and others:
+        run_here = {"model": None, "engine": None, "offload": False}
+        given = [name for name, default in run_here.items() if getattr(self.reference, name) != default]
+        if self.reference.logprobs and given:
             raise ValueError(
-                f"reference.{min(others)} is for a reference that is run here, and reference.logprobs for one that was "
+                f"reference.{given[0]} is for a reference that is run here, and reference.logprobs for one that was "
                 "run before; leave one of them out"
             )
         return self

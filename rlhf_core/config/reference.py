@@ -78,7 +78,7 @@ class ReferencedConfig(SupervisedPolicyConfig):
 
     @model_validator(mode="after")
     def _reference_is_used(self) -> Self:
-        if not self.uses_reference and self.reference.model_fields_set:
+        if not self.uses_reference and self.reference != type(self.reference)():
             raise ValueError("there is a block `reference`, but no loss has a reference: leave it out")
         given = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
         setting = next((name for name, is_given in given.items() if is_given), None)

@@ -72,6 +72,10 @@ FILES = {
         {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
         {"prompt": "What is one and one?", "chosen": "zero", "rejected": "nine"},
     ],
+    "judged.jsonl": [
+        {"prompt": "Is it?", "completion": "yes", "label": True},
+        {"prompt": "Is it not?", "completion": "no", "label": False},
+    ],
     "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
 }
 

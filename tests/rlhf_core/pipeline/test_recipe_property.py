@@ -57,6 +57,15 @@ SMALL["rl"] |= {
     "placement": {"workers": 1},
     "checkpoint": {"every_steps": 5},
 }
+PAIRS = {**RECIPE["sft"], "dataset": "pairs", "model": "sft"}
+SMALL["seen"] = {"stage": "logprobs", "dataset": "pairs", "model": "sft", "max_length": 64}
+SMALL["dpo"] = {**PAIRS, "stage": "preference", "reference": {"logprobs": ["seen"]},
+                "losses": {"dpo": {"type": "dpo", "label_smoothing": 0.1}, "nll": {"type": "nll"}}}  # fmt: skip
+SMALL["orpo"] = {**PAIRS, "stage": "preference", "losses": {"orpo": {"type": "orpo"}}, "lora": {"rank": 4}}
+SMALL["data"]["judged"] = {"format": "unpaired", "source": {"type": "files", "paths": ["judged.jsonl"]}}
+SMALL["kto"] = {**PAIRS, "dataset": "judged", "batch_size": 2, "reference": {"model": "base"}}
+SMALL["merged"] = {"stage": "merge_models", "model": "sft", "method": "ties", "density": 0.5,
+                   "others": [{"model": "dpo", "weight": 0.5}]}  # fmt: skip
 SMALL["second"] = {**RECIPE["sft"], "stage": "sft", "model": "sft"}
 SMALL["evaluation"] = SMALL.pop("evaluation")  # below all that it evaluates
 SHIPPED = {path.stem: read_yaml_file(path) for path in sorted(RECIPES.glob("*.yaml"))}
@@ -191,7 +200,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the recipes name, those of the shipped ones among them."""
     folder = tmp_path_factory.mktemp("mutated")
     write(folder)
-    for path in RECIPES.glob("*.py"):
+    for path in [*RECIPES.glob("*.py"), *RECIPES.glob("*.yaml")]:
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
