@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
 
-from rlhf_core.artifacts.checkpoints import Checkpoints
-from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import kto
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
+from tests.rlhf_core.stages.killed_runs import require_resumed
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, dataset, inline, no_cluster, pairs
 
 SETTINGS: dict[str, Any] = {
@@ -80,21 +77,6 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     assert message in str(caught.value)
 
 
-def run(folder: Path, inputs: Inputs, moment: str) -> None:
-    """One attempt, in a process of its own."""
-    context = HeldContext(folder, inputs, moment)
-    output = kto.run(CONFIG, inputs, context, KeptCluster(folder))
-    result = [dict(without_times(output.metrics)), [(step, without_times(line)) for step, line in context.logs]]
-    (folder / "result.json").write_text(json.dumps(result))
-
-
 def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, tmp_path: Path) -> None:
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
-        folder.mkdir()
-    finish(start(run, whole, inputs, ""))
-    kill_when_held(start(run, killed, inputs, "after the manifest"), killed)
-    assert Checkpoints(LocalStore(killed / "store"), HeldContext.REF).newest_step() == 4
-    finish(start(run, killed, inputs, ""))
-    for name in ("work/model/adapter_model.safetensors", "shared.safetensors", "own.safetensors", "result.json"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
+    results = ("work/model/adapter_model.safetensors", "shared.safetensors", "own.safetensors")
+    require_resumed(kto.run, CONFIG, inputs, tmp_path, *results)
