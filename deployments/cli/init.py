@@ -21,6 +21,7 @@ _MODEL = "MODEL"  # stands in the starters for the source of the model
 
 class Method(StrEnum):
     sft = "sft"
+    dpo = "dpo"
     grpo = "grpo"
     ppo = "ppo"
 

@@ -24,6 +24,7 @@ def model(tmp_path: Path) -> Path:
     ("method", "nodes"),
     [
         (Method.sft, ["data.conversations", "base", "sft", "merge.sft", "report"]),
+        (Method.dpo, ["data.pairs", "base", "preference", "merge.preference", "report"]),
         (Method.grpo, ["data.questions", "base", "rl", "merge.rl", "report"]),
         (Method.ppo, ["data.pairs", "data.questions", "base", "reward_model", "rl", "report"]),
     ],
