@@ -48,7 +48,13 @@ rl:
 evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, rollout: {max_length: 512}}
 """)
 # Of stages that only some pages have.
-FURTHER: Mapping[str, Any] = {"preference": REST["sft"], "logprobs": {"dataset": "pairs", "max_length": 64}}
+FURTHER: Mapping[str, Any] = {
+    "generate": {},
+    "pairs": {},
+    "best_of_n": {},
+    "preference": REST["sft"],
+    "logprobs": {"dataset": "pairs", "max_length": 64},
+}
 
 
 def blocks(language: str) -> Iterator[Any]:
@@ -93,8 +99,16 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
     if "evaluation" not in given and "evaluation" in order:
         order = {name: stage for name, stage in order.items() if name != "evaluation"} | {"evaluation": {}}
     stages = {name: joined(rest_of(name, given.get(name, {})), given.get(name, {})) for name in order}
-    data = {name: {"format": form, "on_overlap": "allow"} for name, form in datasets(stages)}
+    data = {
+        name: {"format": form, "on_overlap": "allow"}
+        for name, form in datasets(stages)
+        if not makes_dataset(stages, name)
+    }
     return {"name": "page", "data": joined(data, block.get("data", {})), **stages}
+
+
+def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
+    return stages.get(name, {}).get("stage") in ("generate", "pairs", "best_of_n")
 
 
 def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,9 @@ FORMATS: dict[str, FormatEntry] = {
     "conversations": FormatEntry("rlhf_core.data.formats.conversations:Conversations"),
     "preferences": FormatEntry("rlhf_core.data.formats.preferences:Preferences"),
     "unpaired": FormatEntry("rlhf_core.data.formats.unpaired:Unpaired"),
+    "completions": FormatEntry(
+        "rlhf_core.data.formats.completions:Completions", "a completion that is cut has another reward"
+    ),
     "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
 }
 

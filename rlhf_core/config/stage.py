@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
@@ -40,6 +41,8 @@ class JudgedBy:
 
 class StageConfig(Config):
     """Settings of one stage."""
+
+    made_format: ClassVar[str | None] = None  # of the dataset that it makes, where all of its datasets have one
 
     @property
     def makes(self) -> Role | None:

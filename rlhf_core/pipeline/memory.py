@@ -27,6 +27,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.preference import LogprobsConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.models.folder import text_config
@@ -89,7 +90,7 @@ def memory(config: StageConfig, shape: Shape) -> Memory:
             return Memory(_of_training(config.engine, shape, config.adapter, workers) + frozen)
         case LogprobsConfig():
             return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
-        case EvaluationConfig():
+        case EvaluationConfig() | GenerateConfig():
             return Memory(engine=_of_engine(config.rollout, shape, "bfloat16"))
         case _:
             return Memory()

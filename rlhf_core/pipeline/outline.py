@@ -137,6 +137,8 @@ class _Drafter:
     def _made(self, name: str, role: Role | None, adapter: bool) -> None:
         if role is None:
             return
+        if role == "dataset" and name in self.recipe.data:
+            raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
         if role in self.of_all:
             raise RecipeError(
                 f"{self.of_all[role]} is left out, and `{name}` below it makes a {role} too: name those that it means, "
@@ -186,7 +188,7 @@ class _Drafter:
         return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
 
     def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
-        if "dataset" in roles:
+        if "dataset" in roles and name not in self.recipe.stages:
             near = did_you_mean(name, self.recipe.data)
             return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
         what = " or ".join(role.replace("_", " ") for role in roles)
@@ -197,7 +199,8 @@ class _Drafter:
         return f"no stage `{name}` makes a {what}{did_you_mean(name, made)}; there are {', '.join(made) or 'none'}"
 
     def _is_dataset(self, name: str) -> bool:
-        return name in self.recipe.data or self._existing_dataset(name) is not None
+        made = name in self.by_role.get("dataset", [])
+        return made or name in self.recipe.data or self._existing_dataset(name) is not None
 
     def _existing_dataset(self, name: str) -> Manifest | None:
         """The dataset that exists already, if `name` is a stage that names one."""
@@ -206,18 +209,22 @@ class _Drafter:
         return existing if existing is not None and existing.kind == Kind.DATASET else None
 
     def _require_format(self, place: str, name: str, setting: InputSetting) -> None:
-        """Of a dataset that exists already; the formats of those in `data` are among what preflight checks."""
-        existing = self._existing_dataset(name)
-        wanted = setting.reads.format
-        if existing is not None and wanted is not None and existing.config.get("format") != wanted:
-            raise RecipeError(
-                f"{place}: `{name}` is {existing.ref}, of the format {existing.config.get('format')}; "
-                f"`{place.partition('.')[0]}` needs {wanted}"
-            )
+        """Of a dataset that a stage makes; the formats of those in `data` are among what preflight checks."""
+        wanted, existing = setting.reads.format, self._existing_dataset(name)
+        if name in self.recipe.data or wanted is None:
+            return
+        if existing is None:
+            what, found = f"`{name}` makes a dataset", self.nodes[name].config.made_format
+        else:
+            stage = STAGES.get(existing.stage)
+            what = f"`{name}` is {existing.ref}"
+            found = (stage.config.made_format if stage is not None else None) or existing.config.get("format")
+        if found != wanted:
+            raise RecipeError(f"{place}: {what}, of the format {found}; `{place.partition('.')[0]}` needs {wanted}")
 
     def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
         if name not in self.recipe.data:
-            return name  # it exists already
+            return name  # a stage makes it, or it exists already
         if name in asked_by:
             raise RecipeError(f"data.{name}: `exclude` goes in a circle: {' -> '.join((*asked_by, name))}")
         node = f"data.{name}"
@@ -238,7 +245,8 @@ class _Drafter:
 
     def _overlap(self, name: str) -> str | None:
         config = self.recipe.data.get(name) or self.recipe.stages[name]
-        assert isinstance(config, DatasetConfig | ArtifactConfig)
+        if not isinstance(config, DatasetConfig | ArtifactConfig):
+            return None  # what a stage has made of a dataset that was compared itself
         excluded = config.exclude if isinstance(config, DatasetConfig) else ()
         held_out = tuple(other for other in self.held_out if other not in excluded and self._is_dataset(other))
         if config.on_overlap == "allow" or not held_out:

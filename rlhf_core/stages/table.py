@@ -7,6 +7,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig
 from rlhf_core.config.stages import (
     ArtifactConfig,
     MergeConfig,
@@ -43,6 +44,10 @@ _STAGES = (
     Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
     Stage("merge_models", 1, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run"),
+    Stage("generate", 1, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",
+          needs_template=True),
+    Stage("pairs", 1, PairsConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:pairs"),
+    Stage("best_of_n", 1, BestOfNConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:best_of_n"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("report", 4, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,

@@ -47,6 +47,8 @@ TYPOS = {
 OTHER_TYPOS = {
     "tiny-dpo": ("dpo.losses.dpo.label_smoothing", "dpo.losses.dpo.label_smothing"),
     "tiny-kto": ("kto.desirable_weight", "kto.desirable_wieght"),
+    "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
+    "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
 }
 
 LOADING = """
@@ -75,7 +77,8 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
-    first, last = "base" if recipe == "smollm2" else "pretrain", recipe.partition("-")[2] or "rl"
+    first = "base" if recipe == "smollm2" else "pretrain"
+    last = {"tiny-dpo": "dpo", "tiny-online-dpo": "dpo", "tiny-kto": "kto", "tiny-best-of-n": "again"}.get(recipe, "rl")
     assert {"base", "sft", last, f"evaluation.{first}", "evaluation.sft", f"evaluation.{last}", "report"} <= set(
         found["nodes"]
     )
@@ -116,7 +119,7 @@ def test_the_typos_cover_every_section() -> None:
     sections: set[str] = set()
     for recipe in RECIPES:
         sections |= YAML(typ="safe", pure=True).load(known_recipes()[recipe].read_text()).keys()
-    typos = [*TYPOS, *(right for right, _ in OTHER_TYPOS.values())]
+    typos = [*TYPOS, *(right for right, _ in OTHER_TYPOS.values()), "best", "again"]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 
 

@@ -136,6 +136,37 @@ def stored_dataset(data_format: str, key: str) -> Manifest:
     return stored_manifest(Kind.DATASET, key).model_copy(update={"stage": "dataset", "config": {"format": data_format}})
 
 
+GENERATE = "{stage: generate, dataset: d, sampling: {max_tokens: 8}, rollout: {max_length: 64}}"
+DPO = ("{stage: preference, dataset: chosen, model: base, batch_size: 2, max_length: 64, losses: {dpo: {type: dpo}}, "
+       "optimizer: {learning_rate: 1e-3}}")  # fmt: skip
+
+
+def test_stages_that_make_datasets_are_read_by_those_below(tmp_path: Path) -> None:
+    made = edges(tmp_path, "own=" + GENERATE, "chosen={stage: pairs, dataset: own}", "dpo=" + DPO)
+    assert made == {
+        "base": {}, "data.d": {}, "own": {"model": "base", "dataset": "data.d"}, "chosen": {"dataset": "own"},
+        "dpo": {"model": "base", "dataset": "chosen"},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("overrides", "sentence"),
+    [
+        (("own=" + GENERATE, "dpo=" + DPO.replace("chosen", "own")),
+         "dpo.dataset: `own` makes a dataset, of the format completions; `dpo` needs preferences"),
+        (("dpo=" + DPO, "chosen={stage: pairs, dataset: d}"), "dpo.dataset: `chosen` comes later in the recipe"),
+        (("d=" + GENERATE,), "`d` and data.d are two datasets of one name"),
+        (("sft=" + TRAIN, "chosen={stage: pairs, dataset: sft}"), "chosen.dataset: `sft` makes no dataset"),
+    ],
+)  # fmt: skip
+def test_datasets_of_stages_have_a_format_and_a_place(
+    tmp_path: Path, overrides: tuple[str, ...], sentence: str
+) -> None:
+    with pytest.raises(RecipeError) as caught:
+        outline(load(tmp_path, *overrides).recipe)
+    assert sentence in str(caught.value)
+
+
 def test_a_stage_names_its_model_instead_of_taking_the_last(tmp_path: Path) -> None:
     graph = edges(tmp_path, "sft=" + TRAIN, _stage("other", "sft"), "other.model=base")
     assert graph["other"]["model"] == "base"

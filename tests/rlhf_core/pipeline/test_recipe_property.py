@@ -61,7 +61,20 @@ PAIRS = {**RECIPE["sft"], "dataset": "pairs", "model": "sft"}
 SMALL["seen"] = {"stage": "logprobs", "dataset": "pairs", "model": "sft", "max_length": 64}
 SMALL["dpo"] = {**PAIRS, "stage": "preference", "reference": {"logprobs": ["seen"]},
                 "losses": {"dpo": {"type": "dpo", "label_smoothing": 0.1}, "nll": {"type": "nll"}}}  # fmt: skip
-SMALL["orpo"] = {**PAIRS, "stage": "preference", "losses": {"orpo": {"type": "orpo"}}, "lora": {"rank": 4}}
+SMALL["own"] = {
+    "stage": "generate", "dataset": "prompts", "model": "sft", "samples": 4, "sampling": {"max_tokens": 8},
+    "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier"}},
+}  # fmt: skip
+SMALL["own-pairs"] = {"stage": "pairs", "dataset": "own", "select": "all", "margin": 0.5}
+SMALL["best"] = {"stage": "best_of_n", "dataset": "own", "least_reward": 1.0}
+SMALL["again"] = {**RECIPE["sft"], "stage": "sft", "model": "sft", "dataset": "best"}
+SMALL["orpo"] = {
+    **PAIRS,
+    "dataset": "own-pairs",
+    "stage": "preference",
+    "losses": {"orpo": {"type": "orpo"}},
+    "lora": {"rank": 4},
+}
 SMALL["data"]["judged"] = {"format": "unpaired", "source": {"type": "files", "paths": ["judged.jsonl"]}}
 SMALL["kto"] = {**PAIRS, "dataset": "judged", "batch_size": 2, "reference": {"model": "base"}}
 SMALL["merged"] = {"stage": "merge_models", "model": "sft", "method": "ties", "density": 0.5,
