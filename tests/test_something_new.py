@@ -19,6 +19,8 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.environments import ENVIRONMENTS
 from rlhf_core.config.format_table import FORMATS
+from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.preference_losses import PREFERENCE_LOSSES
 from rlhf_core.config.rewards import REWARDS
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
@@ -35,13 +37,14 @@ from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.stages import rl
+from rlhf_core.stages import preference, rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
-from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
 from tests.toys.algorithm import TOY
 from tests.toys.data_format import RIDDLES
 from tests.toys.environment import GUESS
+from tests.toys.preference_loss import APART
 from tests.toys.reward import BREVITY
 from tests.toys.stage import MEASURE
 
@@ -72,6 +75,7 @@ ROWS = [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": "b"} for i 
 def _one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(ALGORITHMS, "toy", TOY)
     monkeypatch.setitem(STAGES, "measure", MEASURE)
+    monkeypatch.setitem(PREFERENCE_LOSSES, "apart", APART)
     monkeypatch.setitem(REWARDS, "brevity", BREVITY)
     monkeypatch.setitem(ENVIRONMENTS, "guess", GUESS)
     monkeypatch.setitem(FORMATS, "riddles", RIDDLES)
@@ -175,6 +179,28 @@ def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_pa
         assert metrics["reward/short"] == 1.0
         assert 1.0 < metrics["reward/guess/turns"] <= 3.0
         assert metrics["value_loss"] > 0
+
+
+def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) -> None:
+    given = {"model": inputs["model"], "dataset": dataset(tmp_path / "pairs", pairs(8))}
+    settings = {
+        "batch_size": 8,
+        "max_steps": 20,
+        "epochs": 20,
+        "max_length": 40,
+        "log_every": 1,
+        "engine": RL["engine"],
+    }
+    config = PreferenceConfig.model_validate(
+        {"dataset": "d", "losses": {"far": {"type": "apart", "aim": 2.0}}, "optimizer": OPTIMIZER, **settings}
+    )
+    context = context_of(tmp_path / "work", given)
+    preference.run(config, given, context, InProcessCluster())
+    gaps = [metrics["chosen_logprob"] - metrics["rejected_logprob"] for _, metrics in context.logs]
+    assert abs(gaps[0] - 2.0) > 1.0
+    assert gaps[-1] == pytest.approx(2.0, abs=0.5)
+    with pytest.raises(ValueError, match="there is no preference loss `apartt`, did you mean `apart`"):
+        PreferenceConfig.model_validate({**config.model_dump(), "losses": {"far": {"type": "apartt"}}})
 
 
 def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> None:
