@@ -2,13 +2,33 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from rlhf_core.data.rendering import Tokenizer
 
 # A text model's tokenizer may have the tokens of its siblings that see and hear, which no text contains.
 _OF_OTHER_SENSES = re.compile(r"image|audio|video|vision|speech", re.IGNORECASE)
+
+
+def shared_numbers(folder: Path) -> Iterator[str]:
+    """A sentence if two tokens of the folder's tokenizer.json are one number: which of them counts is chance then.
+
+    Added tokens may rename reserved ones, so those of the vocabulary itself are compared.
+    """
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    vocabulary = content.get("model", {}).get("vocab")
+    token_of: dict[int, str] = {}
+    for token, index in vocabulary.items() if isinstance(vocabulary, dict) else ():
+        other = token_of.setdefault(index, token)
+        if other != token:
+            yield (
+                f"the tokenizer's tokens {other!r} and {token!r} both have the number {index}: tokenizer.json is "
+                "damaged, fetch it again"
+            )
+            return
 
 
 def tokens_beyond(tokenizer: Tokenizer, rows: int) -> Iterator[str]:

@@ -18,7 +18,7 @@ from rlhf_core.data.jinja_check import try_jinja
 from rlhf_core.data.rendering import template_texts
 from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
-from rlhf_core.data.vocabulary import tokens_beyond
+from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import GENERATION_CONFIG, text_config
 from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
@@ -155,6 +155,7 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
             read_text(folder / TEMPLATE_FILE)
         tokenizer = load_tokenizer(folder)
         rows = vocabulary_size(read_object(folder / "config.json"))
+        yield from shared_numbers(folder)
         yield from () if rows is None else tokens_beyond(tokenizer, rows)
         for template in template_texts(tokenizer) if needs_template else ():
             try_jinja(template)

@@ -30,7 +30,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.data.vocabulary import tokens_beyond
+from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
 from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
@@ -170,7 +170,7 @@ def _require_usable(source: Path, *, reward_model: bool) -> None:
     """Raise StageError for what `plan` says of a folder at hand: one that was fetched is seen here first."""
     problems = list(folder_problems(source, reward_model=reward_model))
     if not problems and (rows := vocabulary_size(read_config(source))) is not None:
-        problems = list(tokens_beyond(load_tokenizer(source), rows))
+        problems = [*tokens_beyond(load_tokenizer(source), rows), *shared_numbers(source)]
     if problems:
         raise StageError(f"{source}: {'; '.join(problems)}")
 

@@ -84,6 +84,14 @@ def without_layer(layer: int) -> Callable[[Path], object]:
     return change
 
 
+def shared_number(folder: Path) -> None:
+    path = folder / "tokenizer.json"
+    content = json.loads(path.read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["b"] = vocabulary["a"]
+    path.write_text(json.dumps(content))
+
+
 def more_tokens(folder: Path) -> None:
     tokenizer = load_tokenizer(folder)
     tokenizer.add_tokens(["extra", "<image>"])
@@ -166,6 +174,7 @@ def loop(folder: Path) -> None:
         ),
         (only("adapter_config.json"), "model: this is an adapter's folder (adapter_config.json), not a model's"),
         (without_layer(0), "the weights have model.layers.1 but no model.layers.0: fetch the folder again"),
+        (shared_number, "the tokenizer's tokens 'a' and 'b' both have the number"),
         (more_tokens, "the tokenizer's token 'extra' has the number 102, but the model has 102 rows (vocab_size)"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "model: there is no tokenizer.json"),
         (
