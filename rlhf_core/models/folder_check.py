@@ -126,6 +126,9 @@ def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
 
 
 def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:
+    for name, value in config.items():
+        if name.endswith(("_eps", "_epsilon")) and isinstance(value, int | float) and not 0 <= value <= 1:
+            yield f"config.json: {name} is {value}; it must be from 0 to 1: correct it"
     sizes: dict[str, int] = {}
     for name in _SIZES:
         value = config.get(name)

@@ -158,6 +158,8 @@ def loop(folder: Path) -> None:
         (config(auto_map=None), "config.json: `auto_map` is no object: remove it"),
         (config(return_dict=False), "config.json: `return_dict` is false, and training reads the outputs by name"),
         (config(rope_parameters={"rope_theta": math.nan}), "config.json: rope_parameters.rope_theta is NaN"),
+        (config(rms_norm_eps=-1e-6), "config.json: rms_norm_eps is -1e-06; it must be from 0 to 1: correct it"),
+        (config(rms_norm_eps=math.inf), "config.json: rms_norm_eps is inf; it must be from 0 to 1: correct it"),
         (config(num_attention_heads=0), "config.json: num_attention_heads is 0; it must be a whole number above 0"),
         (config(eos_token_id=500), "config.json: eos_token_id is 500, but the vocabulary ends at 101 (vocab_size)"),
         (config(model_type="lama"), "transformers knows no model_type 'lama', did you mean `llama`?: correct it"),
