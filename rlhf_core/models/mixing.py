@@ -55,10 +55,10 @@ def slerp(first: Tensor, other: Tensor, share: float) -> Tensor:
 def ties(first: Tensor, others: Sequence[Tensor], weights: Sequence[float], *, density: float, scale: float) -> Tensor:
     """Trim, elect sign, merge: section 4 of arXiv:2306.01708. density: share of a change's entries that are kept."""
     changes = torch.stack([_trimmed(other - first, density) for other in others])
-    weighted = torch.tensor(weights, dtype=changes.dtype).view(-1, *[1] * first.dim()) * changes
+    weight = torch.tensor(weights, dtype=changes.dtype).view(-1, *[1] * first.dim())
+    weighted = weight * changes
     agrees = (changes.sign() == weighted.sum(0).sign()) & (changes != 0)
-    shares = torch.tensor(weights, dtype=changes.dtype).view(-1, *[1] * first.dim()) * agrees
-    total = shares.sum(0)
+    total = (weight * agrees).sum(0)
     return first + scale * torch.where(total > 0, (weighted * agrees).sum(0) / total.clamp(min=1e-300), 0.0)
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.data.chat import encode_completion
+from rlhf_core.data.chat import Encoded, encode_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example
@@ -20,14 +20,21 @@ if TYPE_CHECKING:
 def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     """The chosen completion, then the rejected one, each with its prompt and the token that ends it; all tokens of both
     completions are trained."""
-    sequences, masks = [], []
-    for completion in (row["chosen"], row["rejected"]):
-        ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
-        # What the template writes after the end of a turn is cut: a sampled completion has none of it either.
-        length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
-        sequences.append(ids[:length])
-        masks.append(mask[:length])
-    return Example(row["id"], tuple(sequences), tuple(masks), margin=float(row.get("margin") or 0.0))
+    (chosen, chosen_mask), (rejected, rejected_mask) = (
+        ended_completion(tokenizer, row, row[side]) for side in ("chosen", "rejected")
+    )
+    margin = float(row.get("margin") or 0.0)
+    return Example(row["id"], (chosen, rejected), (chosen_mask, rejected_mask), margin=margin)
+
+
+def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: str) -> Encoded:
+    """The row's prompt and the completion up to the token that ends it.
+
+    What the template writes after the end of a turn is cut: a sampled completion has none of it either.
+    """
+    ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
+    length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
+    return ids[:length], mask[:length]
 
 
 def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:

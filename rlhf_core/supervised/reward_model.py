@@ -17,7 +17,6 @@ from rlhf_core.data.chat import stop_token_ids
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import StageError
-from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
@@ -166,11 +165,7 @@ class RewardModelWorker(SupervisedWorker[RewardModelConfig]):
             language = next_token_loss(logprobs, batch.loss_mask, num_tokens=shard.num_tokens)
             loss = loss + config.language_model_coefficient * language
             metrics = merged(metrics, {"language_model_loss": Sum(language.detach())})
-        metrics = merged(metrics, {"loss": Sum(loss.detach())})
-        if step_routing is not None:
-            balance = load_balancing_loss(routing, step_routing)
-            loss = loss + config.moe_coefficient * balance
-            metrics = merged(metrics, {"load_balancing_loss": Sum(balance.detach())})
+        loss, metrics = self.balanced(loss, metrics, routing, step_routing)
         return loss, metrics, torch.stack([chosen[real], rejected[real]], dim=1).detach()
 
     def measured(self, model: nn.Module, batch: PreferenceBatch, shard: Shard) -> Mapping[str, Metric]:

@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.metrics import LossAndMetrics, Metric
+from rlhf_core.losses.load_balancing import load_balancing_loss
+from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
 from rlhf_core.models.loading import save_model
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.training.best import KeptWeights
@@ -53,6 +54,18 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
         step_routing: how the experts are chosen over the whole step; with it, the micro-batch's load is balanced too.
         """
+
+    def balanced(
+        self, loss: Tensor, metrics: Mapping[str, Metric], routing: Tensor | None, step_routing: Tensor | None
+    ) -> LossAndMetrics:
+        """With the load of a mixture of experts balanced, if `step_routing` says how the whole step chooses them."""
+        metrics = merged(metrics, {"loss": Sum(loss.detach())})
+        if step_routing is None:
+            return loss, metrics
+        assert routing is not None
+        balance = load_balancing_loss(routing, step_routing)
+        metrics = merged(metrics, {"load_balancing_loss": Sum(balance.detach())})
+        return loss + self.config.moe_coefficient * balance, metrics
 
     def parts(self) -> Mapping[str, Stateful]:
         trained: dict[str, Stateful] = {"model": EngineState(self.engine)}
