@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated
 
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads
 from rlhf_core.config.numbers import GroupSize, Samples
-from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import ScorerConfig
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig, require_different
-from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
+from rlhf_core.config.rollout import SamplingConfig, require_different
+from rlhf_core.config.stage import EnginesConfig, JudgedBy
 from rlhf_core.config.texts import JudgeName
 
 
-class EvaluationConfig(NamedStageConfig):
+class EvaluationConfig(EnginesConfig):
     """Each of `models` is evaluated by a node of its own, NAME.MODEL; another stage evaluates on another dataset."""
 
     dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
@@ -31,7 +30,6 @@ class EvaluationConfig(NamedStageConfig):
     models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
         default=None, description="stages whose models are compared; none: all above that make a model"
     )
-    rollout: RolloutEngineConfig = Field(description="the engines that answer")
 
     @model_validator(mode="after")
     def _models_differ(self) -> EvaluationConfig:
@@ -55,19 +53,6 @@ class EvaluationConfig(NamedStageConfig):
             )
         return self
 
-    def reserves(self) -> Reservation:
-        return self.rollout.reserves()
-
-    @property
-    def engines(self) -> RolloutEngineConfig:
-        return self.rollout
-
-    def sequence_lengths(self) -> Mapping[str, int]:
-        return {"rollout.max_length": self.rollout.max_length}
-
     def judges(self) -> Iterator[JudgedBy]:
         for name, scorer in self.scorers.items():
             yield JudgedBy(f"scorers.{name}", scorer, "dataset")
-
-    def row_limit(self, dataset: str) -> RowLimit | None:
-        return RowLimit("rollout.max_length", self.rollout.max_length, "sampling.max_tokens", self.sampling.max_tokens)

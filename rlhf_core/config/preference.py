@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads, Role, operational
+from rlhf_core.config.base import Reads, Role
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import TrainedTokens
-from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.preference_losses import PreferenceLossConfig
 from rlhf_core.config.reference import PairReferenceConfig, ReferencedConfig
-from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.config.texts import JudgeName
-from rlhf_core.config.training import require_devices
+from rlhf_core.config.training import RanksConfig
 from rlhf_core.config.validation import PairsValidation
 
 _PAIRS = "name of an entry of the recipe's `data`, format preferences"
@@ -55,7 +52,7 @@ class PreferenceConfig(ReferencedConfig):
         return self
 
 
-class LogprobsConfig(NamedStageConfig):
+class LogprobsConfig(RanksConfig):
     """Log-probs of both completions of each preference pair, computed once, for stages that compare with them."""
 
     dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(description=_PAIRS)
@@ -64,22 +61,7 @@ class LogprobsConfig(NamedStageConfig):
     )
     max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as the policy")
-    placement: Placement = operational(Placement, description="what its workers reserve")
 
     @property
     def makes(self) -> Role:
         return "logprobs"
-
-    def reserves(self) -> Reservation:
-        return self.placement.reserves()
-
-    def sequence_lengths(self) -> Mapping[str, int]:
-        return {"max_length": self.max_length}
-
-    def row_limit(self, dataset: str) -> RowLimit | None:
-        return RowLimit("max_length", self.max_length)
-
-    @model_validator(mode="after")
-    def _engine_has_its_devices(self) -> Self:
-        require_devices(self.engine, self.placement)
-        return self

@@ -16,13 +16,13 @@ from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
 from rlhf_core.config.numbers import MOST_COMPLETIONS, BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
 from rlhf_core.config.training import LoraConfig, require_compatible, require_devices, require_dropout, require_examples
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
 
-class RLConfig(NamedStageConfig, KeyedConfig):
+class RLConfig(EnginesConfig, KeyedConfig):
     """`algorithm` chooses one of the algorithm blocks; the others are ignored."""
 
     algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
@@ -49,7 +49,6 @@ class RLConfig(NamedStageConfig, KeyedConfig):
     engine: EngineConfig = Field(
         default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
     )
-    rollout: RolloutEngineConfig = Field(description="the engines that sample")
     ema_decay: EMADecay | None = Field(
         default=None,
         description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
@@ -315,7 +314,7 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         return None if self.rollout.merges_adapters else self.lora
 
     def reserves(self) -> Reservation:
-        ranks, engines = self.placement.reserves(), self.rollout.reserves()
+        ranks, engines = self.placement.reserves(), super().reserves()
         shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same
         return sum(self._own_reservations(), ranks + engines + shared)
 
@@ -328,13 +327,6 @@ class RLConfig(NamedStageConfig, KeyedConfig):
         }
         return [placement.reserves() for placement in distinct.values()]
 
-    @property
-    def engines(self) -> RolloutEngineConfig:
-        return self.rollout
-
-    def sequence_lengths(self) -> Mapping[str, int]:
-        return {"rollout.max_length": self.rollout.max_length}
-
     def judges(self) -> Iterator[JudgedBy]:
         yield JudgedBy("environment", self.environment, "dataset")
         for name, reward in self.settings.rewards.items():
@@ -346,11 +338,10 @@ class RLConfig(NamedStageConfig, KeyedConfig):
                 yield JudgedBy(f"{place}.scorers.{name}", scorer, f"{place}.dataset")
 
     def row_limit(self, dataset: str) -> RowLimit | None:
-        sampling, setting = self.sampling, "sampling"
         for place, held_out in self._sets_by_place().items():
             if dataset == f"{place}.dataset" and held_out.sampling is not None:
-                sampling, setting = held_out.sampling, f"{place}.sampling"
-        return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)
+                return self.prompt_limit(held_out.sampling, f"{place}.sampling")
+        return super().row_limit(dataset)
 
     def _sets_by_place(self) -> Mapping[str, ValidationSet]:
         return {path_of_set(name): held_out for name, held_out in self.validation_sets.items()}

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads, Role, operational
 from rlhf_core.config.numbers import GroupSize, RewardGap
-from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import TextReward
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig, require_different
-from rlhf_core.config.stage import JudgedBy, NamedStageConfig, RowLimit
+from rlhf_core.config.rollout import require_different
+from rlhf_core.config.stage import EnginesConfig, JudgedBy, NamedStageConfig
 from rlhf_core.config.texts import JudgeName
 
 
-class GenerateConfig(NamedStageConfig):
+class GenerateConfig(EnginesConfig):
     """Samples completions of every prompt of a dataset, with log-probs and rewards, as a dataset of its own."""
 
     made_format: ClassVar[str] = "completions"
@@ -28,33 +27,18 @@ class GenerateConfig(NamedStageConfig):
         default=None, description="the stage whose model samples; none: the last one above that makes a model"
     )
     samples: GroupSize = Field(default=8, description="completions of each prompt")
-    sampling: SamplingConfig = Field(description="how they are sampled")
     rewards: dict[JudgeName, TextReward] = Field(
         default={}, description="name -> reward of each completion, and its weight in their sum, `reward`"
     )
-    rollout: RolloutEngineConfig = Field(description="the engines that sample")
     prompts_per_call: GroupSize = operational(256, description="prompts that the engines are given at a time")
 
     @property
     def makes(self) -> Role:
         return "dataset"
 
-    def reserves(self) -> Reservation:
-        return self.rollout.reserves()
-
-    @property
-    def engines(self) -> RolloutEngineConfig:
-        return self.rollout
-
-    def sequence_lengths(self) -> Mapping[str, int]:
-        return {"rollout.max_length": self.rollout.max_length}
-
     def judges(self) -> Iterator[JudgedBy]:
         for name, reward in self.rewards.items():
             yield JudgedBy(f"rewards.{name}", reward, "dataset")
-
-    def row_limit(self, dataset: str) -> RowLimit | None:
-        return RowLimit("rollout.max_length", self.rollout.max_length, "sampling.max_tokens", self.sampling.max_tokens)
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:

@@ -6,12 +6,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
+from pydantic import Field
+
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,3 +96,28 @@ class NamedStageConfig(StageConfig):
     """Settings of a stage to which the recipe gives a name."""
 
     stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
+
+
+class EnginesConfig(NamedStageConfig):
+    """A stage whose engines answer the prompts of a dataset. Each subclass declares the dataset with its format."""
+
+    dataset: str
+    sampling: SamplingConfig = Field(description="how completions are sampled")
+    rollout: RolloutEngineConfig = Field(description="the engines that sample")
+
+    def reserves(self) -> Reservation:
+        return self.rollout.reserves()
+
+    @property
+    def engines(self) -> RolloutEngineConfig:
+        return self.rollout
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"rollout.max_length": self.rollout.max_length}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return self.prompt_limit(self.sampling, "sampling")
+
+    def prompt_limit(self, sampling: SamplingConfig, setting: str) -> RowLimit:
+        """Of a prompt whose completion is sampled as `setting` says."""
+        return RowLimit("rollout.max_length", self.rollout.max_length, f"{setting}.max_tokens", sampling.max_tokens)

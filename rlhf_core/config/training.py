@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -138,18 +138,39 @@ def require_dropout(used: bool, **adapters: LoraConfig | None) -> None:
             )
 
 
-class SupervisedConfig(NamedStageConfig):
-    """An epoch-wise run over one dataset, which each subclass declares with its format, as it does `validation`."""
+class RanksConfig(NamedStageConfig):
+    """A stage whose ranks read the sequences of one dataset, which each subclass declares with its format."""
 
     dataset: str
-    validation: SupervisedValidationConfig | None = None
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
     )
+    max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
+    placement: Placement = operational(Placement, description="what its workers reserve")
+
+    def reserves(self) -> Reservation:
+        return self.placement.reserves()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"max_length": self.max_length}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("max_length", self.max_length)
+
+    @model_validator(mode="after")
+    def _devices_run_the_engine(self) -> Self:
+        require_devices(self.engine, self.placement)
+        return self
+
+
+class SupervisedConfig(RanksConfig):
+    """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
+
+    validation: SupervisedValidationConfig | None = None
     epochs: Epochs = Field(default=1, description="passes over the dataset")
     max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
     batch_size: BatchSize = Field(description="sequences of one optimizer step, over all workers")
-    max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
     optimizer: OptimizerConfig = Field(description="of the weights")
     moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
@@ -158,8 +179,6 @@ class SupervisedConfig(NamedStageConfig):
         default=True,
         description="train with the dropout and router noise of the model's config.json, and with that of an adapter",
     )
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
-    placement: Placement = operational(Placement, description="what its workers reserve")
     log_every: Steps = operational(10, description="steps between two lines of metrics")
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
@@ -173,7 +192,6 @@ class SupervisedConfig(NamedStageConfig):
     @model_validator(mode="after")
     def _engine_runs_the_optimizer(self) -> SupervisedConfig:
         require_compatible(self.engine, self.optimizer)
-        require_devices(self.engine, self.placement)
         return self
 
     @model_validator(mode="after")
@@ -201,15 +219,6 @@ class SupervisedConfig(NamedStageConfig):
     @property
     def checkpoints(self) -> CheckpointConfig:
         return self.checkpoint
-
-    def reserves(self) -> Reservation:
-        return self.placement.reserves()
-
-    def sequence_lengths(self) -> Mapping[str, int]:
-        return {"max_length": self.max_length}
-
-    def row_limit(self, dataset: str) -> RowLimit | None:
-        return RowLimit("max_length", self.max_length)
 
     def moe_coefficients(self) -> Mapping[str, float]:
         return {"moe_coefficient": self.moe_coefficient}

@@ -189,25 +189,22 @@ class ConversationsValidation(SupervisedValidationConfig, HeldOutConversations):
     also: dict[str, HeldOutConversations] = Field(default={}, description=_NAMED)
 
 
-class PairsValidation(SupervisedValidationConfig, HeldOutPairs):
-    """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward."""
-
+class _AccuracyValidation(SupervisedValidationConfig):
     MEASURED: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
 
     metric: str = Field(
         default="loss",
         description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
     )
+
+
+class PairsValidation(_AccuracyValidation, HeldOutPairs):
+    """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward."""
+
     also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
 
 
-class UnpairedValidation(SupervisedValidationConfig, HeldOutUnpaired):
+class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):
     """The loss of held-out labelled completions, and the share of them on the right side of the KL."""
 
-    MEASURED: ClassVar[tuple[str, ...]] = ("loss", "accuracy")
-
-    metric: str = Field(
-        default="loss",
-        description="`loss`, lowest is best, or `accuracy`, highest is best; of a set in `also`, `NAME/…`",
-    )
     also: dict[str, HeldOutUnpaired] = Field(default={}, description=_NAMED)

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_completion
-from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained, number
-from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, MessageFormat, read_prompt
-from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.formats.answered import AnsweredFormat
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
+from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
 
 _NUMBERS = ("reward", "logprob")
 
 
-class Completions(MessageFormat):
+class Completions(AnsweredFormat):
     name = "completions"
-    column = "prompt"
     reads = frozenset({*PROMPT_COLUMNS, "completions", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
@@ -27,19 +25,8 @@ class Completions(MessageFormat):
         completions = [_completion(each, f"completions[{index}]") for index, each in enumerate(given)]
         return {"prompt": read_prompt(row), "completions": completions}
 
-    def whole_text(self, row: Mapping[str, Any]) -> str:
-        return "\n".join([super().whole_text(row), *(each["text"] for each in row["completions"])])
-
-    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return max(len(ids) for ids, _ in _encoded(tokenizer, row))
-
-    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return min(first_trained(mask) for _, mask in _encoded(tokenizer, row)) + 1
-
-
-def _encoded(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
-    tools = row.get("tools")
-    return [encode_completion(tokenizer, row["prompt"], each["text"], tools) for each in row["completions"]]
+    def completions(self, row: Mapping[str, Any]) -> list[str]:
+        return [each["text"] for each in row["completions"]]
 
 
 def _completion(value: Any, where: str) -> dict[str, Any]:

@@ -7,53 +7,31 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_completion
-from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained, number
-from rlhf_core.data.formats.messages import (
-    BESIDE_MESSAGES,
-    MESSAGE_COLUMNS,
-    PROMPT_COLUMNS,
-    MessageFormat,
-    prompt_column,
-    read_completion,
-    read_prompt,
-)
+from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
+from rlhf_core.data.formats.base import Row, RowError, first_trained, number
+from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
 from rlhf_core.data.rendering import Tokenizer
 
 _SIDES = ("chosen", "rejected")
 
 
-class Preferences(MessageFormat):
+class Preferences(AnsweredFormat):
     name = "preferences"
-    column = "prompt"
     reads = frozenset({*PROMPT_COLUMNS, *_SIDES, "margin", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
-        if "chosen" not in row or "rejected" not in row:
-            raise MissingColumnError("rejected" if "chosen" in row else "chosen", row)
-        chosen_before, chosen = read_completion(row["chosen"], "chosen")
-        rejected_before, rejected = read_completion(row["rejected"], "rejected")
-        if chosen_before != rejected_before:
-            raise RowError("`chosen` and `rejected` do not answer the same prompt")
-        stated = prompt_column(row) not in (None, *MESSAGE_COLUMNS)
-        prompt = read_prompt(row) if stated or not chosen_before else chosen_before
-        if chosen_before and prompt != chosen_before:
-            raise RowError("`prompt` is not what `chosen` and `rejected` answer")
+        prompt, (chosen, rejected) = read_answered(row, _SIDES)
         if chosen.strip() == rejected.strip():
             raise RowError("`chosen` and `rejected` are the same")
         preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         return preference | ({"margin": number(row["margin"], "margin")} if "margin" in row else {})
 
-    def whole_text(self, row: Mapping[str, Any]) -> str:
-        return "\n".join([super().whole_text(row), *(row[side] for side in _SIDES)])
-
-    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return max(len(encode_completion(tokenizer, row["prompt"], row[side], row.get("tools"))[0]) for side in _SIDES)
+    def completions(self, row: Mapping[str, Any]) -> list[str]:
+        return [row[side] for side in _SIDES]
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Something of the chosen completion, and one token in which the two differ."""
-        encoded = [encode_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
-        (chosen, mask), (rejected, _) = encoded
+        (chosen, mask), (rejected, _) = self.encoded(tokenizer, row)
         both = min(len(chosen), len(rejected))
         differ = next((index for index in range(both) if chosen[index] != rejected[index]), both)
         return max(first_trained(mask), differ) + 1

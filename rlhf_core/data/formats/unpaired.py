@@ -5,46 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_completion
-from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained
-from rlhf_core.data.formats.messages import (
-    BESIDE_MESSAGES,
-    MESSAGE_COLUMNS,
-    PROMPT_COLUMNS,
-    MessageFormat,
-    prompt_column,
-    read_completion,
-    read_prompt,
-)
-from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError
+from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
 
-class Unpaired(MessageFormat):
+class Unpaired(AnsweredFormat):
     name = "unpaired"
-    column = "prompt"
     reads = frozenset({*PROMPT_COLUMNS, "completion", "label", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
-        for column in ("completion", "label"):
-            if row.get(column) is None:
-                raise MissingColumnError(column, row)
-        before, completion = read_completion(row["completion"], "completion")
-        stated = prompt_column(row) not in (None, *MESSAGE_COLUMNS)
-        prompt = read_prompt(row) if stated or not before else before
-        if before and prompt != before:
-            raise RowError("`prompt` is not what `completion` answers")
+        prompt, (completion,) = read_answered(row, ("completion",))
+        if row.get("label") is None:
+            raise MissingColumnError("label", row)
         return {"prompt": prompt, "completion": completion, "label": _label(row["label"])}
 
-    def whole_text(self, row: Mapping[str, Any]) -> str:
-        return "\n".join([super().whole_text(row), row["completion"]])
-
-    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return len(encode_completion(tokenizer, row["prompt"], row["completion"], row.get("tools"))[0])
-
-    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        return first_trained(encode_completion(tokenizer, row["prompt"], row["completion"], row.get("tools"))[1]) + 1
+    def completions(self, row: Mapping[str, Any]) -> list[str]:
+        return [row["completion"]]
 
 
 def _label(value: Any) -> bool:

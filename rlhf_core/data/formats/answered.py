@@ -1,0 +1,61 @@
+"""Rows of one prompt and the texts that answer it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_core.data.chat import encode_completion
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained
+from rlhf_core.data.formats.messages import (
+    MESSAGE_COLUMNS,
+    Message,
+    MessageFormat,
+    prompt_column,
+    read_completion,
+    read_prompt,
+)
+from rlhf_core.data.rendering import Tokenizer
+
+
+class AnsweredFormat(MessageFormat):
+    """A format whose rows have a prompt, and one completion of it or several. A sequence is the prompt and one."""
+
+    column = "prompt"
+
+    @abstractmethod
+    def completions(self, row: Mapping[str, Any]) -> list[str]:
+        """The texts that answer the prompt."""
+
+    def whole_text(self, row: Mapping[str, Any]) -> str:
+        return "\n".join([super().whole_text(row), *self.completions(row)])
+
+    def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return max(len(ids) for ids, _ in self.encoded(tokenizer, row))
+
+    def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
+        return min(first_trained(mask) for _, mask in self.encoded(tokenizer, row)) + 1
+
+    def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
+        """Tokens and what is trained of them, of each completion with its prompt."""
+        return [encode_completion(tokenizer, row["prompt"], text, row.get("tools")) for text in self.completions(row)]
+
+
+def read_answered(row: Row, columns: Sequence[str]) -> tuple[list[Message], list[str]]:
+    """The prompt, and the completion in each of `columns`: text, or a conversation that leads to it.
+
+    Raises RowError if a column is missing, or answers another prompt.
+    """
+    missing = next((column for column in columns if row.get(column) is None), None)
+    if missing is not None:
+        raise MissingColumnError(missing, row)
+    befores, texts = zip(*(read_completion(row[column], column) for column in columns), strict=True)
+    named, before = " and ".join(f"`{column}`" for column in columns), befores[0]
+    if any(other != before for other in befores):
+        raise RowError(f"{named} do not answer the same prompt")
+    stated = prompt_column(row) not in (None, *MESSAGE_COLUMNS)
+    prompt = read_prompt(row) if stated or not before else before
+    if before and prompt != before:
+        raise RowError(f"`prompt` is not what {named} {'answers' if len(columns) == 1 else 'answer'}")
+    return prompt, list(texts)
