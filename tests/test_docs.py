@@ -51,6 +51,7 @@ evaluation: {dataset: held_out, scorers: *scorers, sampling: {max_tokens: 64}, r
 FURTHER: Mapping[str, Any] = {
     "generate": {},
     "pairs": {},
+    "unpaired": {},
     "best_of_n": {},
     "preference": REST["sft"],
     "logprobs": {"dataset": "pairs", "max_length": 64},
@@ -108,7 +109,7 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
-    return stages.get(name, {}).get("stage") in ("generate", "pairs", "best_of_n")
+    return stages.get(name, {}).get("stage") in ("generate", "pairs", "unpaired", "best_of_n")
 
 
 def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:

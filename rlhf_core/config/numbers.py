@@ -127,7 +127,7 @@ Nats = Annotated[float, Limits(0, 100_000, "a policy so far from its reference w
 Tolerance = Annotated[float, Limits(0, 1000, "any weights would pass", above=True)]
 Reward = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]
 PositiveReward = Annotated[float, Limits(0, 1e6, "no reward is as large", above=True)]
-RewardGap = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]
+RewardGap = Annotated[float, Limits(0, 1e6, "no reward is as large", "a difference has no sign")]
 _AGREED = "a token whose probabilities agree, w = 1, must count"
 LowRatio = Annotated[float, Limits(0, 1, _AGREED)]
 HighRatio = Annotated[float, Limits(1, 1000, "no two probabilities of one token differ as much", _AGREED)]

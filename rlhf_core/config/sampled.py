@@ -1,4 +1,4 @@
-"""Settings of sampling as a stage, and of what is made of the samples: pairs, and the best ones."""
+"""Settings of sampling as a stage, and of what is made of the samples: pairs, labelled rows, and the best ones."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads, Role, operational
-from rlhf_core.config.numbers import GroupSize, RewardGap
+from rlhf_core.config.numbers import GroupSize, Reward, RewardGap
 from rlhf_core.config.rewards import TextReward
 from rlhf_core.config.rollout import require_different
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, NamedStageConfig
@@ -74,11 +74,20 @@ class PairsConfig(_FromCompletions):
     margin: RewardGap = Field(default=0.0, description="two rewards must be further apart than this")
 
 
+class UnpairedConfig(_FromCompletions):
+    """Completions labelled by their rewards, for KTO. Equal texts count once; empty ones are left out."""
+
+    made_format: ClassVar[str] = "unpaired"
+
+    threshold: Reward = Field(description="completions of this reward or more are good, those of less are bad")
+    margin: RewardGap = Field(default=0.0, description="rewards that are closer to the threshold are left out")
+
+
 class BestOfNConfig(_FromCompletions):
     """The completion of each prompt with the highest reward, as a conversation: rejection sampling."""
 
     made_format: ClassVar[str] = "conversations"
 
-    least_reward: RewardGap | None = Field(
+    least_reward: Reward | None = Field(
         default=None, description="prompts whose best has less are left out; none: all are kept"
     )

@@ -1,4 +1,4 @@
-"""What is made of completions with rewards: preference pairs, and the best completion of each prompt."""
+"""What is made of completions with rewards: preference pairs, labelled completions, and the best of each prompt."""
 
 from __future__ import annotations
 
@@ -49,6 +49,21 @@ def pairs_of(row: Mapping[str, Any], *, every: bool, margin: float, counts: Coun
         found = True
         yield _with_id(row, {"prompt": row["prompt"], "chosen": better["text"], "rejected": worse["text"]})
     counts["prompts_without_pair"] += not found
+
+
+def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts: Counter[str]) -> Iterator[Row]:
+    """A row of the format `unpaired` for each completion: good if its reward is the threshold or more.
+
+    Rewards less than `margin` from the threshold are counted and left out.
+    """
+    for entry in distinct(row, counts):
+        above = float(entry["reward"]) - threshold
+        if abs(above) < margin:
+            counts["near_threshold"] += 1
+            continue
+        label = above >= 0
+        counts["desirable" if label else "undesirable"] += 1
+        yield _with_id(row, {"prompt": row["prompt"], "completion": entry["text"], "label": label})
 
 
 def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Counter[str]) -> Iterator[Row]:

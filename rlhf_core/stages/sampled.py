@@ -1,4 +1,4 @@
-"""What is made of completions with rewards: pairs, and the best of each prompt, as datasets."""
+"""What is made of completions with rewards: pairs, labelled completions, and the best of each prompt, as datasets."""
 
 from __future__ import annotations
 
@@ -6,14 +6,15 @@ from collections import Counter
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.sampled import BestOfNConfig, PairsConfig
+from rlhf_core.config.sampled import BestOfNConfig, PairsConfig, UnpairedConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import iterate_rows, write_dataset
-from rlhf_core.data.sampled import best_of, pairs_of
+from rlhf_core.data.sampled import best_of, labelled, pairs_of
 from rlhf_core.errors import StageError
 
 _PAIR_COUNTS = ("ties", "equal_completions", "empty_completions", "prompts_without_pair")
+_LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", "equal_completions", "empty_completions")
 _BEST_COUNTS = ("equal_completions", "empty_completions", "prompts_left_out")
 
 
@@ -31,6 +32,24 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
             f"no prompt has two different completions whose rewards are more than {config.margin:g} apart: "
             f"{_listed(counts)}; sample more of each, at a higher temperature, or lower `margin`"
         )
+    return _dataset(config.made_format, rows, counts, context)
+
+
+def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Raises StageError unless there are completions of both labels."""
+    counts = Counter(dict.fromkeys(_LABEL_COUNTS, 0))
+    threshold, margin = config.threshold, config.margin
+    rows = [
+        made
+        for row in iterate_rows(inputs["dataset"].folder)
+        for made in labelled(row, threshold=threshold, margin=margin, counts=counts)
+    ]
+    for label, change in (("desirable", "lower"), ("undesirable", "raise")):
+        if not counts[label]:
+            raise StageError(
+                f"no completion is {label} by a threshold of {threshold:g} and a margin of {margin:g}: "
+                f"{_listed(counts)}; {change} `threshold`, or sample more of each prompt: KTO needs both"
+            )
     return _dataset(config.made_format, rows, counts, context)
 
 

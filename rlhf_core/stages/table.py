@@ -7,7 +7,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig
+from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
 from rlhf_core.config.stages import (
     ArtifactConfig,
     MergeConfig,
@@ -47,6 +47,7 @@ _STAGES = (
     Stage("generate", 1, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",
           needs_template=True),
     Stage("pairs", 1, PairsConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:pairs"),
+    Stage("unpaired", 1, UnpairedConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:unpaired"),
     Stage("best_of_n", 1, BestOfNConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:best_of_n"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),

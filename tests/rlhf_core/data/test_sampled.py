@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.data.formats import RowError, canonical_row, row_id
-from rlhf_core.data.sampled import best_of, pairs_of
+from rlhf_core.data.sampled import best_of, labelled, pairs_of
 from rlhf_core.errors import StageError
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -54,6 +54,24 @@ def test_tools_stay_with_the_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
     (pair,) = pairs_of(row(("a", 0.0), ("b", 1.0), tools=tools), every=False, margin=0.0, counts=Counter())
     assert pair["tools"] == tools
+
+
+@pytest.mark.parametrize(
+    ("margin", "labels", "near"),
+    [
+        (0.0, {"a": False, "b": True, "c": True}, 0),
+        (0.5, {"a": False, "c": True}, 1),
+        (0.75, {}, 3),
+    ],
+)
+def test_rewards_become_labels(margin: float, labels: dict[str, bool], near: int) -> None:
+    counts: Counter[str] = Counter()
+    given = row(("a", 0.0), ("b", 0.5), ("b ", 1.0), ("c", 1.0), ("", 1.0))
+    found = list(labelled(given, threshold=0.5, margin=margin, counts=counts))
+    assert {made["completion"]: made["label"] for made in found} == labels
+    assert [canonical_row(made, "unpaired", {}) for made in found] == found
+    assert (counts["near_threshold"], counts["equal_completions"], counts["empty_completions"]) == (near, 1, 1)
+    assert counts["desirable"] + counts["undesirable"] == len(labels)
 
 
 def test_the_best_of_n() -> None:

@@ -66,6 +66,7 @@ SMALL["own"] = {
     "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier"}},
 }  # fmt: skip
 SMALL["own-pairs"] = {"stage": "pairs", "dataset": "own", "select": "all", "margin": 0.5}
+SMALL["own-labels"] = {"stage": "unpaired", "dataset": "own", "threshold": 0.5, "margin": 0.25}
 SMALL["best"] = {"stage": "best_of_n", "dataset": "own", "least_reward": 1.0}
 SMALL["again"] = {**RECIPE["sft"], "stage": "sft", "model": "sft", "dataset": "best"}
 SMALL["orpo"] = {

@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig
+from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows
@@ -117,6 +117,22 @@ def test_nothing_left_is_an_error(inputs: dict[str, Input], tmp_path: Path) -> N
         sampled.pairs(PairsConfig(dataset="d", margin=5.0), completions, LocalContext(tmp_path / "pairs"))
     with pytest.raises(StageError, match="5 prompts left out; lower `least_reward`"):
         sampled.best_of_n(BestOfNConfig(dataset="d", least_reward=9.0), completions, LocalContext(tmp_path / "best"))
+
+
+def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Path) -> None:
+    made = run(tmp_path / "sampled", inputs, settings())
+    completions = {"dataset": local_input(made.folder, Kind.DATASET)}
+
+    def labelled(name: str, threshold: float) -> Output:
+        config = UnpairedConfig(dataset="d", threshold=threshold)
+        return sampled.unpaired(config, completions, LocalContext(tmp_path / name))
+
+    output = labelled("both", 0.5)
+    assert output.metrics["rows"] == len(read_rows(output.folder)) > 5
+    with pytest.raises(StageError, match=r"no completion is desirable .*: 0 desirable, .*; lower `threshold`"):
+        labelled("bad", 9.0)
+    with pytest.raises(StageError, match=r"no completion is undesirable .*, 0 undesirable, .*; raise `threshold`"):
+        labelled("good", -1.0)
 
 
 @pytest.mark.parametrize(
