@@ -26,6 +26,10 @@ class Reservation:
     def __add__(self, other: Reservation) -> Reservation:
         return Reservation(self.cpus + other.cpus, self.gpus + other.gpus)
 
+    def __or__(self, other: Reservation) -> Reservation:
+        """What is enough for either, where the one is given back before the other begins."""
+        return Reservation(max(self.cpus, other.cpus), max(self.gpus, other.gpus))
+
 
 class Placement(Config):
     """What Ray reserves for one group of workers. `threads` 0 means: as many as the reserved CPUs."""

@@ -69,7 +69,6 @@ class ReferencedConfig(SupervisedPolicyConfig):
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:
-        """As rl_inputs.token_readers."""
         read = self.runs_reference and self.reference.model is not None
         return {REFERENCE_INPUT: (REFERENCE_INPUT, "name another model, or leave it out")} if read else {}
 

@@ -66,7 +66,13 @@ class RewardConfig(TypedConfig):
         return ()
 
 
-class TextReward(RewardConfig):
+class CompletionReward(RewardConfig):
+    """Given for a completion of a prompt, where there is no episode."""
+
+    family: ClassVar[str] = "reward of a completion"
+
+
+class TextReward(CompletionReward):
     """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
 
     family: ClassVar[str] = "reward of text"
@@ -85,7 +91,7 @@ class EpisodeReward(RewardConfig):
     family: ClassVar[str] = "reward of episodes"
 
 
-class ModelReward(RewardConfig):
+class ModelReward(CompletionReward):
     """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardReader.reward."""
 
     family: ClassVar[str] = "reward of a model"
@@ -93,9 +99,11 @@ class ModelReward(RewardConfig):
     model: Annotated[str | None, Reads("reward_model")] = Field(
         default=None, description="the stage whose reward model it is; none: the last one above that makes one"
     )
-    engine: EngineConfig | None = Field(default=None, description="how the reward model is run; none: as the policy")
+    engine: EngineConfig | None = Field(
+        default=None, description="how the reward model is run; none: as the stage's `engine`"
+    )
     placement: Placement | None = operational(
-        None, description="what workers of the reward model's own reserve; none: it is on the policy's"
+        None, description="what workers of the reward model's own reserve; none: in RL it is on the policy's"
     )
     normalize: bool = Field(
         default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"

@@ -29,11 +29,11 @@ def critic_input(config: RLConfig) -> str:
 
 
 def token_readers(config: RLConfig) -> dict[str, tuple[str, str]]:
-    """The models, beside the policy and the rewards, that read the policy's tokens: the setting below the algorithm's
-    block that chooses each, its input, and what to do where it cannot read them."""
+    """The models, beside the policy and the rewards, that read the policy's tokens: the setting that chooses each, its
+    input, and what to do where it cannot read them."""
     readers = {}
     if config.settings.uses_reference:
         readers["kl.reference"] = reference_input(config), "name another model, or leave it out"
     if config.settings.critic_settings is not None:
         readers["critic.start"] = critic_input(config), "set critic.start: policy"
-    return {setting: reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}
+    return {f"{config.block}.{setting}": reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import reduce
+from operator import or_
 from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads, Role, operational
+from rlhf_core.config.base import Config, Reads, Role, operational
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import GroupSize, Reward, RewardGap
-from rlhf_core.config.rewards import TextReward
+from rlhf_core.config.placement import Placement, Reservation
+from rlhf_core.config.rewards import CompletionReward, ModelReward, TextReward
 from rlhf_core.config.rollout import require_different
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, NamedStageConfig
 from rlhf_core.config.texts import JudgeName
+from rlhf_core.config.training import require_devices
+
+
+class ComparedConfig(Config):
+    model: Annotated[str, Reads("model")] = Field(description="the stage whose model it is")
 
 
 class GenerateConfig(EnginesConfig):
@@ -27,14 +36,56 @@ class GenerateConfig(EnginesConfig):
         default=None, description="the stage whose model samples; none: the last one above that makes a model"
     )
     samples: GroupSize = Field(default=8, description="completions of each prompt")
-    rewards: dict[JudgeName, TextReward] = Field(
+    rewards: dict[JudgeName, CompletionReward] = Field(
         default={}, description="name -> reward of each completion, and its weight in their sum, `reward`"
+    )
+    reference: ComparedConfig | None = Field(
+        default=None, description="the model to which the KL of the completions is measured; none: it is not"
+    )
+    keep_tokens: bool = Field(default=False, description="write the tokens of each completion, with their log-probs")
+    engine: EngineConfig = Field(
+        default=EngineConfig(),
+        description="how models are run that read the completions: reward models, and for `reference` both models",
+    )
+    placement: Placement = operational(
+        Placement, description="what the workers of such a model reserve, one model at a time, after the engines"
     )
     prompts_per_call: GroupSize = operational(256, description="prompts that the engines are given at a time")
 
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def text_rewards(self) -> dict[str, TextReward]:
+        """Those of `rewards` that need the text of completions alone."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
+
+    @property
+    def model_rewards(self) -> dict[str, ModelReward]:
+        """Those of `rewards` that a reward model gives."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
+        """How and where each model is run that reads the completions, by the setting that has it."""
+        run = {
+            f"rewards.{name}": (reward.engine or self.engine, reward.placement or self.placement)
+            for name, reward in self.model_rewards.items()
+        }
+        return run if self.reference is None else run | {"reference": (self.engine, self.placement)}
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        read = self.reference is not None
+        return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
+
+    def reserves(self) -> Reservation:
+        """The engines end before a model reads, and each model before the next."""
+        return reduce(or_, (placement.reserves() for _, placement in self.readers.values()), super().reserves())
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset({"reference"} if self.reference is None else ()) | ({"engine"} if not self.readers else set())
 
     def judges(self) -> Iterator[JudgedBy]:
         for name, reward in self.rewards.items():
@@ -48,8 +99,31 @@ class GenerateConfig(EnginesConfig):
     @model_validator(mode="after")
     def _every_completion_has_a_reward(self) -> Self:
         for name, reward in self.rewards.items():
-            if reward.tolerated_failures:
+            if isinstance(reward, TextReward) and reward.tolerated_failures:
                 raise ValueError(f"rewards.{name}: every completion needs its reward: leave `tolerated_failures` out")
+        return self
+
+    @model_validator(mode="after")
+    def _kl_is_of_the_model(self) -> Self:
+        other = "temperature" if self.sampling.temperature != 1 else next(iter(self.sampling.truncation), None)
+        if self.reference is not None and other is not None:
+            raise ValueError(
+                f"reference: the KL of a model is measured on samples of the model itself, but sampling.{other} makes "
+                "them those of another distribution: leave it out, or measure the KL in another stage `generate`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _readers_are_there(self) -> Self:
+        given = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
+        setting = next((name for name, is_given in given.items() if is_given), None)
+        if not self.readers and setting is not None:
+            raise ValueError(
+                f"{setting} is for models that read the completions, but there is no reward of a reward model and no "
+                "`reference`: leave it out (`rollout` has the settings of the engines)"
+            )
+        for engine, placement in self.readers.values():
+            require_devices(engine, placement)
         return self
 
 

@@ -79,6 +79,12 @@ class StageConfig(Config):
         """The engines that serve its input `model`; None: it starts none."""
         return None
 
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        """Models that read the tokens of its input `model`: the setting that names each, its input, and what to do
+        where it cannot read them."""
+        return {}
+
     def row_limit(self, dataset: str) -> RowLimit | None:
         """Of the rows of the input `dataset`; None: rows of any length can be used."""
         return None

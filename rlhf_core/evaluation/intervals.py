@@ -52,6 +52,13 @@ def cluster_bootstrap(values: Sequence[float], *, seed: int, resamples: int = 20
     if (data == data[0]).all():
         value, different = float(data[0]), wilson(0, data.size).high
         return Estimate(value, value - different * value, value + different * (1 - value))
+    return bootstrap(values, seed=seed, resamples=resamples)
+
+
+def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> Estimate:
+    """The mean of one value of any size per prompt, with the interval of `cluster_bootstrap`. Of equal values it has no
+    width: nothing says how far others may be from them."""
+    data = np.asarray(values, dtype=np.float64)
     generator = np.random.default_rng(seed)
     means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
     low, high = np.quantile(means, [0.025, 0.975])

@@ -90,7 +90,11 @@ def memory(config: StageConfig, shape: Shape) -> Memory:
             return Memory(_of_training(config.engine, shape, config.adapter, workers) + frozen)
         case LogprobsConfig():
             return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
-        case EvaluationConfig() | GenerateConfig():
+        case GenerateConfig():
+            engine = _of_engine(config.rollout, shape, "bfloat16")
+            each = [_weights(run, shape.parameters, placement.workers) for run, placement in config.readers.values()]
+            return Memory(max(each, default=0.0), engine)
+        case EvaluationConfig():
             return Memory(engine=_of_engine(config.rollout, shape, "bfloat16"))
         case _:
             return Memory()

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
-from rlhf_core.config.reference import ReferencedConfig
+from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reward_input, token_readers
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
+from rlhf_core.config.stage import EnginesConfig, StageConfig
 from rlhf_core.config.stages import MergeConfig, RewardModelConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.data.chat import require_turns_follow
@@ -53,13 +53,13 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
     if model is not None:
         yield from _readers(config, node, models, root)
-    if isinstance(config, RLConfig) and model is not None:
+    if isinstance(config, EnginesConfig) and model is not None:
         yield from _judges(config, node, nodes, models, root)
-        if config.environment.max_turns > 1:
-            try:
-                require_turns_follow(tokenizer_of(model, root))
-            except StageError as error:
-                yield f"environment: {error}"
+    if isinstance(config, RLConfig) and model is not None and config.environment.max_turns > 1:
+        try:
+            require_turns_follow(tokenizer_of(model, root))
+        except StageError as error:
+            yield f"environment: {error}"
 
 
 def _stored_dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:
@@ -132,18 +132,21 @@ def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], 
 
 
 def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
-    """As rl_inputs.token_readers: setting -> input, and what to do where it cannot read the tokens."""
+    """As StageConfig.token_readers."""
     if isinstance(config, RLConfig):
-        return {f"{config.block}.{setting}": reader for setting, reader in token_readers(config).items()}
-    return dict(config.token_readers) if isinstance(config, ReferencedConfig) else {}
+        return token_readers(config)
+    return dict(config.token_readers)
 
 
 def _judges(
-    config: RLConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
+    config: EnginesConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
 ) -> Iterator[str]:
     policy, tokens = models[node.name], config.rollout.max_length
-    for name, reward in config.settings.model_rewards.items():
-        judge = node.inputs[reward_input(config, name)]
+    for judged in config.judges():
+        reward = judged.judge
+        if not isinstance(reward, ModelReward):
+            continue
+        judge = node.inputs[f"{judged.setting}.model"]
         model = models.get(judge)
         if model is None:
             continue
@@ -155,7 +158,7 @@ def _judges(
             reads = same and _template(model, root) == _template(policy, root)
             problem = judge_problem(model.settings, reward, reads_tokens=reads, tokens=tokens)
         if problem is not None:
-            yield f"{config.block}.rewards.{name}: {problem}"
+            yield f"{judged.setting}: {problem}"
 
 
 def _same_tokens(model: BaseModel, other: BaseModel, root: Path) -> bool | None:

@@ -30,6 +30,11 @@ class RewardResult:
         default_factory=dict
     )  # completion -> why it has no reward, where that is tolerated
 
+    def totals(self) -> list[float]:
+        """Of each completion all that it is given, the rewards of its steps included."""
+        steps = self.steps or [[]] * len(self.rewards)
+        return [math.fsum([reward, *own]) for reward, own in zip(self.rewards, steps, strict=True)]
+
     def of(self, indexes: Sequence[int]) -> RewardResult:
         """Of these completions alone, none of which has failed."""
         return RewardResult(

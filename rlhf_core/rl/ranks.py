@@ -20,7 +20,7 @@ from rlhf_core.metrics import merged
 from rlhf_core.packing import select
 from rlhf_core.rl.kl_controller import KLController
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
-from rlhf_core.rl.scoring import Scores, role_of
+from rlhf_core.rl.scoring import Scores, role_of, scored
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.rollout.publication import Files, Publication
@@ -79,8 +79,7 @@ class PolicyTrainer:
             # Rounding depends on what is in a micro-batch, so policy and reference have the same ones.
             replicas = self._workers.size if role_of(asked[0]) == REFERENCE else group.size
             division = Division.of(batch, replicas=replicas, tokens_per_micro_batch=tokens).over(group.size)
-            results = group.scatter(Scores.score, division.split(), asked)
-            scores |= {name: division.join([[part[name] for part in rank] for rank in results]) for name in asked}
+            scores |= scored(group, division, asked)
         return scores
 
     def _tokens(self, role: str) -> int:

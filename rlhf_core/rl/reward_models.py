@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, reward_input
+from rlhf_core.config.rl_inputs import POLICY_INPUT
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import RewardReader
@@ -35,18 +36,21 @@ class RankScores:
         return scores
 
 
-def read_reward_models(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, RewardReader]:
+def read_reward_models(
+    rewards: Mapping[str, ModelReward], place: str, inputs: Mapping[str, Input], tokens: int
+) -> dict[str, RewardReader]:
     """How each reward of a model is read, by its name, from the folders of the models alone.
 
+    place: the setting that has the rewards; tokens: of the longest sequence.
     Raises StageError, naming the reward, if its model cannot give it.
     """
     models = {}
-    for name, settings in config.settings.model_rewards.items():
-        folder = inputs[reward_input(config, name)].folder
+    for name, settings in rewards.items():
+        folder = inputs[f"{place}.{name}.model"].folder
         try:
-            models[name] = RewardReader.of(settings, folder, inputs[POLICY_INPUT].folder, config.rollout.max_length)
+            models[name] = RewardReader.of(settings, folder, inputs[POLICY_INPUT].folder, tokens)
         except StageError as error:
-            raise StageError(f"{config.block}.rewards.{name}: {error}") from error
+            raise StageError(f"{place}.{name}: {error}") from error
     return models
 
 

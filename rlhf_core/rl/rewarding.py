@@ -168,10 +168,9 @@ def _metrics(results: Mapping[str, RewardResult], count: int, scored_by: str | N
     """Of each completion, `name`: all that the reward gives it, steps included, unweighted; `name/metric`: the rest."""
     metrics: dict[str, list[float]] = {}
     for name, result in results.items():
-        steps = result.steps or [[]] * count
-        metrics[name] = [math.fsum([result.rewards[index], *steps[index]]) for index in range(count)]
+        metrics[name] = result.totals()
         if result.steps is not None:
-            metrics[f"{name}/steps"] = [float(len(own)) for own in steps]
+            metrics[f"{name}/steps"] = [float(len(own)) for own in result.steps]
         scores = [score for score in result.scores if score is not None]
         if len(scores) == count and name != scored_by:
             metrics[f"{name}/score"] = scores

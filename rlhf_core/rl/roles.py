@@ -11,7 +11,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input, token_readers
+from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
@@ -80,7 +80,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
             )
         )  # fmt: skip
     for reward, name in reward_roles(config, inputs).items():
-        if name == f"reward:{reward}":
+        if name == reward_role(reward):
             judge, placement = inputs[reward_input(config, reward)], config.own_placements.get(name)
             made.append(
                 Role(
@@ -137,28 +137,37 @@ def _is_adapter_of(judge: Input, base: ArtifactRef) -> bool:
     return judge.manifest.parents.get("model") == base and (judge.folder / ADAPTER).is_dir()
 
 
+def reward_role(reward: str) -> str:
+    """The role of the model of a reward."""
+    return f"reward:{reward}"
+
+
 def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str]:
     """Reward name -> the role that gives it. Rewards of the same model, run in the same way and place, share a role."""
     first: dict[tuple[ArtifactRef, EngineConfig, Placement | None], str] = {}
     given = {}
     for reward in config.settings.model_rewards:
-        own = f"reward:{reward}"
+        own = reward_role(reward)
         ref = inputs[reward_input(config, reward)].manifest.ref
         model = (ref, config.engine_of(own), config.own_placements.get(own))
         given[reward] = first.setdefault(model, own)
     return given
 
 
-def require_same_tokens(config: RLConfig, inputs: Mapping[str, Input]) -> None:
-    """Reference and critic read the policy's tokens. Raises StageError if one has another tokenizer, or no room for
-    them."""
+def require_same_tokens(
+    readers: Mapping[str, tuple[str, str]], inputs: Mapping[str, Input], bound: str, tokens: int
+) -> None:
+    """Other models read the policy's tokens. Raises StageError if one has another tokenizer, or no room for them.
+
+    readers: as StageConfig.token_readers; bound: the setting that bounds a sequence to `tokens`.
+    """
     policy = inputs[POLICY_INPUT].folder
-    for setting, (name, advice) in token_readers(config).items():
+    for setting, (name, advice) in readers.items():
         folder = inputs[name].folder
         reads = same_tokens(folder, policy)
-        tokens = config.rollout.max_length
-        if problem := reader_problem(read_config(folder), "rollout.max_length", tokens, reads_tokens=reads):
-            raise StageError(f"{config.block}.{setting}: the input {name}: {problem}: {advice}")
+        if problem := reader_problem(read_config(folder), bound, tokens, reads_tokens=reads):
+            where = setting if name == setting else f"{setting}: the input {name}"
+            raise StageError(f"{where}: {problem}: {advice}")
 
 
 def require_same_positions(config: RLConfig, inputs: Mapping[str, Input]) -> None:

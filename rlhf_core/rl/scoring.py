@@ -5,19 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.division import Division
 from rlhf_core.models.adapters import is_adapted, share_base
 from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import Reference
 from rlhf_core.types import PackedBatch
@@ -52,18 +53,27 @@ class Scores(Protocol):
         """
 
 
+S = TypeVar("S", bound=Scores)
+
+
 class FrozenWorker:
     """One rank of a frozen model that has a placement of its own. It has no state to be kept."""
 
-    def __init__(self, config: RLConfig, context: StageContext, role: Role) -> None:
+    def __init__(self, temperature: float, context: StageContext, role: Role) -> None:
         """In the process of an RLWorker it must be built first: both seed the random generators."""
         seed_everything(context.seed)
-        self._config = config
+        self._temperature = temperature
         self._models = {role.name: load_model(role, context.fetch(role.start).folder)}
 
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """See Scores."""
-        return scores(self._models, batches, names, self._config)
+        return scores(self._models, batches, names, self._temperature)
+
+
+def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequence[str]) -> dict[str, Tensor]:
+    """(N,) float32 in the batch's order for each of `names`: what Scores.score says of all of its tokens."""
+    results = ranks.scatter(Scores.score, division.split(), names)
+    return {name: division.join([[part[name] for part in rank] for rank in results]) for name in names}
 
 
 def load_model(role: Role, folder: Path, base: SharedBase | None = None) -> DeepSpeedEngine:
@@ -97,12 +107,12 @@ def scores(
     models: Mapping[str, DeepSpeedEngine | Reference],
     batches: Sequence[PackedBatch],
     names: Sequence[str],
-    config: RLConfig,
+    temperature: float,
 ) -> list[dict[str, Tensor]]:
-    """What Scores.score returns, of models by role."""
+    """What Scores.score returns, of models by role. temperature: of log-probs."""
 
     def logprobs(model: nn.Module, batch: PackedBatch) -> Tensor:
-        found: Tensor = model(batch, temperature=config.sampling.temperature, only=batch.loss_mask)[0]
+        found: Tensor = model(batch, temperature=temperature, only=batch.loss_mask)[0]
         return found * batch.loss_mask
 
     def raw(model: nn.Module, batch: PackedBatch) -> Tensor:

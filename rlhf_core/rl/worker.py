@@ -92,7 +92,7 @@ class RLWorker(SnapshotWorker):
 
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """See scoring.Scores."""
-        return scores(self._models(), batches, names, self._config)
+        return scores(self._models(), batches, names, self._config.sampling.temperature)
 
     def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""

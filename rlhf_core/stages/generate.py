@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
+
+import torch
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.sampled import GenerateConfig
@@ -16,13 +18,18 @@ from rlhf_core.data.formats import row_id
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy, write_dataset
 from rlhf_core.errors import StageError
+from rlhf_core.evaluation.intervals import bootstrap
 from rlhf_core.models.folder import stored_dtype
-from rlhf_core.rewards import Reward, open_scorers
+from rlhf_core.rewards import open_scorers
+from rlhf_core.rl.reward_models import read_reward_models
+from rlhf_core.rl.rewarding import RewardOfText
+from rlhf_core.rl.roles import require_same_tokens
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.engines import Sampler
 from rlhf_core.stages.cluster import Cluster, EngineSpec
+from rlhf_core.stages.readers import Readers
 from rlhf_core.training.randomness import derived_seed
-from rlhf_core.types import Completion, Prompt
+from rlhf_core.types import Completion, Prompt, Trajectory
 
 Row = dict[str, Any]
 
@@ -30,65 +37,108 @@ Row = dict[str, Any]
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """A killed job begins again, and samples the same: a seed depends on its prompt and its number alone."""
     model, dataset = inputs["model"], inputs["dataset"].folder
-    tokenizer = load_tokenizer(model.folder)
-    room = config.rollout.max_length - config.sampling.max_tokens
+    tokenizer, longest = load_tokenizer(model.folder), config.rollout.max_length
+    room = longest - config.sampling.max_tokens
     fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, policy=row_policy(dataset))
     if not fitted.rows:
         raise StageError("the dataset has no prompt to complete")
-    context.progress(0, len(fitted.rows), "start engines")
-    rows: list[Row] = []
+    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest)
+    judges = read_reward_models(config.model_rewards, "rewards", inputs, longest)
+    readers = Readers(config, inputs, judges, context, cluster)
+    done, total = 0, len(fitted.rows) * config.samples * (1 + readers.passes)
+    context.progress(done, total, "start engines")
+    sampled: list[Trajectory] = []
+    judged: dict[str, list[float]] = {name: [] for name in config.rewards}
     with ExitStack() as stack:
-        rewards = stack.enter_context(open_scorers(config.rewards, context))
+        scorers = stack.enter_context(open_scorers(config.text_rewards, context))
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
         for start in range(0, len(fitted.rows), config.prompts_per_call):
-            prompts = fitted.rows[start : start + config.prompts_per_call]
-            rows += completed(config, prompts, engines, tokenizer, rewards, context.seed)
-            context.progress(len(rows), len(fitted.rows), "sample")
+            part = completed(config, fitted.rows[start : start + config.prompts_per_call], engines, tokenizer, context)
+            for name, scorer in scorers.items():
+                judged[name] += RewardOfText(scorer)(part).totals()
+            sampled += part
+            context.progress(len(sampled), total, "sample")
         seconds = time.monotonic() - started
+
+    def read(count: int) -> None:
+        nonlocal done
+        done += count
+        context.progress(len(sampled) + done, total, "read")
+
+    judged |= readers.judge(sampled, read)
+    entries = [_entry(config, t, {name: judged[name][index] for name in judged}) for index, t in enumerate(sampled)]
+    compared: dict[str, float] = {}
+    if config.reference is not None:
+        logprobs, references = readers.compare(sampled, read)
+        for entry, of_reference in zip(entries, references, strict=True):
+            entry["reference_logprob"] = of_reference
+        tokens = sum(int(t.loss_mask.sum()) for t in sampled)
+        kls = [of_model - of_reference for of_model, of_reference in zip(logprobs, references, strict=True)]
+        compared = kl_metrics(kls, tokens, config.samples, context.seed)
+    rows = [
+        _row(prompt, entries[index * config.samples : (index + 1) * config.samples])
+        for index, prompt in enumerate(fitted.rows)
+    ]
     folder = context.workdir / "dataset"
     write_dataset(folder, rows, {"format": config.made_format})
-    metrics = {**_metrics(rows), **fitted.metrics()}
+    metrics = {**_metrics(rows), **compared, **fitted.metrics()}
     context.log(0, {**{name: float(value) for name, value in metrics.items()}, "sampling_seconds": seconds})
     return Output(Kind.DATASET, folder, metrics)
 
 
 def completed(
-    config: GenerateConfig,
-    prompts: Sequence[Prompt],
-    engines: Sampler,
-    tokenizer: Tokenizer,
-    rewards: Mapping[str, Reward],
-    seed: int,
-) -> Iterator[Row]:
-    """A row of the format `completions` for each prompt."""
-    each = config.samples
-    seeds = [derived_seed(seed, f"generate: {prompt.id}, sample {n}") for prompt in prompts for n in range(each)]
+    config: GenerateConfig, prompts: Sequence[Prompt], engines: Sampler, tokenizer: Tokenizer, context: StageContext
+) -> list[Trajectory]:
+    """The completions of each prompt, side by side."""
+    each = [(prompt, number) for prompt in prompts for number in range(config.samples)]
+    seeds = [derived_seed(context.seed, f"generate: {prompt.id}, sample {number}") for prompt, number in each]
     parameters = SamplingParameters.of(config.sampling, stop_token_ids(tokenizer), seeds)
-    sampled = engines.generate([prompt.token_ids for prompt in prompts for _ in range(each)], parameters)
-    texts = [decode_completion(tokenizer, completion.token_ids) for completion in sampled]
-    asked = [prompt for prompt in prompts for _ in range(each)]
-    judged = {
-        name: reward(texts, [prompt.text for prompt in asked], [prompt.row for prompt in asked]).rewards
-        for name, reward in rewards.items()
-    }
-    for place, prompt in enumerate(prompts):
-        completions = [
-            _entry(config, texts[index], sampled[index], {name: values[index] for name, values in judged.items()})
-            for index in range(place * each, (place + 1) * each)
-        ]
-        row: Row = {"prompt": prompt.row["prompt"], "completions": completions}
-        row |= {"tools": prompt.row["tools"]} if "tools" in prompt.row else {}
-        yield {"id": row_id(row), **row}
+    sampled = engines.generate([prompt.token_ids for prompt, _ in each], parameters)
+    return [
+        _trajectory(prompt, completion, decode_completion(tokenizer, completion.token_ids))
+        for (prompt, _), completion in zip(each, sampled, strict=True)
+    ]
 
 
-def _entry(config: GenerateConfig, text: str, completion: Completion, rewards: Mapping[str, float]) -> Row:
-    entry: Row = {"text": text, "logprob": math.fsum(completion.logprobs)}
+def _trajectory(prompt: Prompt, completion: Completion, text: str) -> Trajectory:
+    asked, replied = len(prompt.token_ids), len(completion.token_ids)
+    return Trajectory(
+        prompt=prompt,
+        token_ids=torch.tensor([*prompt.token_ids, *completion.token_ids], dtype=torch.int64),
+        loss_mask=torch.tensor([False] * asked + [True] * replied),
+        rollout_logprobs=torch.tensor([0.0] * asked + list(completion.logprobs)),
+        weight_version=completion.weight_version,
+        finish_reason=completion.finish_reason,
+        completion=text,
+    )
+
+
+def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str, float]) -> Row:
+    sampled = trajectory.loss_mask
+    logprobs = trajectory.rollout_logprobs[sampled].tolist()
+    entry: Row = {"text": trajectory.completion, "logprob": math.fsum(logprobs)}
     if rewards:
         entry["reward"] = math.fsum(config.rewards[name].weight * value for name, value in rewards.items())
         entry["rewards"] = dict(rewards)
+    if config.keep_tokens:
+        entry |= {"token_ids": trajectory.token_ids[sampled].tolist(), "logprobs": logprobs}
     return entry
+
+
+def _row(prompt: Prompt, completions: list[Row]) -> Row:
+    row: Row = {"prompt": prompt.row["prompt"], "completions": completions}
+    row |= {"tools": prompt.row["tools"]} if "tools" in prompt.row else {}
+    return {"id": row_id(row), **row}
+
+
+def kl_metrics(kls: Sequence[float], tokens: int, samples: int, seed: int) -> dict[str, float]:
+    """KL(model || reference) in nats of a completion, with its interval over prompts, and in nats of a token: k1 of
+    losses/kl.py. kls: of each completion the difference of its log-probs; tokens: of all completions."""
+    of_prompts = [math.fsum(kls[start : start + samples]) / samples for start in range(0, len(kls), samples)]
+    found = bootstrap(of_prompts, seed=seed)
+    return {"kl": found.value, "kl_low": found.low, "kl_high": found.high, "kl_per_token": math.fsum(kls) / tokens}
 
 
 def _metrics(rows: Sequence[Row]) -> dict[str, int | float]:

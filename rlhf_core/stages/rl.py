@@ -9,6 +9,7 @@ from functools import partial
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl_inputs import token_readers
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
@@ -50,11 +51,13 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer)
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
-    require_same_tokens(config, inputs)
+    require_same_tokens(token_readers(config), inputs, "rollout.max_length", config.rollout.max_length)
     require_same_positions(config, inputs)
     if config.environment.max_turns > 1:
         require_turns_follow(tokenizer)
-    reward_models = read_reward_models(config, inputs)
+    reward_models = read_reward_models(
+        config.settings.model_rewards, f"{config.block}.rewards", inputs, config.rollout.max_length
+    )
     algorithm = build_algorithm(config)
 
     with ExitStack() as stack:
@@ -104,7 +107,7 @@ def ranks_and_engines(
     own = [role for role in models if role.placement is None]
     ranks = RankSpec(config.placement, partial(RLWorker, config, context, own))
     apart = {
-        role.name: RankSpec(placement, partial(FrozenWorker, config, context, role))
+        role.name: RankSpec(placement, partial(FrozenWorker, config.sampling.temperature, context, role))
         for role, placement in placed_apart(models).items()
     }
     engines = EngineSettings(

@@ -44,7 +44,7 @@ _STAGES = (
     Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
     Stage("merge_models", 1, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run"),
-    Stage("generate", 1, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",
+    Stage("generate", 2, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",
           needs_template=True),
     Stage("pairs", 1, PairsConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:pairs"),
     Stage("unpaired", 1, UnpairedConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:unpaired"),

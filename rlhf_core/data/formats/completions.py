@@ -9,7 +9,7 @@ from rlhf_core.data.formats.answered import AnsweredFormat
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
 
-_NUMBERS = ("reward", "logprob")
+_NUMBERS = ("reward", "logprob", "reference_logprob")
 
 
 class Completions(AnsweredFormat):
@@ -30,7 +30,7 @@ class Completions(AnsweredFormat):
 
 
 def _completion(value: Any, where: str) -> dict[str, Any]:
-    """Text, or {text, reward, rewards, logprob}, of which all but the text may be left out."""
+    """Text, or {text, reward, rewards, logprob, reference_logprob}, of which all but the text may be left out."""
     given = {"text": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
         raise RowError(f"`{where}` must be text, or a mapping with `text`", "`completions` has one without text")

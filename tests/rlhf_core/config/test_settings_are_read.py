@@ -28,6 +28,9 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
 
 # Settings that are used without an access that mypy sees, and how.
 USED_OTHERWISE = {
+    **dict.fromkeys(
+        ("GenerateConfig.engine", "GenerateConfig.placement"), "GenerateConfig.readers returns them"
+    ),
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"

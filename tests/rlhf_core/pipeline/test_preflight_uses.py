@@ -61,6 +61,14 @@ def folder(**settings: Any) -> Change:
     return change
 
 
+def sampled(base: dict[str, Any], **settings: Any) -> Change:
+    """A stage `generate` with a reward model that was trained from `base`, or with other settings."""
+    judge = {"rewards": {"taste": {"type": "reward_model", "model": "judge"}}}
+    stage = {"stage": "generate", "model": "sft", "dataset": "prompts", "sampling": {"max_tokens": 8},
+             "rollout": {"max_length": 64}, **(settings or judge)}  # fmt: skip
+    return both(first(other=base, judge=PAIRS), put("sampled", value=stage), evaluated("rl"))
+
+
 SIZES = "on CPU vLLM serves 32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512"
 ENDLESS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -118,6 +126,13 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (judged_by(SHORT),
          ["rl.ppo.rewards.taste: its context is 32 tokens, and sequences have up to rollout.max_length=64"]),
         (judged_by(FOREIGN), []),
+        (sampled(SHORT),
+         ["sampled.rewards.taste: its context is 32 tokens, and sequences have up to rollout.max_length=64"]),
+        (sampled(FOREIGN), []),
+        (sampled(SHORT, reference={"model": "other"}),
+         ["sampled.reference.model: its context is 32 tokens, and sequences have up to rollout.max_length=64: name"]),
+        (sampled(FOREIGN, reference={"model": "other"}),
+         ["sampled.reference.model: its tokenizer differs from the policy's: name another model, or leave it out"]),
         (merged_into({"layers": 2}),
          ["merged.model: its num_hidden_layers is 2, but `sft` is an adapter"]),
         (merged_into({"intermediate_size": 16}),

@@ -63,7 +63,8 @@ SMALL["dpo"] = {**PAIRS, "stage": "preference", "reference": {"logprobs": ["seen
                 "losses": {"dpo": {"type": "dpo", "label_smoothing": 0.1}, "nll": {"type": "nll"}}}  # fmt: skip
 SMALL["own"] = {
     "stage": "generate", "dataset": "prompts", "model": "sft", "samples": 4, "sampling": {"max_tokens": 8},
-    "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier"}},
+    "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier"}, "taste": {"type": "reward_model"}},
+    "reference": {"model": "base"}, "keep_tokens": True, "engine": {"dtype": "float32"}, "placement": {"workers": 2},
 }  # fmt: skip
 SMALL["own-pairs"] = {"stage": "pairs", "dataset": "own", "select": "all", "margin": 0.5}
 SMALL["own-labels"] = {"stage": "unpaired", "dataset": "own", "threshold": 0.5, "margin": 0.25}

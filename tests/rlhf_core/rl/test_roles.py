@@ -20,7 +20,6 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import copy_tokenizer
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores
@@ -34,7 +33,7 @@ from tests.rlhf_core.rl.one_rank import trajectories
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.killed_runs import without_times
-from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, reward_model
 from tests.toys.algorithm import TOY
 
 OPTIMIZER = {"learning_rate": 1e-2}
@@ -128,15 +127,6 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
     folder = tmp_path_factory.mktemp("inputs")
     prompts = [{"prompt": [{"role": "user", "content": f"say {letter}"}]} for letter in "abcd"]
     return {"model": base_model(folder / "base"), "dataset": dataset(folder / "data", prompts)}
-
-
-def reward_model(folder: Path, base: Input, seed: int, mean: float, std: float) -> Input:
-    torch.manual_seed(seed)
-    classifier = AutoModelForSequenceClassification.from_pretrained(base.folder, num_labels=1)
-    classifier.config.update({"reward_mean": mean, "reward_std": std})
-    classifier.save_pretrained(folder)
-    copy_tokenizer(base.folder, folder)
-    return local_input(folder, Kind.REWARD_MODEL)
 
 
 def run(folder: Path, settings: RLConfig, inputs: Mapping[str, Input]) -> tuple[Output, LocalContext, RLWorker]:
@@ -250,7 +240,7 @@ def test_a_reference_with_another_tokenizer_is_refused_before_anything_starts(
     word_level_tokenizer(["say"], context_length=64).save_pretrained(tmp_path / "other")
     (tmp_path / "other" / "config.json").write_text("{}")
     given = {**inputs, "grpo.kl.reference": local_input(tmp_path / "other", Kind.POLICY)}
-    with pytest.raises(StageError, match=r"^grpo\.kl\.reference: .* its tokenizer differs from the policy's"):
+    with pytest.raises(StageError, match=r"^grpo\.kl\.reference: its tokenizer differs from the policy's"):
         run(tmp_path, config("grpo", kl={**KL, "reference": "x"}), given)
 
 

@@ -7,12 +7,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+from transformers import AutoModelForSequenceClassification
+
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
+from rlhf_core.models.folder import copy_tokenizer
 from rlhf_core.stages import base
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
@@ -40,6 +44,15 @@ def base_model(folder: Path, *, tied: bool = True, heads: int = 2, seed: int = 0
     )  # fmt: skip
     output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))
     return local_input(output.folder, Kind.BASE_MODEL)
+
+
+def reward_model(folder: Path, base: Input, seed: int, mean: float, std: float) -> Input:
+    torch.manual_seed(seed)
+    classifier = AutoModelForSequenceClassification.from_pretrained(base.folder, num_labels=1)
+    classifier.config.update({"reward_mean": mean, "reward_std": std})
+    classifier.save_pretrained(folder)
+    copy_tokenizer(base.folder, folder)
+    return local_input(folder, Kind.REWARD_MODEL)
 
 
 def dataset(

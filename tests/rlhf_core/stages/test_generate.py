@@ -140,7 +140,18 @@ def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Pat
     [
         ({"sampling": {"max_tokens": 4, "temperature": 0.0}}, "would be alike"),
         ({"rewards": {"exact": {"type": "verifier", "tolerated_failures": 0.5}}}, "every completion needs its reward"),
-        ({"rewards": {"taste": {"type": "reward_model"}}}, "there is no reward of text `reward_model`"),
+        ({"rewards": {"all": {"type": "environment"}}}, "there is no reward of a completion `environment`"),
+        (
+            {"reference": {"model": "base"}, "sampling": {"max_tokens": 4, "top_p": 0.9}},
+            "but sampling.top_p makes them",
+        ),
+        ({"reference": {"model": "base"}, "sampling": {"max_tokens": 4, "temperature": 0.7}}, "sampling.temperature"),
+        ({"engine": {"dtype": "float32"}}, "engine is for models that read the completions, but there is no reward"),
+        ({"placement": {"workers": 2}}, "placement is for models that read the completions, but there is no reward"),
+        (
+            {"rewards": {"taste": {"type": "reward_model", "engine": {"attention": "flash_attention_2"}}}},
+            "flash_attention_2 needs a GPU",
+        ),
     ],
 )
 def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message: str) -> None:

@@ -1,0 +1,105 @@
+"""Models that read what was sampled: one after the other, each on ranks of its own that end when it has read all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
+from rlhf_core.config.sampled import GenerateConfig
+from rlhf_core.contract import Input, StageContext
+from rlhf_core.division import Division
+from rlhf_core.packing import pack
+from rlhf_core.rewards.model import RewardReader, TokenScores
+from rlhf_core.rl.roles import REFERENCE, Role, reward_role
+from rlhf_core.rl.scoring import FrozenWorker, scored
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.types import PackedBatch, Trajectory
+
+# Completions packed at a time. No setting: rounding depends on what shares a micro-batch.
+_TOGETHER = 512
+
+Progress = Callable[[int], None]  # told how many more completions a model has read
+Run = tuple[ArtifactRef, EngineConfig, Placement]
+
+
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """Starts the models that read the completions of a stage `generate`, with the reward models' settings."""
+
+    config: GenerateConfig
+    inputs: Mapping[str, Input]
+    rewards: Mapping[str, RewardReader]
+    context: StageContext
+    cluster: Cluster
+
+    @property
+    def passes(self) -> int:
+        """How many models read all completions."""
+        return len(self._reward_models()) + len(self._compared())
+
+    def judge(self, sampled: Sequence[Trajectory], progress: Progress) -> dict[str, list[float]]:
+        """By name what each reward of a model gives every completion, the rewards of its steps added up."""
+        judged: dict[str, list[float]] = {}
+        for (ref, engine, placement), names in self._reward_models().items():
+            role = Role(reward_role(names[0]), ref, "scalar", engine, placement=placement)
+            with self._scores(role, role.name) as scores:
+                rewards = {name: self.rewards[name].reward(scores) for name in names}
+                for part in _parts(sampled):
+                    for name, reward in rewards.items():
+                        judged.setdefault(name, []).extend(reward(part).totals())
+                    progress(len(part))
+        return judged
+
+    def compare(self, sampled: Sequence[Trajectory], progress: Progress) -> tuple[list[float], list[float]]:
+        """Of each completion the log-prob that the model gives to its tokens together, and that of the reference.
+
+        Both are the ranks': an engine's would add how its rounding differs to the KL.
+        """
+        found: dict[ArtifactRef, list[float]] = {}
+        for ref, engine, placement in self._compared():
+            found[ref] = []
+            with self._scores(Role(REFERENCE, ref, "causal", engine, placement=placement), "ref_logprobs") as scores:
+                for part in _parts(sampled):
+                    batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
+                    each = scores(batch).double().split(batch.sequence_lengths.tolist())
+                    found[ref] += [float(logprobs.sum()) for logprobs in each]
+                    progress(len(part))
+        return found[self.inputs["model"].manifest.ref], found[self.inputs["reference.model"].manifest.ref]
+
+    def _reward_models(self) -> dict[Run, list[str]]:
+        """The rewards that each model gives."""
+        runs: dict[Run, list[str]] = {}
+        for name in self.config.model_rewards:
+            ref = self.inputs[f"rewards.{name}.model"].manifest.ref
+            runs.setdefault((ref, *self.config.readers[f"rewards.{name}"]), []).append(name)
+        return runs
+
+    def _compared(self) -> list[Run]:
+        if self.config.reference is None:
+            return []
+        refs = dict.fromkeys(self.inputs[name].manifest.ref for name in ("model", "reference.model"))
+        return [(ref, *self.config.readers["reference"]) for ref in refs]
+
+    @contextmanager
+    def _scores(self, role: Role, name: str) -> Iterator[TokenScores]:
+        """name: as in rl.scoring.Scores."""
+        assert role.placement is not None
+        temperature = self.config.sampling.temperature
+        with self.cluster.workers(role.placement, FrozenWorker, temperature, self.context, role) as ranks:
+
+            def scores(batch: PackedBatch) -> Tensor:
+                tokens = role.engine.tokens_per_micro_batch
+                division = Division.of(batch, replicas=ranks.size, tokens_per_micro_batch=tokens)
+                return scored(ranks, division, [name])[name]
+
+            yield scores
+
+
+def _parts(sampled: Sequence[Trajectory]) -> Iterator[Sequence[Trajectory]]:
+    return (sampled[start : start + _TOGETHER] for start in range(0, len(sampled), _TOGETHER))
