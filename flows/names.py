@@ -13,11 +13,11 @@ from rlhf_core.pipeline.recipe import Recipe
 _LONGEST = 200  # characters of a name
 
 
-def name_run(run_id: UUID, recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None) -> None:
+def name_run(run_id: UUID, name: str, recipe: Recipe) -> None:
     """Names and tags the run. Keeps the tags that it has."""
     with get_client(sync_client=True) as client:
         tags = {*client.read_flow_run(run_id).tags, *run_tags(recipe)}
-        client.update_flow_run(run_id, name=run_name(recipe, overrides, only), tags=sorted(tags))
+        client.update_flow_run(run_id, name=name, tags=sorted(tags))
 
 
 def run_name(recipe: Recipe, overrides: Sequence[str], only: Collection[str] | None = None) -> str:

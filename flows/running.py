@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -16,12 +17,12 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from flows.cancellation import noticed_cancellation
-from flows.names import name_run
+from flows.names import name_run, run_name
 from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
-from rlhf_core.pipeline.prepare import Prepared, prepare
+from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.pipeline.specs import run_settings
 from rlhf_core.report.formatting import main_metrics
@@ -30,6 +31,8 @@ from tasks.ray_jobs import connect
 from tasks.stage import StageResult, stop_jobs_of
 
 Row = dict[str, str]
+Futures = Mapping[str, PrefectFuture[Any]]
+CANCELLED: State[Any] = Cancelled(message="cancelled; its jobs are stopped, except those that other runs follow")
 
 
 def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | None = None) -> list[Row] | State[Any]:
@@ -41,20 +44,40 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     started_at = datetime.now(UTC)
     run_id = str(runtime.flow_run.id)
     with noticed_cancellation(UUID(run_id)) as cancel:
-        prepared = prepare(recipe, overrides, run_id=run_id)
+        prepared = prepare(recipe, overrides, pins=pins_path(run_id))
+        if only is None:
+            prepared.require_single_run()
         nodes = prepared.graph if only is None else _chosen(only, prepared)
-        name_run(UUID(run_id), prepared.loaded.recipe, overrides, only)
-        runner = StageRunner(run_settings(prepared, run_id), nodes, prepared.repository, connect(), cancel)
-        futures = _submit(nodes, runner)
-        try:
-            for future in futures.values():
-                future.wait()
-        except (KeyboardInterrupt, TerminationSignal):
-            # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
-            cancel.set()
-            raise
+        name_run(UUID(run_id), run_name(prepared.loaded.recipe, overrides, only), prepared.loaded.recipe)
+        futures = compute(prepared, nodes, cancel)
     if cancel.is_set():
-        return Cancelled(message="cancelled; its jobs are stopped, except those that other runs follow")
+        return CANCELLED
+    return conclude(prepared, overrides, started_at, nodes, futures)
+
+
+def compute(prepared: Prepared, nodes: Mapping[str, Node], cancel: threading.Event) -> Futures:
+    """Runs the nodes to their end, or until `cancel` is set."""
+    settings = run_settings(prepared, str(runtime.flow_run.id))
+    runner = StageRunner(settings, nodes, prepared.repository, connect(), cancel)
+    futures = _submit(nodes, runner)
+    try:
+        for future in futures.values():
+            future.wait()
+    except (KeyboardInterrupt, TerminationSignal):
+        # An interrupted or cancelled run: its tasks see this, stop their jobs, and the task runner waits for them.
+        cancel.set()
+        raise
+    return futures
+
+
+def conclude(
+    prepared: Prepared,
+    overrides: Sequence[str],
+    started_at: datetime,
+    nodes: Mapping[str, Node],
+    futures: Futures,
+) -> list[Row]:
+    """Writes the run's record, table and report. Returns one table row per node; raises StageError if one failed."""
     record = _record(prepared, overrides, started_at, nodes, futures)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
@@ -85,7 +108,7 @@ def _chosen(names: Collection[str], prepared: Prepared) -> dict[str, Node]:
     return nodes
 
 
-def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> dict[str, PrefectFuture[Any]]:
+def _submit(nodes: Mapping[str, Node], runner: StageRunner) -> Futures:
     futures: dict[str, PrefectFuture[Any]] = {}
     for name, node in nodes.items():
         before = [futures[other] for other in (*node.inputs.values(), *node.after) if other in futures]
@@ -100,7 +123,7 @@ def _record(
     overrides: Sequence[str],
     started_at: datetime,
     nodes: Mapping[str, Node],
-    futures: Mapping[str, PrefectFuture[Any]],
+    futures: Futures,
 ) -> RunRecord:
     return RunRecord(
         run_id=str(runtime.flow_run.id),
@@ -133,7 +156,7 @@ def _failure(state: State[StageResult]) -> str:
     return str(state.result(raise_on_failure=False)) if state.is_failed() else state.message or str(state.name)
 
 
-def _raise_failures(futures: Mapping[str, PrefectFuture[Any]]) -> None:
+def _raise_failures(futures: Futures) -> None:
     failures = [error for future in futures.values() if (error := _failure(future.state))]
     for error in failures:
         get_run_logger().error("%s", error)

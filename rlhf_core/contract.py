@@ -19,6 +19,7 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "reward_model": frozenset({Kind.REWARD_MODEL}),
     "adapter": frozenset({Kind.ADAPTER}),
     "logprobs": frozenset({Kind.LOGPROBS}),
+    "evaluation": frozenset({Kind.EVALUATION}),
 }
 
 DRIVER_CPUS = 0.1  # reserved for the process of a job whose work is done by actors

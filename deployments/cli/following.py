@@ -1,4 +1,4 @@
-"""Runs the deployment `alignment/full` and shows its state in Prefect in the terminal.
+"""Runs a deployment and shows its state in Prefect in the terminal.
 
 The flow runs as a deployment and not in this process. So the run is the same as one started in the UI: it can be
 retried there, it survives a closed terminal, and `alignment run` shows only what Prefect knows. The cost is the start
@@ -11,6 +11,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 from uuid import UUID
 
 import httpx
@@ -37,8 +38,7 @@ from rlhf_core.errors import AlignmentError, StackError
 from tasks.ray_jobs import connect
 from tasks.stage import stop_jobs_of
 
-DEPLOYMENT = "alignment/full"
-_CTRL_C = "Ctrl-C in `alignment run`"
+_CTRL_C = "Ctrl-C in the terminal"
 _POLL_SECONDS = 1.0
 _ASK_SECONDS = 5.0  # between two looks at what the run waits for
 _CANCEL_SECONDS = 12.0  # that the run's own process has to stop its jobs
@@ -50,12 +50,13 @@ _LOST_SECONDS = 60.0  # after which a Prefect server that does not answer counts
 class Ended:
     run_id: str
     succeeded: bool
+    state: str  # its name in Prefect
     message: str
     url: str
 
 
-def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console: Console) -> Ended:
-    """Starts the run and follows it to its end. Ctrl-C cancels it and stops its jobs; a second Ctrl-C exits.
+def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str], console: Console) -> Ended:
+    """Starts a run of the deployment and follows it to its end. Ctrl-C cancels it and stops its jobs; a second exits.
 
     Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost, and
     if jobs could not be stopped.
@@ -63,7 +64,7 @@ def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console:
     api = get_current_settings().api.url
     if not api:
         raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
-    run_id = _start(api, recipe, overrides)
+    run_id = _start(api, deployment, parameters)
     url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
     console.print(f"run {url}", soft_wrap=True, highlight=False)
     with get_client(sync_client=True) as client, view(console) as run_view:
@@ -73,7 +74,7 @@ def follow(nodes: Sequence[str], recipe: str, overrides: Sequence[str], console:
         except KeyboardInterrupt:
             run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
             state = run.cancel()
-    return Ended(str(run_id), state.is_completed(), _reason(state), url)
+    return Ended(str(run_id), state.is_completed(), state.name or "", _reason(state), url)
 
 
 def _reason(state: State) -> str:
@@ -83,12 +84,11 @@ def _reason(state: State) -> str:
     return raised[1] if raised else f"{state.name}: {message}"
 
 
-def _start(api: str, recipe: str, overrides: Sequence[str]) -> UUID:
-    parameters = {"recipe": recipe, "overrides": list(overrides)}
+def _start(api: str, deployment: str, parameters: Mapping[str, Any]) -> UUID:
     try:
-        flow_run = run_deployment(DEPLOYMENT, parameters=parameters, timeout=0, as_subflow=False)
+        flow_run = run_deployment(deployment, parameters=dict(parameters), timeout=0, as_subflow=False)
     except ObjectNotFound as error:
-        raise StackError(f"the Prefect server at {api} has no deployment {DEPLOYMENT}: run `alignment up`") from error
+        raise StackError(f"the Prefect server at {api} has no deployment {deployment}: run `alignment up`") from error
     except httpx.TransportError as error:
         raise StackError(f"no Prefect server answers at {api} ({error}): run `alignment up`") from error
     assert isinstance(flow_run, FlowRun), "run_deployment is synchronous outside an event loop"

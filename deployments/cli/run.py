@@ -40,7 +40,7 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
         store.reach()
         repository = ArtifactRepository(store)
     earlier: list[Manifest] = []
-    planned = _planned(checked, repository, earlier)
+    planned = planned_nodes(checked, repository, earlier)
     console.print(plan_table(checked.loaded.recipe.name, planned))
     _show_estimates(checked, planned, earlier)
     for stage, why in checked.left_out.items():
@@ -49,7 +49,7 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
         console.print(note, markup=False)
 
 
-def _planned(
+def planned_nodes(
     checked: Checked, repository: ArtifactRepository | None, earlier: list[Manifest] | None = None
 ) -> list[PlannedNode]:
     recipe = checked.loaded.recipe
@@ -73,12 +73,14 @@ def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] 
     """Runs a recipe and follows it. Finished stages are reused. Ctrl-C stops its jobs."""
     settings = overrides or []
     prepared = prepare(recipe, settings)
-    planned = _planned(prepared, prepared.repository)
+    prepared.require_single_run()
+    planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
 
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it
 
-    ended = follow([node.name for node in planned], _absolute(recipe), settings, console)
+    parameters = {"recipe": absolute(recipe), "overrides": settings}
+    ended = follow("alignment/full", parameters, [node.name for node in planned], console)
     record = read_record(prepared.store, ended.run_id)
     if record is not None:
         console.print(outcome_table(record))
@@ -88,7 +90,7 @@ def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] 
         _show_end(prepared, record, ended.url)
 
 
-def _absolute(recipe: str) -> str:
+def absolute(recipe: str) -> str:
     """The flow runs in another folder than this command."""
     return str(Path(recipe).resolve()) if recipe.endswith((".yaml", ".yml")) else recipe
 

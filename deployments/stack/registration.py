@@ -10,11 +10,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
+
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
 _AUTOMATIONS = Path(__file__).with_name("automations.py")
+_SECONDS = 30.0  # that the server may take to answer
 _SOURCES = ("flows", "tasks", "rlhf_core/config")  # these define the typed parameters of the deployments
 
 
@@ -34,6 +37,7 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
     create = (sys.executable, "-m", "deployments.stack.automations")
+    active = _active_schedules(environment["PREFECT_API_URL"])
     with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
         started = [
             threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
@@ -41,8 +45,29 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
         ]
     for done in started:
         done.result()
+    _activate(environment["PREFECT_API_URL"], active)
     stamp.write_text(state)
     return True
+
+
+def _active_schedules(api: str) -> list[str]:
+    """Paths of the schedules that a person has enabled: `prefect deploy` makes them again as the file has them, paused.
+
+    Over HTTP, since importing Prefect takes a second.
+    """
+    answer = httpx.post(f"{api}/deployments/filter", json={}, timeout=_SECONDS)
+    answer.raise_for_status()
+    return [
+        f"{api}/deployments/{deployment['id']}/schedules/{schedule['id']}"
+        for deployment in answer.json()
+        for schedule in deployment["schedules"]
+        if schedule["active"]
+    ]
+
+
+def _activate(api: str, schedules: Sequence[str]) -> None:
+    for schedule in set(schedules) - set(_active_schedules(api)):
+        httpx.patch(schedule, json={"active": True}, timeout=_SECONDS).raise_for_status()
 
 
 def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

@@ -154,9 +154,8 @@ def lease_path(ref: ArtifactRef) -> str:
     return f"leases/{ref.stage}/{ref.key}.json"
 
 
-def take_lease(store: Store, ref: ArtifactRef, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
-    """The lease of `ref`, its heartbeat not started yet; or the process that holds it."""
-    path = lease_path(ref)
+def take_lease(store: Store, path: str, *, lifetime: timedelta = LIFETIME) -> Lease | Holder:
+    """The lease at `path`, its heartbeat not started yet; or the process that holds it."""
     now = datetime.now(UTC)
     record = LeaseRecord(holder=_this_process(), expires_at=now + lifetime, renewals=0, taken_at=now, seen_at=now)
     data = _encoded(record)
@@ -203,7 +202,7 @@ def wait_for_lease(
     """
     reported = ""
     while not done():
-        taken = take_lease(store, ref, lifetime=lifetime)
+        taken = take_lease(store, lease_path(ref), lifetime=lifetime)
         if isinstance(taken, Lease):
             return taken
         if reported != taken.id:

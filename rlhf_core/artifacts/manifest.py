@@ -23,6 +23,7 @@ class Kind(StrEnum):
     LOGPROBS = "logprobs"
     REWARD_MODEL = "reward_model"
     EVALUATION = "evaluation"
+    ROUND = "round"
     REPORT = "report"
 
 

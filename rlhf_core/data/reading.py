@@ -38,7 +38,7 @@ def read_dataset(folder: Path) -> Rows:
     """
     if not (folder / INFO_FILE).is_file():
         raise StageError(f"{folder}: there is no {INFO_FILE}, so this is not a dataset artifact")
-    name = _info(folder).get("format")
+    name = dataset_info(folder).get("format")
     if name not in FORMATS:
         raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
     return Rows(format_of(name), iterate_rows(folder))
@@ -46,11 +46,12 @@ def read_dataset(folder: Path) -> Rows:
 
 def row_policy(folder: Path) -> RowPolicy:
     """What the recipe wants of rows of this dataset artifact that the stage which reads them cannot use as they are."""
-    info = _info(folder)
+    info = dataset_info(folder)
     return RowPolicy(long=info.get("on_long_row", "error"), bad=info.get("on_bad_row", "error"))
 
 
-def _info(folder: Path) -> dict[str, Any]:
+def dataset_info(folder: Path) -> dict[str, Any]:
+    """How a dataset artifact came to be, and its format."""
     info: dict[str, Any] = json.loads((folder / INFO_FILE).read_text(encoding="utf-8"))
     return info
 

@@ -63,3 +63,13 @@ def bootstrap(values: Sequence[float], *, seed: int, resamples: int = 2000) -> E
     means = np.array([generator.choice(data, size=data.size).mean() for _ in range(resamples)])
     low, high = np.quantile(means, [0.025, 0.975])
     return Estimate(float(data.mean()), float(low), float(high))
+
+
+def paired_difference(before: Sequence[float], after: Sequence[float], *, seed: int) -> Estimate:
+    """The mean of after - before, values in 0-1 of the same prompts, with its interval by `cluster_bootstrap`.
+
+    Resampling prompts keeps each pair together, so what both find easy or hard does not widen the interval.
+    """
+    shares = [(new - old + 1) / 2 for old, new in zip(before, after, strict=True)]
+    share = cluster_bootstrap(shares, seed=seed)
+    return Estimate(2 * share.value - 1, 2 * share.low - 1, 2 * share.high - 1)

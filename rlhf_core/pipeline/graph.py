@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.loading import LoadedRecipe
-from rlhf_core.pipeline.outline import Draft, Outline, outline
+from rlhf_core.pipeline.outline import Outline, outline
 from rlhf_core.pipeline.pins import pins
 from rlhf_core.pipeline.user_files import user_files
 from rlhf_core.stages.key import stage_key
@@ -45,6 +46,9 @@ def build_graph(
     for draft in (drafts or outline(loaded.recipe)).nodes.values():
         if draft.existing is not None:
             nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, draft.existing.ref)
+        elif not draft.stage.entry:  # the result of the node that it reads, by another name
+            same = nodes[draft.inputs["model"]].ref
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, same)
         else:
             nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned)
     return nodes

@@ -27,7 +27,7 @@ from rlhf_core.data.opening import file_problem
 from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.recipe import Recipe
 
 Located = tuple[str, Row]  # where the row is, the canonical row

@@ -12,7 +12,7 @@ from rlhf_core.data.formats import format_of
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.data.formats.unpaired import one_label
 from rlhf_core.errors import one_line
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
 

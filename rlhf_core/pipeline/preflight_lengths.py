@@ -20,7 +20,7 @@ from rlhf_core.data.templates import with_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import sampled_otherwise
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
 from rlhf_core.pipeline.preflight_model import BaseModel
 from rlhf_core.pipeline.recipe import Recipe

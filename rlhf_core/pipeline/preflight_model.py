@@ -24,7 +24,7 @@ from rlhf_core.models.folder import GENERATION_CONFIG, text_config
 from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
 from rlhf_core.models.scratch import architecture
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 
 _READ_CONFIG = """
 import sys

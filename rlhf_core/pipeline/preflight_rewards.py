@@ -8,7 +8,7 @@ from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located
 
 

@@ -22,7 +22,7 @@ from rlhf_core.models.readers import judge_problem, reader_problem, scale_proble
 from rlhf_core.models.scratch import linear_layers
 from rlhf_core.models.served import problems_on_cpu
 from rlhf_core.models.targets import head_problems, target_problem
-from rlhf_core.pipeline.outline import Draft
+from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
 

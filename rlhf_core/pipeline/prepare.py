@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import Manifest
-from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.opening import STORE_VARIABLE, open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.rounds import Rounds, RoundStart
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import RecipeError, StoreError, did_you_mean
 from rlhf_core.pipeline.graph import Node, build_graph
@@ -16,6 +18,7 @@ from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight import Seen, look
 from rlhf_core.pipeline.preflight_effects import effect_notes
+from rlhf_core.pipeline.preflight_rounds import check_round
 from rlhf_core.stages.key import computing_libraries
 
 
@@ -29,6 +32,7 @@ class Checked:
     left_out: Mapping[str, str]  # stages of the recipe that no node runs, and why
     seen: Seen  # in its files
     notes: Sequence[str]  # what to know of it that is no mistake
+    start: RoundStart | None  # of the loop's round that it is; None: it is no loop, or there is no store
 
     def node(self, name: str) -> Node:
         """Raises RecipeError, which lists the nodes, if there is no such one."""
@@ -36,6 +40,20 @@ class Checked:
             recipe, near = self.loaded.recipe.name, did_you_mean(name, self.graph)
             raise RecipeError(f"the recipe {recipe} has no node `{name}`{near}; it has {', '.join(self.graph)}")
         return self.graph[name]
+
+    def require_single_run(self) -> None:
+        """Raises RecipeError for a loop: its rounds are counted, and their prompts are used once."""
+        name = self.loaded.recipe.name
+        if self.loaded.recipe.loop is not None:
+            raise RecipeError(f"the recipe {name} is a loop: `alignment loop` runs its rounds")
+
+    def require_loop(self) -> None:
+        """Raises RecipeError for a recipe that has no rounds."""
+        if self.loaded.recipe.loop is None:
+            raise RecipeError(
+                f"the recipe {self.loaded.recipe.name} has no `loop`, so there are no rounds of it: add `loop`, or use "
+                "`alignment run`"
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,12 +65,17 @@ class Prepared(Checked):
 
 
 def check(
-    recipe: str, overrides: Sequence[str], resolved: dict[str, str] | None = None, store: str | None = None
+    recipe: str,
+    overrides: Sequence[str],
+    resolved: dict[str, str] | None = None,
+    store: str | None = None,
+    start: RoundStart | None = None,
 ) -> Checked:
-    """Reads the store only where the recipe names an artifact of it.
+    """Reads the store only where the recipe names an artifact of it, or is a loop.
 
     resolved: what was looked up before, artifacts and remote sources alike; extended in place.
     store: its URL; none: the store that the environment names.
+    start: the loop's round; none: the one that would be run now.
     Raises RecipeError for what its writer can correct, StoreError if the store is needed and cannot be read.
     """
     loaded = load_recipe(recipe, overrides)
@@ -68,27 +91,39 @@ def check(
         pinned[name] = f"{manifest.stage}/{manifest.key}"
         return manifest
 
-    drafts = outline(loaded.recipe, find)
+    if start is None and loaded.recipe.loop is not None and (store or os.environ.get(STORE_VARIABLE)):
+        start = Rounds(_opened(store), loaded.recipe.name).current()
+    drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
+    graph = build_graph(loaded, libraries, drafts, pinned)
     notes = [*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes, seen.rows), *seen.notes]
-    return Checked(loaded, libraries, build_graph(loaded, libraries, drafts, pinned), drafts.left_out, seen, notes)
+    if start is not None:
+        notes += check_round(loaded.recipe, graph, start, seen.rows, ArtifactRepository(_opened(store)))
+    return Checked(loaded, libraries, graph, drafts.left_out, seen, notes, start)
 
 
-def prepare(recipe: str, overrides: Sequence[str], run_id: str = "", store: str | None = None) -> Prepared:
+def prepare(
+    recipe: str,
+    overrides: Sequence[str],
+    pins: str = "",
+    store: str | None = None,
+    start: RoundStart | None = None,
+) -> Prepared:
     """Like `check`, with the store at the URL `store`, or that the environment names, which is probed.
 
-    run_id: of a run that starts or is retried. A retry uses what aliases, branches and files meant at the first start.
+    pins: where in the store a run, or a round, keeps what aliases, branches and files were when it was first started,
+    which its retries use; empty: nowhere.
     """
     resolved: dict[str, str] = {}
-    if run_id and (kept := _opened(store).get(_pins_path(run_id))) is not None:
+    if pins and (kept := _opened(store).get(pins)) is not None:
         resolved = json.loads(kept)
-    checked = check(recipe, overrides, resolved, store)
+    checked = check(recipe, overrides, resolved, store, start)
     opened = _opened(store)
     opened.probe()
-    if run_id and resolved:
-        opened.put(_pins_path(run_id), json.dumps(resolved, indent=1).encode())
+    if pins and resolved:
+        opened.put(pins, json.dumps(resolved, indent=1).encode())
     return Prepared(
-        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, checked.notes,
+        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, checked.notes, checked.start,
         opened, ArtifactRepository(opened),
     )  # fmt: skip
 
@@ -98,5 +133,6 @@ def _opened(url: str | None) -> Store:
     return open_store(url or store_url())
 
 
-def _pins_path(run_id: str) -> str:
+def pins_path(run_id: str) -> str:
+    """Of a run that is no round."""
     return f"runs/{run_id}/pins.json"

@@ -11,6 +11,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from rlhf_core.config.base import NULL_WORDS, Config, KeyedConfig, operational
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.loop import LoopConfig
 from rlhf_core.config.numbers import Seed
 from rlhf_core.config.stage import NamedStageConfig
 from rlhf_core.config.stages import ReportConfig
@@ -56,6 +57,7 @@ class Recipe(KeyedConfig):
     merge: Annotated[bool | None, BeforeValidator(_no_stage)] = Field(
         default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
     )
+    loop: LoopConfig | None = Field(default=None, description="run the recipe in rounds; none: it is one run")
     report: ReportConfig | None = Field(default=ReportConfig(), description="one HTML page about the run")
     tracking: TrackingConfig = operational(TrackingConfig, description="where metrics go besides metrics.jsonl")
 
@@ -85,8 +87,8 @@ class Recipe(KeyedConfig):
     @classmethod
     def block_names(cls) -> list[str]:
         """The stages that a recipe names by a key of their own; datasets are in `data`, with their overlap, the report
-        is one."""
-        return [name for name in STAGES if name not in ("dataset", "overlap", "report")]
+        is one, and so are the parts of a loop."""
+        return [name for name in STAGES if name not in ("dataset", "overlap", "report", "round_prompts", "round")]
 
     @property
     def stages(self) -> Mapping[str, NamedStageConfig]:

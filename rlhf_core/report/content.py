@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -12,8 +11,9 @@ from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
+from rlhf_core.evaluation.comparison import compare
 from rlhf_core.report.formatting import main_metrics
-from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
+from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, read_jsonl
 
 Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
 Answers = Mapping[str, list[dict[str, Any]]]  # model -> the rows of its evaluation
@@ -63,7 +63,7 @@ class Difference:
 def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     """nodes: the run's artifacts by node name, in the order of the run."""
     by_model = {name.removeprefix("evaluation."): i for name, i in nodes.items() if i.manifest.kind == Kind.EVALUATION}
-    answers = {model: _read_jsonl(evaluation.folder / SAMPLES_FILE) for model, evaluation in by_model.items()}
+    answers = {model: read_jsonl(evaluation.folder / SAMPLES_FILE) for model, evaluation in by_model.items()}
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
         evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
@@ -100,16 +100,11 @@ def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
 def _curves(path: Path) -> Curves:
     curves: Curves = {}
     if path.exists():  # only stages that train log metrics
-        for line in _read_jsonl(path):
+        for line in read_jsonl(path):
             for name, value in line.items():
                 if name not in ("step", "time") and isinstance(value, int | float):
                     curves.setdefault(name, []).append((line["step"], value))
     return curves
-
-
-def _read_jsonl(path: Path) -> list[dict[str, Any]]:
-    with path.open(encoding="utf-8") as file:
-        return [json.loads(line) for line in file if line.strip()]
 
 
 def _by_prompts(answers: Answers) -> list[Answers]:
@@ -137,11 +132,8 @@ def _differences(answers: Answers) -> list[Difference]:
 def _difference(
     scorer: str, before: str, after: str, old: Sequence[dict[str, Any]], new: Sequence[dict[str, Any]]
 ) -> Difference:
-    old_scores = {row["id"]: _greedy(row)["scores"][scorer] for row in old}
-    deltas = [_greedy(row)["scores"][scorer] - old_scores[row["id"]] for row in new]
-    generator = random.Random(0)
-    means = sorted(sum(generator.choices(deltas, k=len(deltas))) / len(deltas) for _ in range(2000))
-    return Difference(scorer, before, after, sum(deltas) / len(deltas), means[49], means[1949], len(deltas))
+    found = compare(old, new, scorer)
+    return Difference(scorer, before, after, found.value, found.low, found.high, len(new))
 
 
 def _greedy(row: dict[str, Any]) -> dict[str, Any]:

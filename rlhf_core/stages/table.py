@@ -5,6 +5,7 @@ from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.kto import KTOConfig
+from rlhf_core.config.loop import RoundConfig, RoundPromptsConfig
 from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
@@ -51,7 +52,10 @@ _STAGES = (
     Stage("best_of_n", 1, BestOfNConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:best_of_n"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
-    Stage("report", 4, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
+    Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),
+    Stage("round", 1, RoundConfig, _only(Kind.ROUND), "rlhf_core.stages.round:run",
+          files={"*_evaluation": frozenset({SAMPLES_FILE}), "*": frozenset()}),
+    Stage("report", 5, ReportConfig, _only(Kind.REPORT), "rlhf_core.stages.report:run", reads_all=True,
           files={"node.*": frozenset({METRICS_FILE, SAMPLES_FILE})}),
 )  # fmt: skip
 

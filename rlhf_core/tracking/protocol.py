@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Annotated
+from pathlib import Path
+from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
@@ -64,6 +65,12 @@ class JobError:
 
 _PROGRESS = TypeAdapter(Progress)
 _ERROR = TypeAdapter(JobError)
+
+
+def read_jsonl(path: Path) -> list[dict[str, Any]]:
+    """The lines of one of the two files."""
+    with path.open(encoding="utf-8") as file:
+        return [json.loads(line) for line in file if line.strip()]
 
 
 def encode(message: Progress | JobError) -> str:

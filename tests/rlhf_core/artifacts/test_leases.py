@@ -28,7 +28,7 @@ def store(store_url: str) -> Store:
 
 
 def _held(store: Store, lifetime: float = 40.0) -> Lease:
-    taken = take_lease(store, REF, lifetime=timedelta(seconds=lifetime))
+    taken = take_lease(store, lease_path(REF), lifetime=timedelta(seconds=lifetime))
     assert isinstance(taken, Lease)
     return taken
 
@@ -46,7 +46,7 @@ def _write(store: Store, holder: Holder, expires_in: float) -> None:
 
 def test_a_held_lease_is_not_given_again_until_it_is_released(store: Store) -> None:
     first = _held(store)
-    second = take_lease(store, REF)
+    second = take_lease(store, lease_path(REF))
     assert isinstance(second, Holder)
     assert second.id == _record(store).holder.id
     first.release()
@@ -59,7 +59,7 @@ def test_of_many_takers_one_holds(store: Store) -> None:
 
     def take(_: int) -> Lease | Holder:
         barrier.wait()
-        return take_lease(store, REF)
+        return take_lease(store, lease_path(REF))
 
     with ThreadPoolExecutor(6) as pool:
         taken = list(pool.map(take, range(6)))
@@ -96,9 +96,9 @@ def test_one_that_ran_out_is_taken_over_and_its_holder_learns_it(store: Store, m
 
 def test_a_holder_elsewhere_counts_until_it_expires(store: Store) -> None:
     _write(store, ELSEWHERE, expires_in=30)
-    assert take_lease(store, REF) == ELSEWHERE
+    assert take_lease(store, lease_path(REF)) == ELSEWHERE
     _write(store, ELSEWHERE, expires_in=-4)  # within what clocks may differ
-    assert take_lease(store, REF) == ELSEWHERE
+    assert take_lease(store, lease_path(REF)) == ELSEWHERE
     _write(store, ELSEWHERE, expires_in=-6)
     _held(store).release()
 
@@ -111,7 +111,7 @@ def test_a_holder_that_died_on_this_machine_is_seen_at_once(store: Store) -> Non
         "from rlhf_core.artifacts.leases import take_lease\n"
         "from rlhf_core.artifacts.manifest import ArtifactRef\n"
         "from rlhf_core.artifacts.opening import open_store\n"
-        "take_lease(open_store(sys.argv[1]), ArtifactRef(stage='sft', key='a' * 64))\n"
+        "take_lease(open_store(sys.argv[1]), lease_path(ArtifactRef(stage='sft', key='a' * 64)))\n"
     )
     subprocess.run([sys.executable, "-c", script, store.url], check=True)
     assert not _record(store).released

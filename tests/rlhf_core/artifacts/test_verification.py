@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts.leases import take_lease
+from rlhf_core.artifacts.leases import lease_path, take_lease
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
 from rlhf_core.artifacts.spec import StageSpec
@@ -99,7 +99,7 @@ def test_what_is_whole_when_it_is_read_again_stays(local: ArtifactRepository, tm
 def test_nothing_is_repaired_under_a_running_job(local: ArtifactRepository, tmp_path: Path) -> None:
     stored = published(local, tmp_path / "a", "one")
     local.store.put(blob(stored), b"oni")
-    take_lease(local.store, stored.ref)
+    take_lease(local.store, lease_path(stored.ref))
     with pytest.raises(StoreError, match=f"{stored.ref} is being computed by process .*: repair when it has ended"):
         list(repair(local, verify(local).damage, tmp_path))
     assert local.store.get(blob(stored)) == b"oni"

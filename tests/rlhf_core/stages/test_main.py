@@ -202,7 +202,7 @@ def test_of_two_jobs_one_computes_and_the_other_waits(
 
 def test_a_job_takes_over_when_the_other_fails(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, QUICK)
-    lease = take_lease(local.store, spec.ref)
+    lease = take_lease(local.store, lease_path(spec.ref))
     assert not isinstance(lease, Holder)
     job = jobs.start(local.store, spec.ref)
     job.wait_for("waiting for process")

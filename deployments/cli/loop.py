@@ -1,0 +1,100 @@
+"""`alignment loop`, `rounds` and `schedule`: rounds of a loop, run now or on a schedule, and how they ended."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
+from deployments.cli.tables import plan_table
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.rounds import Rounds
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.prepare import prepare
+
+app = typer.Typer()
+console = Console(soft_wrap=False)
+
+
+@app.command()
+def loop(
+    recipe: Annotated[str, RECIPE] = "tiny-loop",
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
+) -> None:
+    """Runs rounds of a loop and follows them. A round that has not ended is finished first. Ctrl-C stops its jobs."""
+    settings = overrides or []
+    prepared = prepare(recipe, settings)
+    prepared.require_loop()
+    planned = planned_nodes(prepared, prepared.repository)
+    console.print(plan_table(prepared.loaded.recipe.name, planned))
+
+    from deployments.cli.following import follow  # Prefect takes a second to import, and `rounds` does not need it
+
+    parameters = {"recipe": absolute(recipe), "overrides": settings, "rounds": rounds}
+    ended = follow("iterative-dpo/rounds", parameters, [node.name for node in planned], console)
+    known = Rounds(prepared.store, prepared.loaded.recipe.name)
+    console.print(_table(known, ended.run_id))
+    if not ended.succeeded or ended.state == "Skipped":
+        raise StageError(f"{ended.message} (run {ended.url})")
+
+
+@app.command()
+def rounds(
+    recipe: Annotated[str, RECIPE] = "tiny-loop",
+    skip: Annotated[
+        str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")
+    ] = None,
+) -> None:
+    """Lists the rounds of a loop: what became of each candidate, and why."""
+    known = Rounds(open_store(store_url()), load_recipe(recipe).recipe.name)
+    if skip is not None:
+        console.print(f"round {known.skip(skip).number} is skipped")
+    console.print(_table(known))
+
+
+def _table(known: Rounds, run_id: str | None = None) -> Table:
+    """Of all rounds, or of those that the run has finished."""
+    table = Table()
+    for column in ("round", "verdict", "why", "candidate", "ended"):
+        table.add_column(column, overflow="fold", no_wrap=column != "why")
+    for end in known.ends():
+        if run_id in (None, end.run_id):
+            candidate = "" if end.candidate is None else str(end.candidate)
+            ended = f"{end.ended_at:%Y-%m-%d %H:%M}"
+            table.add_row(str(end.number), end.verdict, escape(end.reason), candidate, ended)
+    return table
+
+
+@app.command()
+def schedule(
+    recipe: Annotated[str | None, typer.Argument(help="a recipe with a `loop`; none: list the schedules")] = None,
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
+    cron: Annotated[str, typer.Option(help="when to run a round, such as '0 3 * * *': each night at 3")] = "",
+    every: Annotated[float, typer.Option(min=0, help="or: minutes between two rounds' starts")] = 0,
+    timezone: Annotated[str, typer.Option(help="of the cron expression, such as Europe/Berlin")] = "UTC",
+    off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
+) -> None:
+    """Runs one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
+    from deployments.cli.scheduling import Schedule, remove_schedule, schedules, set_schedule  # imports Prefect
+
+    if recipe is not None:
+        settings = overrides or []
+        prepared = prepare(recipe, settings)
+        prepared.require_loop()
+        name = prepared.loaded.recipe.name
+        if off:
+            remove_schedule(name)
+        else:
+            set_schedule(Schedule(name, absolute(recipe), tuple(settings), cron, every, timezone))
+    table = Table()
+    for column in ("loop", "when", "active", "recipe", "settings"):
+        table.add_column(column, overflow="fold")
+    for found in schedules():
+        table.add_row(*map(escape, found))
+    console.print(table)

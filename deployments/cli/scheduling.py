@@ -1,0 +1,123 @@
+"""Schedules of loops: one of the deployment `iterative-dpo/scheduled` for each, called as the loop."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+import httpx
+from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.schemas.actions import DeploymentScheduleCreate
+from prefect.client.schemas.objects import DeploymentSchedule
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import get_current_settings
+from pydantic import ValidationError
+
+from rlhf_core.errors import RecipeError, StackError
+
+DEPLOYMENT = "iterative-dpo/scheduled"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    loop: str
+    recipe: str  # its name, or its file's absolute path
+    overrides: tuple[str, ...]
+    cron: str  # or empty
+    every: float  # minutes, or 0
+    timezone: str
+
+    def when(self) -> CronSchedule | IntervalSchedule:
+        """Raises RecipeError unless it says when, once and as Prefect can read it."""
+        if bool(self.cron) == bool(self.every):
+            raise RecipeError("say when by either --cron, such as '0 3 * * *', or --every, minutes between two rounds")
+        try:
+            if self.every:
+                return IntervalSchedule(interval=timedelta(minutes=self.every), anchor_date=datetime.now(UTC))
+            return CronSchedule(cron=self.cron, timezone=self.timezone)
+        except ValidationError as error:
+            said = error.errors()[0]["msg"].removeprefix("Value error, ")
+            raise RecipeError(f"--cron {self.cron!r}, --timezone {self.timezone!r}: {said}") from error
+
+
+class ScheduleRow(NamedTuple):
+    loop: str
+    when: str
+    active: str
+    recipe: str
+    overrides: str
+
+
+def set_schedule(schedule: Schedule) -> None:
+    """Replaces the loop's schedule, if it has one. Raises RecipeError, StackError."""
+    when = schedule.when()
+    parameters = {"recipe": schedule.recipe, "overrides": list(schedule.overrides)}
+    with _deployment() as (client, deployment):
+        existing = _of(deployment, schedule.loop)
+        if existing is None:
+            made = DeploymentScheduleCreate(schedule=when, active=True, parameters=parameters, slug=schedule.loop)
+            client.create_deployment_schedules(deployment.id, [made])
+        else:
+            client.update_deployment_schedule(
+                deployment.id, existing.id, active=True, schedule=when, parameters=parameters
+            )
+
+
+def remove_schedule(loop: str) -> None:
+    """Raises RecipeError if the loop has none, StackError."""
+    with _deployment() as (client, deployment):
+        existing = _of(deployment, loop)
+        if existing is None:
+            known = ", ".join(str(found.slug) for found in deployment.schedules) or "none"
+            raise RecipeError(f"the loop {loop} has no schedule; there are {known}")
+        client.delete_deployment_schedule(deployment.id, existing.id)
+
+
+def schedules() -> list[ScheduleRow]:
+    """Of all loops. Raises StackError."""
+    with _deployment() as (_, deployment):
+        return [
+            ScheduleRow(
+                str(found.slug),
+                _words(found),
+                "yes" if found.active else "no",
+                str(found.parameters.get("recipe", deployment.parameters.get("recipe", ""))),
+                " ".join(found.parameters.get("overrides", ())),
+            )
+            for found in deployment.schedules
+        ]
+
+
+@contextmanager
+def _deployment() -> Iterator[tuple[SyncPrefectClient, DeploymentResponse]]:
+    api = get_current_settings().api.url
+    if not api:
+        raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
+    with get_client(sync_client=True) as client:
+        try:
+            yield client, client.read_deployment_by_name(DEPLOYMENT)
+        except ObjectNotFound as error:
+            raise StackError(
+                f"the Prefect server at {api} has no deployment {DEPLOYMENT}: run `alignment up`"
+            ) from error
+        except httpx.TransportError as error:
+            raise StackError(f"no Prefect server answers at {api} ({error}): run `alignment up`") from error
+
+
+def _of(deployment: DeploymentResponse, loop: str) -> DeploymentSchedule | None:
+    return next((found for found in deployment.schedules if found.slug == loop), None)
+
+
+def _words(found: DeploymentSchedule) -> str:
+    match found.schedule:
+        case CronSchedule(cron=cron, timezone=timezone):
+            return f"{cron} ({timezone or 'UTC'})"
+        case IntervalSchedule(interval=interval):
+            return f"every {interval.total_seconds() / 60:g} min"
+        case other:
+            return str(other)

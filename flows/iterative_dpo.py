@@ -1,0 +1,30 @@
+"""Rounds of a loop: sample, score, pair, train, evaluate, and keep what is not worse. By hand, or on a schedule."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from prefect import flow
+from prefect.client.schemas.objects import State
+
+from flows.rounds import run_rounds
+from flows.running import Row, stop_jobs
+
+
+@flow(name="iterative-dpo", on_cancellation=[stop_jobs])
+def iterative_dpo(
+    recipe: str = "tiny-loop",
+    overrides: list[str] = [],  # noqa: B006  Prefect copies it
+    rounds: int = 1,
+) -> list[Row] | State[Any]:
+    """Finishes the round that was started and has not ended, or runs the next one; `rounds` of them.
+
+    Returns one row per round: what became of its candidate, and why. While another run of the loop is at work, none is
+    run, and the state Skipped says so.
+
+    Args:
+        recipe: name of a shipped recipe, or path of a .yaml file, with a `loop`
+        overrides: settings to change, each key.key=value, such as dpo.max_steps=200
+        rounds: how many
+    """
+    return run_rounds(recipe, overrides, rounds)

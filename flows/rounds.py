@@ -1,0 +1,103 @@
+"""Runs rounds of a loop one after another, each to its verdict. What a round is made of: pipeline/round_drafting.py."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import Any
+from uuid import UUID
+
+from prefect import get_run_logger, runtime
+from prefect.artifacts import create_table_artifact
+from prefect.client.schemas.objects import State
+from prefect.states import Completed
+
+from flows.cancellation import noticed_cancellation
+from flows.names import name_run, run_name
+from flows.running import CANCELLED, Row, compute, conclude
+from rlhf_core.artifacts.leases import Holder
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.rounds import RoundEnd, Rounds
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.prepare import Prepared, prepare
+from rlhf_core.pipeline.round_drafting import PROMPTS, ROUND
+
+
+def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] | State[Any]:
+    """Runs until this flow run has finished `rounds` rounds, those of its earlier attempts included.
+
+    Returns a row per round, or the state Skipped or Cancelled.
+    Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed: the round stays as it
+    is, and the next run finishes it.
+    """
+    run_id = str(runtime.flow_run.id)
+    loop = Rounds(open_store(store_url()), load_recipe(recipe, overrides).recipe.name)
+    with noticed_cancellation(UUID(run_id)) as cancel:
+        taken = loop.take()
+        if isinstance(taken, Holder):
+            return Completed(
+                name="Skipped",
+                message=f"round {loop.current().number} is at work, in process {taken.pid} on {taken.host}: one at a "
+                "time",
+            )
+        with taken.start(on_loss=cancel.set) as lease:
+            while len(ended := [end for end in loop.ends() if end.run_id == run_id]) < rounds:
+                _run_round(loop, recipe, overrides, run_id, cancel)
+                lease.check()
+                if cancel.is_set():
+                    return CANCELLED
+    return [_row(end) for end in ended]
+
+
+def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str, cancel: threading.Event) -> None:
+    started_at = datetime.now(UTC)
+    start = loop.current(run_id)
+    prepared = prepare(recipe, overrides, pins=loop.pins_path(start.number), start=start)
+    prepared.require_loop()
+    start = start.model_copy(update={"prompts": prepared.graph[PROMPTS].ref})
+    loop.start(start)
+    name = f"round {start.number} of {run_name(prepared.loaded.recipe, overrides)}"
+    name_run(UUID(run_id), name, prepared.loaded.recipe)
+    futures = compute(prepared, prepared.graph, cancel)
+    if cancel.is_set():
+        return
+    conclude(prepared, overrides, started_at, prepared.graph, futures)
+    end = _end(loop, prepared, run_id)
+    get_run_logger().info("round %d: %s: %s", end.number, end.verdict, end.reason)
+    rows = [_row(each) for each in loop.ends()]
+    create_table_artifact(rows, key="rounds", description=f"The rounds of {prepared.loaded.recipe.name}")
+
+
+def _end(loop: Rounds, prepared: Prepared, run_id: str) -> RoundEnd:
+    """The verdict of the round's gate, after the alias was moved: a kill in between is made up for by the next run."""
+    node, start = prepared.graph[ROUND], prepared.start
+    record = prepared.repository.manifest(node.ref)
+    if record is None or start is None:
+        raise StageError(f"{node.ref} is gone from the store: run again")
+    candidate, reason = node.input_refs["candidate"], str(record.metrics["reason"])
+    accepted = record.metrics["accepted"] == 1
+    moved_by_others = loop.accept(start, candidate, reason) if accepted else ""
+    end = RoundEnd(
+        number=start.number,
+        verdict="accepted" if accepted and not moved_by_others else "refused",
+        reason=moved_by_others or reason,
+        record=node.ref,
+        candidate=candidate,
+        prompts=node.input_refs["prompts"],
+        ended_at=datetime.now(UTC),
+        run_id=run_id,
+    )
+    loop.end(end)
+    return end
+
+
+def _row(end: RoundEnd) -> Row:
+    return {
+        "round": str(end.number),
+        "verdict": end.verdict,
+        "reason": end.reason,
+        "candidate": "" if end.candidate is None else str(end.candidate),
+        "ended": f"{end.ended_at:%Y-%m-%d %H:%M}",
+    }

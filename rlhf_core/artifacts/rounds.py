@@ -1,0 +1,174 @@
+"""The rounds of a loop in the store: what each starts from, and how it ended. Nothing about a loop is kept elsewhere.
+
+loops/<loop>/<number>/start.json   written once, before the round's first job
+loops/<loop>/<number>/end.json     written once; a round without it is finished by the next run of the loop
+aliases/<loop>/accepted.json       the model that was accepted last, moved by compare-and-swap
+leases/loops/<loop>.json           the process that runs a round, so that no other does
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+from pydantic import ValidationError
+
+from rlhf_core.artifacts.aliases import move_alias, read_alias
+from rlhf_core.artifacts.leases import Holder, Lease, take_lease
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.store import Store
+from rlhf_core.config.base import Config
+from rlhf_core.errors import ConflictError, IntegrityError
+
+ACCEPTED = "accepted"  # the alias
+Verdict = Literal["accepted", "refused", "skipped"]
+Document = TypeVar("Document", bound=Config)
+
+
+class RoundStart(Config):
+    number: int  # from 1
+    accepted: ArtifactRef | None  # None: the model of the loop's stage `start`, since none was accepted yet
+    alias_sequence: int  # of the alias `accepted` as it was then; 0: there was none
+    previous_prompts: ArtifactRef | None  # of the round before, and through it of all rounds before
+    prompts: ArtifactRef | None = None  # of this round; None: not known yet
+    started_at: datetime
+    run_id: str
+
+
+class RoundEnd(Config):
+    number: int
+    verdict: Verdict
+    reason: str
+    record: ArtifactRef | None  # its artifact `round`; None: it was skipped
+    candidate: ArtifactRef | None
+    prompts: ArtifactRef | None  # of this round, or where it was skipped before it had any, of the round before
+    ended_at: datetime
+    run_id: str  # that finished it
+
+
+class Rounds:
+    """The rounds of the loop `name`."""
+
+    def __init__(self, store: Store, name: str):
+        self._store = store
+        self._name = name
+
+    def take(self) -> Lease | Holder:
+        """The right to run a round, its heartbeat not started yet; or the process that runs one."""
+        return take_lease(self._store, f"leases/loops/{self._name}.json")
+
+    def count(self) -> int:
+        """Rounds that were started."""
+        paths = (path.split("/") for path in self._store.list(f"loops/{self._name}/"))
+        return max((int(parts[2]) for parts in paths if parts[-1] == "start.json"), default=0)
+
+    def start_of(self, number: int) -> RoundStart | None:
+        return self._read(self._path(number, "start"), RoundStart)
+
+    def end_of(self, number: int) -> RoundEnd | None:
+        return self._read(self._path(number, "end"), RoundEnd)
+
+    def ends(self) -> list[RoundEnd]:
+        """Of all rounds that have ended, in their order."""
+        return [end for number in range(1, self.count() + 1) if (end := self.end_of(number)) is not None]
+
+    def current(self, run_id: str = "") -> RoundStart:
+        """The round that was started and has not ended, or else the next one, which is not stored yet."""
+        last = self.count()
+        if last and (end := self.end_of(last)) is None:
+            unfinished = self.start_of(last)
+            assert unfinished is not None, "counted by it"
+            return unfinished
+        alias = read_alias(self._store, self._name, ACCEPTED)
+        return RoundStart(
+            number=last + 1,
+            accepted=None if alias is None else alias.manifest,
+            alias_sequence=0 if alias is None else alias.sequence,
+            previous_prompts=end.prompts if last and end is not None else None,
+            started_at=datetime.now(UTC),
+            run_id=run_id,
+        )
+
+    def start(self, start: RoundStart) -> None:
+        """Store it before the round's first job. Of a round that had been started, its prompts may be others now.
+
+        Raises ConflictError if another process has started the round.
+        """
+        path = self._path(start.number, "start")
+        stored = self._store.get_tagged(path)
+        if stored is None:
+            self._write_once(path, start)
+        elif (before := _parsed(path, stored[0], RoundStart)) != start:
+            if before.model_copy(update={"prompts": start.prompts}) != start:
+                raise ConflictError(f"{path}: this round was started by another process ({before.run_id})")
+            self._store.replace(path, _encoded(start), stored[1])
+
+    def accept(self, start: RoundStart, candidate: ArtifactRef, reason: str) -> str:
+        """Move the alias `accepted` to the candidate. Returns why it was not: somebody else has moved it meanwhile.
+
+        A second call for the same round is a no-op.
+        """
+        by = f"round {start.number}"
+        alias = read_alias(self._store, self._name, ACCEPTED)
+        if alias is not None and (alias.by, alias.manifest) == (by, candidate):
+            return ""
+        try:
+            seen = start.alias_sequence
+            move_alias(self._store, self._name, ACCEPTED, candidate, by=by, reason=reason, seen=seen)
+        except ConflictError as error:
+            return str(error)
+        return ""
+
+    def end(self, end: RoundEnd) -> None:
+        """Raises ConflictError if the round has ended already."""
+        self._write_once(self._path(end.number, "end"), end)
+
+    def skip(self, reason: str) -> RoundEnd:
+        """Ends the round that was started and has not ended, without a verdict; the next one has other prompts.
+
+        Raises ConflictError if there is none, or a process runs it.
+        """
+        taken = self.take()
+        if isinstance(taken, Holder):
+            raise ConflictError(f"a round of {self._name} is running, in process {taken.pid} on {taken.host}")
+        with taken:
+            start = self.current()
+            if self.start_of(start.number) is None:
+                raise ConflictError(f"no round of {self._name} has been started and has not ended")
+            used = start.prompts is not None and ArtifactRepository(self._store).manifest(start.prompts) is not None
+            skipped = RoundEnd(
+                number=start.number, verdict="skipped", reason=reason, record=None, candidate=None,
+                prompts=start.prompts if used else start.previous_prompts, ended_at=datetime.now(UTC), run_id="",
+            )  # fmt: skip
+            self.end(skipped)
+            return skipped
+
+    def pins_path(self, number: int) -> str:
+        """Where the round keeps what its aliases, branches and files were when it was started."""
+        return self._path(number, "pins")
+
+    def _path(self, number: int, document: str) -> str:
+        return f"loops/{self._name}/{number:06}/{document}.json"
+
+    def _read(self, path: str, kind: type[Document]) -> Document | None:
+        data = self._store.get(path)
+        return None if data is None else _parsed(path, data, kind)
+
+    def _write_once(self, path: str, document: Config) -> None:
+        try:
+            self._store.put_if_absent(path, _encoded(document))
+        except ConflictError:
+            if self._read(path, type(document)) != document:  # else it is our own write, whose response was lost
+                raise
+
+
+def _encoded(document: Config) -> bytes:
+    return document.model_dump_json(indent=1).encode()
+
+
+def _parsed(path: str, data: bytes, kind: type[Document]) -> Document:
+    try:
+        return kind.model_validate_json(data)
+    except ValidationError as error:
+        raise IntegrityError(f"{path} is not a {kind.__name__}: {error}") from error

@@ -1,0 +1,42 @@
+"""Two models' scores on the same prompts, compared prompt by prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
+
+from rlhf_core.evaluation.intervals import Estimate, paired_difference
+
+Completions = Literal["greedy", "sampled"]
+
+
+def compare(
+    before: Sequence[Mapping[str, Any]],
+    after: Sequence[Mapping[str, Any]],
+    scorer: str,
+    completions: Completions = "greedy",
+) -> Estimate:
+    """By how much the mean score of `after` exceeds that of `before`, with its 95 % interval over prompts.
+
+    before, after: rows of `samples.jsonl` of two evaluations (stages/evaluation.py).
+    completions: the score of each prompt's greedy completion, or the mean score of its sampled ones.
+    Raises ValueError if their prompts differ, or there are no such scores.
+    """
+    old, new = _scores(before, scorer, completions), _scores(after, scorer, completions)
+    if old.keys() != new.keys():
+        raise ValueError("the two evaluations have different prompts, so their scores cannot be compared")
+    return paired_difference(list(old.values()), [new[prompt] for prompt in old], seed=0)
+
+
+def _scores(rows: Sequence[Mapping[str, Any]], scorer: str, completions: Completions) -> dict[str, float]:
+    """The score of each prompt, by its id."""
+    scores = {}
+    for row in rows:
+        greedy, *sampled = row["completions"]
+        chosen = [greedy] if completions == "greedy" else sampled
+        if not chosen:
+            raise ValueError("the evaluation has no sampled completions: raise its `samples`, or compare greedy ones")
+        if scorer not in greedy["scores"]:
+            raise ValueError(f"the evaluation has no scorer `{scorer}`; it has {', '.join(greedy['scores'])}")
+        scores[row["id"]] = sum(completion["scores"][scorer] for completion in chosen) / len(chosen)
+    return scores

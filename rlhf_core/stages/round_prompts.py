@@ -1,0 +1,53 @@
+"""A round's prompts: the first rows of the loop's dataset that no earlier round had. Imports no torch.
+
+Each round's artifact names the one before as its input `previous`, so that what was used is in the store alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import islice
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.loop import RoundPromptsConfig
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.formats import Row, normalised
+from rlhf_core.data.reading import dataset_info, read_dataset, write_dataset
+from rlhf_core.errors import StageError
+
+
+def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Two rows whose prompts differ in whitespace only count as one. Raises StageError if too few rows are left."""
+    used = set(_earlier_prompts(inputs.get("previous"), context))
+    before = len(used)
+    dataset = read_dataset(inputs["dataset"].folder)
+
+    def fresh() -> Iterator[Row]:
+        for row in dataset.rows:
+            prompt = normalised(dataset.format.asked_text(row))
+            if prompt not in used:
+                used.add(prompt)
+                yield dict(row)
+
+    rows = list(islice(fresh(), config.count))
+    if len(rows) < config.count:
+        raise StageError(out_of_prompts(len(rows), config.count, before))
+    folder = context.workdir / "dataset"
+    write_dataset(folder, rows, dataset_info(inputs["dataset"].folder))
+    return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before})
+
+
+def out_of_prompts(left: int, needed: int, used: int) -> str:
+    """What is wrong where the loop's dataset has fewer unused prompts than a round needs."""
+    return (
+        f"a round needs {needed} prompts that no earlier one had, and {left} are left after {used} were used: add rows "
+        "to the loop's dataset, or lower loop.prompts_per_round"
+    )
+
+
+def _earlier_prompts(previous: Input | None, context: StageContext) -> Iterator[str]:
+    while previous is not None:
+        earlier = read_dataset(previous.folder)
+        yield from (normalised(earlier.format.asked_text(row)) for row in earlier.rows)
+        parent = previous.manifest.parents.get("previous")
+        previous = None if parent is None else context.fetch(parent)
