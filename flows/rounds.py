@@ -23,6 +23,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.round_drafting import PROMPTS, ROUND
+from rlhf_core.report.rounds import page
 
 
 def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] | State[Any]:
@@ -66,8 +67,9 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
     conclude(prepared, overrides, started_at, prepared.graph, futures)
     end = _end(loop, prepared, run_id)
     get_run_logger().info("round %d: %s: %s", end.number, end.verdict, end.reason)
-    rows = [_row(each) for each in loop.ends()]
-    create_table_artifact(rows, key="rounds", description=f"The rounds of {prepared.loaded.recipe.name}")
+    ends, title = loop.ends(), f"The rounds of {prepared.loaded.recipe.name}"
+    create_table_artifact([_row(each) for each in ends], key="rounds", description=title)
+    prepared.store.put(loop.page_path, page(prepared.repository, title, ends).encode())
 
 
 def _end(loop: Rounds, prepared: Prepared, run_id: str) -> RoundEnd:

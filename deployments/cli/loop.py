@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -9,6 +10,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from deployments.cli.reports import copy_page
 from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
 from deployments.cli.tables import plan_table
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -52,10 +54,14 @@ def rounds(
     ] = None,
 ) -> None:
     """Lists the rounds of a loop: what became of each candidate, and why."""
-    known = Rounds(open_store(store_url()), load_recipe(recipe).recipe.name)
+    store, name = open_store(store_url()), load_recipe(recipe).recipe.name
+    known = Rounds(store, name)
     if skip is not None:
         console.print(f"round {known.skip(skip).number} is skipped")
     console.print(_table(known))
+    copied = copy_page(store, known.page_path, Path(name) / "rounds.html")
+    if copied is not None:
+        console.print(copied, soft_wrap=True, highlight=False)
 
 
 def _table(known: Rounds, run_id: str | None = None) -> Table:

@@ -13,10 +13,18 @@ OUTPUTS = Path("outputs")
 
 def copy_report(store: Store, run_id: str) -> Path:
     """The path of the copy. Raises StoreError if the store has no report of the run."""
-    report = store.get(report_path(run_id))
-    if report is None:
+    path = copy_page(store, report_path(run_id), Path(run_id) / "report.html")
+    if path is None:
         raise StoreError(f"{store.url} has no report of the run {run_id}: only a run that has completed has one")
-    path = OUTPUTS / run_id / "report.html"
+    return path
+
+
+def copy_page(store: Store, page: str, to: Path) -> Path | None:
+    """The path of the copy below `OUTPUTS`; None if the store has no such page."""
+    content = store.get(page)
+    if content is None:
+        return None
+    path = OUTPUTS / to
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(report)
+    path.write_bytes(content)
     return path

@@ -37,37 +37,38 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
     create = (sys.executable, "-m", "deployments.stack.automations")
-    active = _active_schedules(environment["PREFECT_API_URL"])
-    with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
-        started = [
-            threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
-            threads.submit(_run, "creating the automations", create, environment, log),
-        ]
-    for done in started:
-        done.result()
-    _activate(environment["PREFECT_API_URL"], active)
+    with _server(environment) as server:
+        active = _active_schedules(server)
+        with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
+            started = [
+                threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
+                threads.submit(_run, "creating the automations", create, environment, log),
+            ]
+        for done in started:
+            done.result()
+        for paused in active - _active_schedules(server):
+            server.patch(paused, json={"active": True}).raise_for_status()
     stamp.write_text(state)
     return True
 
 
-def _active_schedules(api: str) -> list[str]:
-    """Paths of the schedules that a person has enabled: `prefect deploy` makes them again as the file has them, paused.
+def _server(environment: Mapping[str, str]) -> httpx.Client:
+    """Over HTTP, since importing Prefect takes a second."""
+    user, _, password = environment.get("PREFECT_API_AUTH_STRING", "").partition(":")
+    return httpx.Client(
+        base_url=environment["PREFECT_API_URL"], auth=(user, password) if user else None, timeout=_SECONDS
+    )
 
-    Over HTTP, since importing Prefect takes a second.
-    """
-    answer = httpx.post(f"{api}/deployments/filter", json={}, timeout=_SECONDS)
-    answer.raise_for_status()
-    return [
-        f"{api}/deployments/{deployment['id']}/schedules/{schedule['id']}"
+
+def _active_schedules(server: httpx.Client) -> set[str]:
+    """Paths of the schedules that a person has enabled: `prefect deploy` pauses again what the file has as paused."""
+    answer = server.post("/deployments/filter", json={}).raise_for_status()
+    return {
+        f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
         for deployment in answer.json()
         for schedule in deployment["schedules"]
         if schedule["active"]
-    ]
-
-
-def _activate(api: str, schedules: Sequence[str]) -> None:
-    for schedule in set(schedules) - set(_active_schedules(api)):
-        httpx.patch(schedule, json={"active": True}, timeout=_SECONDS).raise_for_status()
+    }
 
 
 def _run(what: str, command: Sequence[str], environment: Mapping[str, str], log: Path) -> None:

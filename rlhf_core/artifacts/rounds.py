@@ -144,6 +144,11 @@ class Rounds:
             self.end(skipped)
             return skipped
 
+    @property
+    def page_path(self) -> str:
+        """Where the page with all rounds is."""
+        return f"loops/{self._name}/rounds.html"
+
     def pins_path(self, number: int) -> str:
         """Where the round keeps what its aliases, branches and files were when it was started."""
         return self._path(number, "pins")

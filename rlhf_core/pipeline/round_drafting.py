@@ -10,7 +10,6 @@ from rlhf_core.config.base import Reads, Role
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.inputs import InputSetting, input_settings
 from rlhf_core.config.loop import ACCEPTED, LoopConfig, RoundConfig, RoundPromptsConfig
-from rlhf_core.config.stage import NamedStageConfig
 from rlhf_core.config.stages import ArtifactConfig
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.drafting import Draft, Drafter, Find
@@ -30,11 +29,21 @@ class RoundDrafter(Drafter):
         super().__init__(recipe, find, held_out)
         self.loop = loop
         self.start = start
+        self._check_names()
 
-    def add_stage(self, name: str, config: NamedStageConfig) -> None:
-        if name == ACCEPTED:
+    def _check_names(self) -> None:
+        stages, prompts = self.recipe.stages, self.recipe.data.get(self.loop.prompts)
+        if self.loop.start not in stages:
+            near = did_you_mean(self.loop.start, stages)
+            raise RecipeError(f"loop.start: there is no stage `{self.loop.start}`{near}; there are {', '.join(stages)}")
+        if prompts is None:
+            raise RecipeError(f"loop.prompts: {self._why_not(self.loop.prompts, ('dataset',), [])}")
+        if prompts.format != "prompts":
+            raise RecipeError(
+                f"loop.prompts: `{self.loop.prompts}` has the format {prompts.format}, and a round needs prompts"
+            )
+        if ACCEPTED in stages:
             raise RecipeError(f"`{ACCEPTED}` is what a loop calls the model accepted last: choose another name")
-        super().add_stage(name, config)
 
     def _made(self, name: str, role: Role | None, adapter: bool) -> None:
         super()._made(name, role, adapter)
@@ -49,6 +58,11 @@ class RoundDrafter(Drafter):
         if start not in self.by_role.get("model", []):
             raise RecipeError(f"loop.start: `{start}` makes no model: name a stage that does")
         node = self._merged(start) if start in self.by_role.get("adapter", []) else start
+        if PROMPTS in self._above(node):
+            raise RecipeError(
+                f"loop.prompts: `{start}`, from which the first round starts, reads `{self.loop.prompts}` too, and "
+                "would be another model each round: give it a dataset of its own"
+            )
         ref = None if self.start is None else self.start.accepted
         self._add(self._artifact(ACCEPTED, ref, {"model": node}))
         self.by_role["model"].append(ACCEPTED)
@@ -77,10 +91,6 @@ class RoundDrafter(Drafter):
 
     def _add_round(self) -> None:
         loop = self.loop
-        if loop.prompts not in self.recipe.data:
-            raise RecipeError(f"loop.prompts: {self._why_not(loop.prompts, ('dataset',), [])}")
-        if ACCEPTED not in self.nodes:
-            raise RecipeError(f"loop.start: {self._why_not(loop.start, ('model',), self.by_role.get('model', []))}")
         candidate = self._node("loop.candidate", loop.candidate, _A_MODEL)
         used = set(self._above(candidate))
         if ACCEPTED not in used:

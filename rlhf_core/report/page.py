@@ -10,20 +10,29 @@ from rlhf_core.report.formatting import compared_metrics, number
 from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 
 
+def environment() -> Environment:
+    """Of the templates. Escapes all text that they insert."""
+    made = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
+    made.filters["number"] = number
+    return made
+
+
 def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:
     """Escapes all text from models and data; only the pictures drawn here are inserted unescaped."""
-    environment = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    environment.filters["number"] = number
-    return environment.get_template("report.html").render(
-        content=content,
-        title=title,
-        seed=seed,
-        revision=revision,
-        libraries=libraries,
-        metrics=compared_metrics(content.evaluations),
-        pictures={name: Markup(curve_grid(curves)) for name, curves in content.curves.items()},  # noqa: S704
-        phases={name: Markup(phase_bars(curves)) for name, curves in content.curves.items()},  # noqa: S704
-        lineage=Markup(lineage(content.edges)) if content.edges else "",  # noqa: S704
-        total_seconds=sum(stage.seconds for stage in content.stages),
-        total_device_seconds=sum(stage.device_seconds for stage in content.stages),
+    return (
+        environment()
+        .get_template("report.html")
+        .render(
+            content=content,
+            title=title,
+            seed=seed,
+            revision=revision,
+            libraries=libraries,
+            metrics=compared_metrics(content.evaluations),
+            pictures={name: Markup(curve_grid(curves)) for name, curves in content.curves.items()},  # noqa: S704
+            phases={name: Markup(phase_bars(curves)) for name, curves in content.curves.items()},  # noqa: S704
+            lineage=Markup(lineage(content.edges)) if content.edges else "",  # noqa: S704
+            total_seconds=sum(stage.seconds for stage in content.stages),
+            total_device_seconds=sum(stage.device_seconds for stage in content.stages),
+        )
     )

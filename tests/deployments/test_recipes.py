@@ -49,6 +49,7 @@ OTHER_TYPOS = {
     "tiny-kto": ("kto.desirable_weight", "kto.desirable_wieght"),
     "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
     "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
+    "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
 }
 
 LOADING = """
@@ -77,19 +78,22 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
-    first = "base" if recipe == "smollm2" else "pretrain"
-    last = {"tiny-dpo": "dpo", "tiny-online-dpo": "dpo", "tiny-kto": "kto", "tiny-best-of-n": "again"}.get(recipe, "rl")
-    assert {"base", "sft", last, f"evaluation.{first}", "evaluation.sft", f"evaluation.{last}", "report"} <= set(
-        found["nodes"]
+    dpo = ("tiny-dpo", "tiny-online-dpo", "tiny-loop")
+    last = "dpo" if recipe in dpo else {"tiny-kto": "kto", "tiny-best-of-n": "again"}.get(recipe, "rl")
+    compared = {"smollm2": ["base", "sft", last], "tiny-loop": ["accepted", last]}.get(
+        recipe, ["pretrain", "sft", last]
     )
+    assert {"base", "sft", last, *(f"evaluation.{model}" for model in compared), "report"} <= set(found["nodes"])
     assert "reward_model" not in found["nodes"]
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_RL])
 def test_siblings_share_what_they_do_not_change(recipe: str) -> None:
     graph, tiny = (build_graph(load_recipe(name), LIBRARIES) for name in (recipe, "tiny"))
-    shared = ("base", "pretrain", "sft", "evaluation.sft", "data.held_out")
+    shared = ("base", "pretrain", "sft", "data.held_out")
     assert [graph[name].ref for name in shared] == [tiny[name].ref for name in shared]
+    first = "evaluation.accepted" if recipe == "tiny-loop" else "evaluation.sft"
+    assert graph[first].ref == tiny["evaluation.sft"].ref
 
 
 @pytest.mark.parametrize("recipe", WITH_RL)

@@ -108,7 +108,7 @@ def test_a_holder_that_died_on_this_machine_is_seen_at_once(store: Store) -> Non
         pytest.skip("this system does not tell machines apart")
     script = (
         "import sys\n"
-        "from rlhf_core.artifacts.leases import take_lease\n"
+        "from rlhf_core.artifacts.leases import lease_path, take_lease\n"
         "from rlhf_core.artifacts.manifest import ArtifactRef\n"
         "from rlhf_core.artifacts.opening import open_store\n"
         "take_lease(open_store(sys.argv[1]), lease_path(ArtifactRef(stage='sft', key='a' * 64)))\n"

@@ -1,0 +1,122 @@
+"""A loop's rounds in the store: one at a time, each finished once, whatever is killed in between."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import pytest
+
+from rlhf_core.artifacts.aliases import move_alias, read_alias
+from rlhf_core.artifacts.leases import Holder, Lease
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart, Verdict
+from rlhf_core.artifacts.store import Store
+from rlhf_core.errors import ConflictError
+
+MODEL, BETTER, PROMPTS, RECORD = (
+    ArtifactRef(stage=stage, key=digit * 64)
+    for stage, digit in (("sft", "1"), ("preference", "2"), ("round_prompts", "3"), ("round", "4"))
+)
+
+
+@pytest.fixture
+def store(store_url: str) -> Store:
+    return open_store(store_url)
+
+
+@pytest.fixture
+def rounds(store: Store) -> Rounds:
+    return Rounds(store, "bot")
+
+
+def started(rounds: Rounds, run_id: str = "run") -> RoundStart:
+    start = rounds.current(run_id).model_copy(update={"prompts": PROMPTS})
+    rounds.start(start)
+    return start
+
+
+def ended(rounds: Rounds, start: RoundStart, verdict: Verdict = "refused", run_id: str = "run") -> RoundEnd:
+    end = RoundEnd(
+        number=start.number, verdict=verdict, reason="", record=RECORD, candidate=BETTER, prompts=start.prompts,
+        ended_at=datetime.now(UTC), run_id=run_id,
+    )  # fmt: skip
+    rounds.end(end)
+    return end
+
+
+def test_a_round_is_the_current_one_until_it_has_ended(rounds: Rounds) -> None:
+    first = started(rounds)
+    assert (first.number, first.accepted, first.previous_prompts) == (1, None, None)
+    assert rounds.current("another run") == first
+    end = ended(rounds, first)
+    second = rounds.current()
+    assert (second.number, second.accepted, second.previous_prompts, second.prompts) == (2, None, PROMPTS, None)
+    assert rounds.ends() == [end]
+    assert rounds.count() == 1  # the second is not stored
+
+
+def test_a_round_starts_from_what_was_accepted(rounds: Rounds, store: Store) -> None:
+    first = started(rounds)
+    assert rounds.accept(first, BETTER, "better") == ""
+    ended(rounds, first, "accepted")
+    second = rounds.current()
+    assert (second.accepted, second.alias_sequence) == (BETTER, 1)
+    alias = read_alias(store, "bot", "accepted")
+    assert alias is not None
+    assert (alias.by, alias.reason) == ("round 1", "better")
+
+
+def test_a_round_that_was_killed_after_it_moved_the_alias_moves_it_no_second_time(rounds: Rounds, store: Store) -> None:
+    first = started(rounds)
+    rounds.accept(first, BETTER, "better")
+    assert rounds.accept(rounds.current("next run"), BETTER, "better") == ""
+    alias = read_alias(store, "bot", "accepted")
+    assert alias is not None
+    assert alias.sequence == 1
+
+
+def test_a_model_that_a_person_chose_meanwhile_stays(rounds: Rounds, store: Store) -> None:
+    first = started(rounds)
+    move_alias(store, "bot", "accepted", MODEL, by="ann", reason="rolled back")
+    assert "since ann moved it (rolled back)" in rounds.accept(first, BETTER, "better")
+    alias = read_alias(store, "bot", "accepted")
+    assert alias is not None
+    assert alias.manifest == MODEL
+
+
+def test_a_round_starts_once_and_ends_once(rounds: Rounds) -> None:
+    first = started(rounds)
+    rounds.start(first)  # as the next run of an unfinished round does
+    others = first.model_copy(update={"prompts": MODEL})  # of a recipe that was changed meanwhile
+    rounds.start(others)
+    assert rounds.current() == others
+    with pytest.raises(ConflictError, match=r"started by another process \(run\)"):
+        rounds.start(first.model_copy(update={"run_id": "another"}))
+    end = ended(rounds, others)
+    with pytest.raises(ConflictError):
+        rounds.end(end.model_copy(update={"verdict": "accepted"}))
+    rounds.end(end)  # its own write, whose answer was lost
+
+
+def test_one_process_runs_a_round(rounds: Rounds) -> None:
+    lease = rounds.take()
+    assert isinstance(lease, Lease)
+    assert isinstance(rounds.take(), Holder)
+    with pytest.raises(ConflictError, match="a round of bot is running, in process"):
+        rounds.skip("stuck")
+    lease.release()
+    again = rounds.take()
+    assert isinstance(again, Lease)
+    again.release()
+
+
+def test_a_skipped_round_counts_no_prompts_that_it_never_had(rounds: Rounds) -> None:
+    with pytest.raises(ConflictError, match="no round of bot has been started and has not ended"):
+        rounds.skip("none")
+    ended(rounds, started(rounds))
+    second = rounds.current().model_copy(update={"prompts": ArtifactRef(stage="round_prompts", key="5" * 64)})
+    rounds.start(second)
+    skipped = rounds.skip("no pair")
+    assert (skipped.number, skipped.verdict, skipped.reason, skipped.prompts) == (2, "skipped", "no pair", PROMPTS)
+    assert rounds.current().number == 3
