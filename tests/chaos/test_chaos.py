@@ -5,15 +5,14 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 
+from tests.chaos.conftest import LONG
 from tests.chaos.kills import ENGINE, ORDER
 from tests.chaos.recipe import CHECKPOINT_STEPS
 from tests.chaos.scenario import (
@@ -25,30 +24,13 @@ from tests.chaos.scenario import (
     leftovers,
     manifests,
     processes,
-    processes_left,
     service,
-    started_stack,
     undisturbed,
     until,
     weights,
 )
 
 pytestmark = pytest.mark.timeout(3000)
-LONG = os.environ.get("CHAOS_LONG") == "1"  # set by `make chaos`
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("chaos")
-    with pytest.MonkeyPatch.context() as patch, started_stack(folder, patch, long=LONG) as place:
-        yield place
-    assert processes_left(place) == set()
-
-
-@pytest.fixture
-def client(place: Place) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as client:
-        yield client
 
 
 def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place, client: SyncPrefectClient) -> None:
