@@ -89,15 +89,13 @@ def schedule(
     """Runs one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
     from deployments.cli.scheduling import Schedule, remove_schedule, schedules, set_schedule  # imports Prefect
 
-    if recipe is not None:
+    if recipe is not None and off:
+        remove_schedule(load_recipe(recipe).recipe.name)
+    elif recipe is not None:
         settings = overrides or []
         prepared = prepare(recipe, settings)
         prepared.require_loop()
-        name = prepared.loaded.recipe.name
-        if off:
-            remove_schedule(name)
-        else:
-            set_schedule(Schedule(name, absolute(recipe), tuple(settings), cron, every, timezone))
+        set_schedule(Schedule(prepared.loaded.recipe.name, absolute(recipe), tuple(settings), cron, every, timezone))
     table = Table()
     for column in ("loop", "when", "active", "recipe", "settings"):
         table.add_column(column, overflow="fold")
