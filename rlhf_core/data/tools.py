@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_core.data.json_text import JSONTextError, parse_json
 
 _FORM = "{type: function, function: {name, …}}"
+_OTHER_ARGUMENTS = ("parameters", "args", "input", "params", "kwargs", "argument")  # what others call them in a call
 
 
 class ToolError(ValueError):
@@ -15,11 +16,12 @@ class ToolError(ValueError):
 
 
 def canonical_tools(value: Any) -> list[dict[str, Any]]:
-    """JSON schemas as `{type: function, function: {name, …}}`.
+    """JSON schemas as `{type: function, function: {name, …}}`; none of an empty list.
 
     value: a list of them, or of what stands in `function`; or the list as JSON text.
     """
-    return [_function(tool, index) for index, tool in enumerate(_list(value))]
+    value = _json(value, "is") if isinstance(value, str) else value
+    return [] if value == [] else [_function(tool, index) for index, tool in enumerate(_list(value))]
 
 
 def canonical_tool_calls(value: Any) -> list[dict[str, Any]]:
@@ -30,6 +32,9 @@ def canonical_tool_calls(value: Any) -> list[dict[str, Any]]:
     calls = []
     for index, given in enumerate(_list(value)):
         call = _function(given, index)
+        other = next((name for name in _OTHER_ARGUMENTS if call["function"].get(name) not in (None, {}, "")), None)
+        if other is not None:
+            raise ToolError(f"[{index}] has its arguments in `{other}`: call that `arguments`")
         arguments = call["function"].get("arguments", {})
         if isinstance(arguments, str):
             arguments = _json(arguments, f"[{index}]: the arguments are")

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 from rlhf_core.models.remote_code import causal_models
+from rlhf_core.models.transformers_source import module_of
 
 _FLAGS = {"sdpa": "_supports_sdpa", "flash_attention_2": "_supports_flash_attn"}  # every class has the eager one
 _ROOT_CLASS = "PreTrainedModel"  # whose flags are all false
@@ -28,7 +27,7 @@ def attention_problem(config: Mapping[str, Any], attention: str) -> str | None:
 @lru_cache(maxsize=64)
 def has_flag(class_name: str, flag: str) -> bool | None:
     """What the model class says of itself, or what the class says that it is derived from; None: not known here."""
-    classes = _classes_beside(class_name)
+    classes = {node.name: node for node in ast.parse(module_of(class_name)).body if isinstance(node, ast.ClassDef)}
     pending, seen = [class_name], set[str]()
     while pending:
         name = pending.pop(0)
@@ -42,20 +41,3 @@ def has_flag(class_name: str, flag: str) -> bool | None:
                 return node.value.value is True if isinstance(node.value, ast.Constant) else None
         pending = [base.id for base in classes[name].bases if isinstance(base, ast.Name)] + pending
     return None
-
-
-def _classes_beside(class_name: str) -> dict[str, ast.ClassDef]:
-    """The classes of the module that has the model class, by name; none if it is not found."""
-    for path in _model_files():
-        text = path.read_text(encoding="utf-8")
-        if f"\nclass {class_name}(" in text:
-            return {node.name: node for node in ast.parse(text).body if isinstance(node, ast.ClassDef)}
-    return {}
-
-
-@lru_cache(maxsize=1)
-def _model_files() -> list[Path]:
-    spec = find_spec("transformers.models")
-    assert spec is not None
-    assert spec.submodule_search_locations is not None
-    return [path for folder in spec.submodule_search_locations for path in sorted(Path(folder).glob("*/modeling_*.py"))]

@@ -35,6 +35,12 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
+def num_labels(config: Mapping[str, Any]) -> object:
+    """Of a classifier's config.json, as transformers counts them: usually a whole number."""
+    names = config.get("id2label")
+    return len(names) if isinstance(names, Mapping) else config.get("num_labels") or 2
+
+
 def update_json(path: Path, **values: object) -> None:
     """Set keys of a JSON file."""
     content = json.loads(path.read_text(encoding="utf-8"))

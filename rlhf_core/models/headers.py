@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ WEIGHTS_INDEX = "model.safetensors.index.json"  # of weights in several files
 FLOATS = frozenset({"F64", "F32", "F16", "BF16"})
 _LFS_POINTER = b"version https://git-lfs"
 _MAX_TEXT_BYTES = 2**30  # the largest tokenizers have tens of MB
+_PART_BYTES = 2**20
 _FETCH_AGAIN = "fetch it again"
 
 
@@ -31,12 +32,23 @@ def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in the file. Raises StageError, which begins with the file's name, for anything else."""
     text = read_text(path)
     try:
-        content = json.loads(text)
+        content = json.loads(text, object_pairs_hook=_object)
     except (ValueError, RecursionError) as error:
         raise StageError(f"{path.name} is not JSON ({error}): {_FETCH_AGAIN}") from error
+    except StageError as error:
+        raise StageError(f"{path.name}: {error}: remove one of them") from error
     if not isinstance(content, dict):
         raise StageError(f"{path.name} holds a {type(content).__name__} where a JSON object belongs: {_FETCH_AGAIN}")
     return content
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        names = [name for name, _ in pairs]
+        twice = next(name for name in names if names.count(name) > 1)
+        raise StageError(f"the key `{twice}` occurs twice in one object")
+    return found
 
 
 def read_text(path: Path) -> str:
@@ -99,6 +111,24 @@ def stored_tensors(folder: Path) -> dict[str, StoredTensor]:
                     "fetch the folder again"
                 )
     return tensors
+
+
+def same_content(folder: Path, tensors: Mapping[str, StoredTensor], first: str, second: str) -> bool:
+    """Whether two of the folder's tensors are equal to the bit."""
+    one, other = tensors[first], tensors[second]
+    if (one.dtype, one.shape) != (other.dtype, other.shape):
+        return False
+    return all(a == b for a, b in zip(_content(folder, one, first), _content(folder, other, second), strict=True))
+
+
+def _content(folder: Path, tensor: StoredTensor, name: str) -> Iterator[bytes]:
+    """A tensor's bytes, in parts: numpy has no bfloat16."""
+    with (folder / tensor.file).open("rb") as file:
+        header = int.from_bytes(file.read(8), "little")
+        start, end = json.loads(file.read(header))[name]["data_offsets"]
+        file.seek(8 + header + start)
+        for left in range(end - start, 0, -_PART_BYTES):
+            yield file.read(min(left, _PART_BYTES))
 
 
 def _header(path: Path) -> Iterator[tuple[str, StoredTensor]]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import ADAPTER_WEIGHTS, add_lora, is_adapted, load_adapter
-from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config, update_json
+from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, num_labels, read_config, update_json
 from rlhf_core.models.headers import read_object
 from rlhf_core.models.weights import load_weights
 
@@ -64,7 +64,7 @@ def load_scalar_model(
     """
     config = read_config(folder)
     trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
-    if trained_head and len(config.get("id2label", ("two", "by default"))) != 1:
+    if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
     model = load_weights(folder, "scalar", new_head=not trained_head, dtype=dtype, attn_implementation=attention)
     head = getattr(model, "score", None)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import ast
 from collections.abc import Mapping
 from functools import lru_cache
-from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
+
+from rlhf_core.models.transformers_source import assigned
 
 REMOTE_CODE = (
     "config.json names Python code of the model's own (`auto_map`), which is never run, and transformers has no "
     "language model of its model_type; give a model of an architecture that transformers has"
 )
-_CAUSAL_MODELS = "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES"
 
 
 def needs_remote_code(config: Mapping[str, Any]) -> bool:
@@ -38,17 +37,7 @@ def causal_model_types() -> frozenset[str]:
 
 @lru_cache(maxsize=1)
 def causal_models() -> Mapping[str, str]:
-    """The name of transformers' causal language model for each model_type.
-
-    Read from the table's source: its module imports torch, which takes seconds, and which an orchestrator lacks.
-    """
-    spec = find_spec("transformers.models.auto.modeling_auto")
-    assert spec is not None
-    assert spec.origin is not None
-    for node in ast.parse(Path(spec.origin).read_text(encoding="utf-8")).body:
-        if isinstance(node, ast.Assign) and any(
-            isinstance(t, ast.Name) and t.id == _CAUSAL_MODELS for t in node.targets
-        ):
-            assert isinstance(node.value, ast.Call)  # OrderedDict([(model_type, class), …])
-            return dict(ast.literal_eval(node.value.args[0]))
-    raise ImportError(f"{spec.origin} has no {_CAUSAL_MODELS}: another version of transformers than was tested")
+    """The name of transformers' causal language model for each model_type."""
+    table = assigned("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
+    assert isinstance(table, ast.Call)  # OrderedDict([(model_type, class), …])
+    return dict(ast.literal_eval(table.args[0]))

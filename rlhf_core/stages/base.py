@@ -32,13 +32,13 @@ from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
+from rlhf_core.models.class_config import class_config, require_generation_config
 from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
-from rlhf_core.models.folder_check import UNFIT_GENERATION_CONFIG, folder_problems, vocabulary_size
+from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.scratch import architecture
 from rlhf_core.models.weights import require_all_loaded, require_fit
-from rlhf_core.rollout.publication import tensor_shapes
 
 
 def run(config: BaseModelConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -88,8 +88,6 @@ def _run(config: BaseModelConfig, context: StageContext) -> Output:
     if config.chat_template is not None or config.input_template is not None:
         with_template(tokenizer, config, context.user_file)
         write_template(folder, str(tokenizer.chat_template))
-    if reward_model:
-        _require_score_head(folder)
     if not isinstance(config.source, ScratchModel):
         require_fit(folder, "scalar" if reward_model else "causal")
     kind = Kind.BASE_MODEL if config.kind == "policy" else Kind.REWARD_MODEL
@@ -141,18 +139,7 @@ def _from_folder(source: Path, dtype: torch.dtype, folder: Path, *, reward_model
     copy_tokenizer(source, folder)
     if (source / GENERATION_CONFIG).is_file():
         shutil.copyfile(source / GENERATION_CONFIG, folder / GENERATION_CONFIG)
-        _require_generation_config(folder)
-
-
-def _require_generation_config(folder: Path) -> None:
-    """Raise StageError for one with which transformers would load no model."""
-    from transformers import GenerationConfig
-
-    try:
-        GenerationConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:  # its values are the user's; the library raises what it likes
-        reason = " ".join(str(error).split())[:300]
-        raise StageError(f"{folder}: {UNFIT_GENERATION_CONFIG} ({reason})") from error
+        require_generation_config(folder)
 
 
 def _write_index(folder: Path) -> None:
@@ -171,6 +158,8 @@ def _require_usable(source: Path, *, reward_model: bool) -> None:
     problems = list(folder_problems(source, reward_model=reward_model))
     if not problems and (rows := vocabulary_size(read_config(source))) is not None:
         problems = [*tokens_beyond(load_tokenizer(source), rows), *shared_numbers(source)]
+    if not problems:
+        problems = list(class_config_problems(class_config(source), source))
     if problems:
         raise StageError(f"{source}: {'; '.join(problems)}")
 
@@ -239,14 +228,3 @@ def _parameters(folder: Path) -> int:
         with safe_open(path, framework="pt") as file:
             total += sum(torch.Size(file.get_slice(key).get_shape()).numel() for key in file.keys())  # noqa: SIM118
     return total
-
-
-def _require_score_head(folder: Path) -> None:
-    """Raises StageError unless the model is a classifier with one label, whose `score` a reward is read from."""
-    shapes = tensor_shapes(folder)
-    head = shapes.get("score.weight")
-    if head is None or head[0] != 1:
-        found = "has no tensor score.weight" if head is None else f"has {head[0]} labels"
-        raise StageError(
-            f"kind is reward_model, but this model {found}: a reward model is a sequence classifier with one label"
-        )

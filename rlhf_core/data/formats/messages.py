@@ -22,12 +22,14 @@ _ROLE_NAMES = {
 }
 MESSAGE_COLUMNS = ("messages", "conversations", "conversation")
 PROMPT_COLUMNS = ("prompt", "question", *MESSAGE_COLUMNS)
-BESIDE_MESSAGES = ("system", "tools")
+_TOOL_COLUMNS = ("tools", "functions")  # the latter as OpenAI had it first
+BESIDE_MESSAGES = ("system", *_TOOL_COLUMNS)
 _REASONING = ("reasoning_content", "reasoning", "thinking")
 _TEXT_KEYS = ("name", "tool_call_id")  # of a message
 _TEXT_PARTS = ("text", "input_text", "output_text")
 _TRAINED_KEYS = ("weight", "train", "training", "trainable", "train_on_turn", "loss", "loss_mask")
 _TRAINED = ("1", "1.0", "true")  # what they say of a turn like all others
+_MASKED_KEYS = ("mask", "masked", "train_detail", "training_detail")  # to some true is trained, to others masked
 _NO_TEXT_KEYS = ("image", "images", "image_url", "video", "videos", "audio", "audios")  # of a row, or a message
 
 
@@ -35,10 +37,11 @@ class MessageFormat(Format):
     """A format whose rows hold messages, and beside them the `tools` that may be called."""
 
     column: str  # that holds the messages
+    tool_columns: tuple[str, ...] = _TOOL_COLUMNS
 
     def canonical(self, row: Row) -> Row:
         _refuse_other_than_text(row, "")
-        canonical = self.without_tools(row) | read_tools(row)
+        canonical = self.without_tools(row) | read_tools(row, self.tool_columns)
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
     @abstractmethod
@@ -110,7 +113,24 @@ def read_messages(value: Any, column: str) -> list[Message]:
     if not isinstance(value, list | tuple) or not value:
         what = "has no messages" if isinstance(value, list | tuple) else f"is {type(value).__name__}"
         raise RowError(f"`{column}` {what}; it must be a list of messages {{role, content}}")
-    return [_message(message, column, index) for index, message in enumerate(value)]
+    messages = [_message(message, column, index) for index, message in enumerate(value)]
+    _require_answers_follow_calls(messages, column)
+    return messages
+
+
+def _require_answers_follow_calls(messages: Sequence[Message], column: str) -> None:
+    """Where all calls have ids, what answers one must follow it. Few templates look."""
+    made: set[object] = set()
+    calls = [call for message in messages for call in message.get("tool_calls", ())]
+    for index, message in enumerate(messages):
+        made |= {call.get("id") for call in message.get("tool_calls", ())}
+        answered = message.get("tool_call_id") if message["role"] == "tool" else None
+        if answered is not None and answered not in made and calls and all("id" in call for call in calls):
+            raise RowError(
+                f"`{column}[{index}]` answers the call {str(answered)[:40]!r}, which no turn before it makes: correct "
+                "`tool_call_id`",
+                f"`{column}` has an answer to a call that no turn before it makes",
+            )
 
 
 def _with_system(row: Row, messages: list[Message]) -> list[Message]:
@@ -230,6 +250,7 @@ def _beside_content(given: Mapping[str, Any], role: str, where: str, column: str
         name = "tool_calls" if calls else "reasoning_content"
         raise RowError(f"`{where}` has `{name}`, but only assistant turns may")
     weighed = next((name for name in _TRAINED_KEYS if str(given.get(name, 1)).lower() not in _TRAINED), None)
+    weighed = weighed or next((name for name in _MASKED_KEYS if name in given), None)
     if role == "assistant" and weighed is not None:
         raise RowError(
             f"`{where}.{weighed}` is {given[weighed]}, but every assistant turn is trained, all alike: take it out of "
@@ -250,11 +271,14 @@ def _tool_calls(calls: Any, where: str, column: str) -> list[dict[str, Any]]:
         raise RowError(f"`{where}.tool_calls` {error}", f"`{column}` has wrong tool calls") from error
 
 
-def read_tools(row: Row) -> Row:
-    if not row.get("tools"):
-        return {}
-    try:
-        tools = canonical_tools(row["tools"])
-    except ToolError as error:
-        raise RowError(f"`tools` {error}", "`tools` are wrong") from error
-    return {"tools": tools}
+def read_tools(row: Row, columns: Sequence[str]) -> Row:
+    """The column `tools` of a canonical row, of what stands in any of these; none where it is empty."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for name in columns:
+        try:
+            found |= {name: tools} if (tools := canonical_tools(row.get(name) or [])) else {}
+        except ToolError as error:
+            raise RowError(f"`{name}` {error}", f"`{name}` are wrong") from error
+    if len(found) > 1:
+        raise RowError("the row has both `tools` and `functions`: leave one out, such as by `columns`")
+    return {"tools": next(iter(found.values()))} if found else {}

@@ -16,10 +16,11 @@ from rlhf_core.data.rendering import Tokenizer
 class Prompts(MessageFormat):
     name = "prompts"
     column = "prompt"
+    tool_columns = ("tools",)  # any other is kept for what judges the answers
 
     def without_tools(self, row: Row) -> Row:
         prompt = read_prompt(row)
-        others = {name: value for name, value in row.items() if name not in (prompt_column(row), "system")}
+        others = {name: value for name, value in row.items() if name not in (prompt_column(row), "system", "tools")}
         if "answer" in others:
             others["answer"] = plain(others["answer"], "answer")
         if "task" in others and not isinstance(others["task"], str):

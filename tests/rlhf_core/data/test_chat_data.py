@@ -85,6 +85,23 @@ def test_conversations(row: dict[str, Any], messages: list[dict[str, Any]]) -> N
 
 
 @pytest.mark.parametrize(
+    ("data_format", "row", "tools"),
+    [
+        ("conversations", {"messages": BOTH, "functions": [{"name": "add"}]}, ["add"]),
+        ("conversations", {"messages": BOTH, "tools": "[]", "functions": '[{"name": "add"}]'}, ["add"]),
+        ("conversations", {"messages": BOTH, "tools": "[]"}, None),
+        ("prompts", {"prompt": "2+2?", "tools": "[]", "functions": "sin"}, None),
+    ],
+)
+def test_tools_as_others_write_them(data_format: str, row: dict[str, Any], tools: list[str] | None) -> None:
+    made = canonical_row(row, data_format, {})
+    assert made.get("tools") == (
+        None if tools is None else [{"type": "function", "function": {"name": name}} for name in tools]
+    )
+    assert made.get("functions") == (row["functions"] if data_format == "prompts" else None)
+
+
+@pytest.mark.parametrize(
     ("data_format", "row", "expected"),
     [
         ("prompts", {"messages": [SYSTEM, USER], "answer": 4}, {"prompt": [SYSTEM, USER], "answer": "4"}),
@@ -225,6 +242,31 @@ for _ in range(300):
             "conversations",
             {"messages": [USER, {**FOUR, "tool_calls": [3]}]},
             "`messages[1].tool_calls` [0] must be {type",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "tool_calls": [{"name": "add", "parameters": {"a": 2}}]}]},
+            "`messages[1].tool_calls` [0] has its arguments in `parameters`: call that `arguments`",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "tool_calls": [{"id": "c1", **CALL}]}, {**GIVEN, "tool_call_id": "c2"}, FOUR]},
+            "`messages[2]` answers the call 'c2', which no turn before it makes: correct `tool_call_id`",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**GIVEN, "tool_call_id": "c1"}, {**FOUR, "tool_calls": [{"id": "c1", **CALL}]}]},
+            "`messages[1]` answers the call 'c1', which no turn before it makes: correct `tool_call_id`",
+        ),
+        (
+            "conversations",
+            {"messages": [USER, {**FOUR, "mask": 1}]},
+            "`messages[1].mask` is 1, but every assistant turn",
+        ),
+        (
+            "conversations",
+            {"messages": BOTH, "tools": [{"name": "add"}], "functions": [{"name": "add"}]},
+            "the row has both `tools` and `functions`: leave one out, such as by `columns`",
         ),
         (
             "conversations",

@@ -8,9 +8,13 @@ from typing import Any
 
 import numpy
 import pytest
+import torch
 from safetensors.numpy import load_file, save_file
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-from rlhf_core.models.folder_check import folder_problems
+from rlhf_core.models.class_config import class_config, class_problems, settings_of
+from rlhf_core.models.folder_check import class_config_problems, folder_problems
+from rlhf_core.models.loading import load_scalar_model
 from tests.rlhf_core.pipeline.recipes import model_folder
 
 
@@ -61,6 +65,38 @@ def test_weights_of_any_shape_are_floats(tmp_path: Path) -> None:
             {"transformers_weights": "other.safetensors"},
             "config.json: `transformers_weights` names other weights than those of this folder: remove it",
         ),
+        (
+            {"output_attentions": True},
+            "config.json: `output_attentions` asks for what eager attention alone gives: remove it",
+        ),
+        (
+            {"text_config": {"output_attentions": True}},
+            "config.json: `text_config.output_attentions` asks for what eager attention alone gives: remove it",
+        ),
+        (
+            {"_attn_implementation": "flash_attention_2"},
+            'config.json: `_attn_implementation` is "flash_attention_2"; the recipe says how to compute: remove it',
+        ),
+        (
+            {"sub_configs": {}},
+            "config.json: `sub_configs` belongs to transformers' class, not to a model: remove it",
+        ),
+        (
+            {"use_bidirectional_attention": True},
+            "config.json: `use_bidirectional_attention` is true, so tokens see those after them, and there are no "
+            "log-probs to train: give a causal language model",
+        ),
+        (
+            {"text_config": {"dtype": "float"}},
+            'config.json: `text_config.dtype` is "float", and weights are float64, float32, float16 or bfloat16: '
+            "correct it",
+        ),
+        ({"attention_dropout": 1.5}, "config.json: attention_dropout is 1.5; it must be from 0 to 1: correct it"),
+        ({"query_pre_attn_scalar": 0}, "config.json: query_pre_attn_scalar is 0; it must be above 0: correct it"),
+        (
+            {"num_labels": 10**8},
+            "config.json: num_labels is 100000000, and no model has more than 65536: remove it",
+        ),
     ],
 )
 def test_settings_by_which_transformers_loads_otherwise(
@@ -70,3 +106,163 @@ def test_settings_by_which_transformers_loads_otherwise(
     path = tmp_path / "model" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | settings))
     assert list(folder_problems(tmp_path / "model")) == [expected]
+
+
+@pytest.mark.parametrize(
+    "name", ["config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json", "added_tokens.json"]
+)
+def test_a_key_twice_has_no_meaning(tmp_path: Path, name: str) -> None:
+    model_folder(tmp_path)
+    path = tmp_path / "model" / name
+    content = json.dumps(json.loads(path.read_text()) if path.exists() else {"a": 1})
+    path.write_text(f'{{"own": {{"b": 1, "b": 2}}, {content.removeprefix("{")}')
+    assert list(folder_problems(tmp_path / "model")) == [
+        f"{name}: the key `b` occurs twice in one object: remove one of them"
+    ]
+
+
+def reward_model(root: Path, head: str = "score.weight", rows: int = 1, **settings: object) -> Path:
+    """A classifier with one label, but for the arguments."""
+    model_folder(root)
+    folder = root / "model"
+    tensors = load_file(folder / "model.safetensors")
+    tensors.pop("lm_head.weight", None)
+    tensors[head] = numpy.zeros((rows, 64), dtype=numpy.float32)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"architectures": ["LlamaForSequenceClassification"], "num_labels": 1, **settings}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+@pytest.mark.parametrize("labels", [{}, {"num_labels": None, "id2label": {"0": "reward"}}], ids=["number", "names"])
+def test_a_reward_model_has_one_label_and_its_head(tmp_path: Path, labels: dict[str, Any]) -> None:
+    folder = reward_model(tmp_path, **labels)
+    assert list(folder_problems(folder, reward_model=True)) == []
+    scalar = load_scalar_model(folder, dtype=torch.float32, attention="sdpa")
+    assert scalar.score.weight.shape == (1, 64)
+
+
+NO_CLASSIFIER = (
+    ", and a reward model is a sequence classifier (…ForSequenceClassification), which has a head `score`: give one "
+    "that was saved as this class, or train one by a stage `reward_model`"
+)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"architectures": None}, f"config.json: `architectures` is missing{NO_CLASSIFIER}"),
+        (
+            {"architectures": ["LlamaForCausalLM"]},
+            f"config.json: `architectures` names LlamaForCausalLM{NO_CLASSIFIER}",
+        ),
+        (
+            {"num_labels": None},
+            "config.json: the classifier has 2 labels (`id2label`; 2 if it is left out), and a reward model has one: "
+            "take another, or correct it",
+        ),
+        (
+            {"id2label": {"0": "a", "1": "b", "2": "c"}},
+            "config.json: the classifier has 3 labels (`id2label`; 2 if it is left out), and a reward model has one: "
+            "take another, or correct it",
+        ),
+        (
+            {"head": "v_head.summary.weight"},
+            "the weights have no score.weight, the head that a reward is read from (there is v_head.summary.weight): "
+            "give a reward model",
+        ),
+        ({"rows": 2}, "score.weight in model.safetensors has 2 rows, and a reward model has one label: take another"),
+    ],
+    ids=["no class", "another class", "labels by default", "three labels", "another head", "two rows"],
+)
+def test_what_is_no_reward_model(tmp_path: Path, change: dict[str, Any], expected: str) -> None:
+    assert list(folder_problems(reward_model(tmp_path, **change), reward_model=True)) == [expected]
+
+
+LEFT_OUT = "left out of the file"
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"hidden_act": "sillu"},
+            'config.json: hidden_act is "sillu", which transformers does not know, did you mean `silu`?: correct it (',
+        ),
+        (
+            {"rope_parameters": {"rope_type": "yarm", "rope_theta": 1e4}},
+            'config.json: rope_parameters.rope_type is "yarm", which transformers does not know, did you mean `yarn`?: '
+            "correct it (it knows default, dynamic, linear, ",
+        ),
+        (
+            {"rope_scaling": {"type": 3}, "rope_theta": 1e4},
+            "config.json: rope_parameters.rope_type is 3, which transformers does not know: correct it (",
+        ),
+        (
+            {"rope_parameters": {"rope_type": {"a": 1}, "rope_theta": 1e4}},
+            'config.json: rope_parameters.rope_type is {"a": 1}, which transformers does not know: correct it (',
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": None}},
+            "config.json: rope_parameters.rope_theta is null; it must be a number above 0: correct it",
+        ),
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 3}},
+            "config.json: rope_parameters.partial_rotary_factor is 3; it must be above 0, and at most 1: correct it",
+        ),
+        ({"head_dim": 0}, "config.json: head_dim is 0, and its rotary positions need one above 0: correct it"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "config.json: num_experts_per_tok is 3; it must be from 1 to the number of experts, 2: correct it",
+        ),
+        (
+            {"model_type": "phi3", "pad_token_id": LEFT_OUT},
+            "config.json: pad_token_id is 32000 (by default), but the vocabulary ends at 101: set it",
+        ),
+        (
+            {"model_type": "gemma2", "sliding_window": None},
+            "config.json: sliding_window is null, and layers slide (layer_types): give a whole number above 0",
+        ),
+        (
+            {"num_key_value_heads": 1},
+            "config.json says num_key_value_heads 1 and head_dim 32, but model.layers.0.self_attn.k_proj.weight in "
+            "model.safetensors has 64 rows: give config.json and weights of one model",
+        ),
+        (
+            {"intermediate_size": LEFT_OUT},
+            "config.json says intermediate_size 11008, but model.layers.0.mlp.gate_proj.weight in model.safetensors "
+            "has 12 rows: give config.json and weights of one model",
+        ),
+        (
+            {"tie_word_embeddings": True},
+            "config.json makes lm_head.weight one with model.embed_tokens.weight, but the weights have another tensor "
+            "of each: set tie_word_embeddings false in config.json",
+        ),
+    ],
+    ids=lambda value: str(value)[:60],
+)
+def test_with_what_no_model_of_the_class_is_built(tmp_path: Path, settings: dict[str, Any], expected: str) -> None:
+    model_folder(tmp_path)
+    folder = tmp_path / "model"
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"] + 1
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    config = {**json.loads((folder / "config.json").read_text()), "tie_word_embeddings": False, **settings}
+    left_out = [name for name, value in settings.items() if value == LEFT_OUT]
+    (folder / "config.json").write_text(json.dumps({name: config[name] for name in config if name not in left_out}))
+    found = list(class_config_problems(class_config(folder), folder))
+    assert found
+    assert found[0].startswith(expected)
+
+
+COMMON = (
+    "llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gemma2", "gemma3", "phi3", "gpt_neox", "gpt2", "opt",
+    "falcon", "olmo2", "deepseek_v3", "gpt_oss",
+)  # fmt: skip
+
+
+def test_what_transformers_gives_by_default_is_no_problem() -> None:
+    assert {kind: list(class_problems(settings_of(CONFIG_MAPPING[kind]()))) for kind in COMMON} == {
+        kind: [] for kind in COMMON
+    }

@@ -21,6 +21,7 @@ from safetensors.torch import load_file, save_file
 
 from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.class_config import class_config, require_generation_config
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.pipeline import preflight_model
 from rlhf_core.stages import base
@@ -127,16 +128,17 @@ def change_tensor(file: Path, draw: Any) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def read_here(config: str, name: str) -> str:
-    """`_refusal` in this process, which has torch."""
+def read_here(text: str, name: str) -> tuple[bool, str]:
+    """`_as_read` in this process, which has torch."""
     with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_text(config)
-        reader: Any = transformers.AutoConfig if name == "config.json" else transformers.GenerationConfig
+        (Path(folder) / name).write_text(text)
         try:
-            reader.from_pretrained(folder)
-        except Exception as error:  # whatever the library raises
-            return " ".join(str(error).split()) or type(error).__name__
-    return ""
+            if name == "generation_config.json":
+                require_generation_config(Path(folder))
+                return True, ""
+            return True, json.dumps(class_config(Path(folder)), default=str)
+        except StageError as error:
+            return False, str(error)
 
 
 @settings(
@@ -156,7 +158,7 @@ def test_a_changed_folder_is_refused_or_loads_with_its_own_weights(whole: dict[s
 def check(root: Path) -> str:
     """Who refuses the folder `given` in `root`: `plan`, `base`, or nobody."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight_model, "_refusal", read_here)
+        patch.setattr(preflight_model, "_as_read", read_here)
         said = list(preflight_model._folder(root / "given", reward_model=False, needs_template=True))
     if said:
         assert all(sentence and "\n" not in sentence for sentence in said)
