@@ -28,6 +28,9 @@ from rlhf_core.stages import base
 from tests.rlhf_core.pipeline.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
+EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
+pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # seconds
+
 # What no header says: the shapes that the model's class expects.
 TORCH_ONLY = ("the weights are not those of config.json", "transformers cannot load a model with this config.json")
 
@@ -142,7 +145,7 @@ def read_here(text: str, name: str) -> tuple[bool, str]:
 
 
 @settings(
-    max_examples=int(os.environ.get("EXAMPLES", "40")), derandomize="EXAMPLES" not in os.environ, deadline=None,
+    max_examples=EXAMPLES, derandomize="EXAMPLES" not in os.environ, deadline=None,
     database=None, suppress_health_check=list(HealthCheck),
 )  # fmt: skip
 @given(data=st.data())
