@@ -89,6 +89,10 @@ class StageContext(Protocol):
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
         """Write what `put_files` has stored to `folder` on this node, verified."""
 
+    def publish(self, what: str, step: int, output: Output) -> ArtifactRef:
+        """Store `output`, what the stage has made after `step` steps, as an artifact of its own, `STAGE.WHAT`. What is
+        there already stays. Only the driver publishes."""
+
     def user_file(self, path: str) -> Path:
         """The user's file that the recipe calls `path`, as it was when the key was computed."""
 

@@ -13,6 +13,7 @@ from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
+from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.numbers import MOST_COMPLETIONS, BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import EnvironmentReward, ScorerConfig
@@ -57,6 +58,7 @@ class RLConfig(EnginesConfig, KeyedConfig):
     validation: ValidationConfig | None = Field(
         default=None, description="held-out prompts that are answered while training runs; none: the last weights"
     )
+    keep: KeepConfig = Field(default=KeepConfig(), description="what is kept of its steps, as artifacts of their own")
     placement: Placement = operational(Placement, description="what the training workers reserve")
     hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
     checkpoint: CheckpointConfig = operational(
@@ -236,6 +238,15 @@ class RLConfig(EnginesConfig, KeyedConfig):
                 )
         return self
 
+    @model_validator(mode="after")
+    def _rollouts_are_completions(self) -> RLConfig:
+        if self.keep.rollouts_every is not None and self.environment.max_turns > 1:
+            raise ValueError(
+                "keep.rollouts_every: rollouts are kept as completions of prompts, and an episode of several turns is "
+                "none; leave it out"
+            )
+        return self
+
     @property
     def has_environment(self) -> bool:
         return self.environment != SingleTurn()
@@ -246,8 +257,9 @@ class RLConfig(EnginesConfig, KeyedConfig):
         return self.sampling.max_tokens * self.environment.max_turns
 
     def unused_fields(self) -> frozenset[str]:
-        # A single turn is what every run was before there were environments: it stays out of the key.
-        return frozenset(self.blocks) - {self.block} | (frozenset() if self.has_environment else {"environment"})
+        # What every run was before there were environments, or anything was kept, stays out of the key.
+        unused = {"keep": self.keep == KeepConfig(), "environment": not self.has_environment}
+        return frozenset(self.blocks) - {self.block} | {name for name, is_unused in unused.items() if is_unused}
 
     @property
     def keeps_best(self) -> bool:

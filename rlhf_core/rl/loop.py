@@ -17,6 +17,7 @@ from rlhf_core.metrics import merged
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
+from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -36,6 +37,7 @@ class Loop:
     checkpoints: Checkpointing
     turns: Turns
     validation: Validation | None = None
+    keeper: Keeper | None = None
 
     def run(self) -> dict[str, float]:
         """All steps, or those left after the newest checkpoint; the metrics of the last one."""
@@ -73,6 +75,11 @@ class Loop:
         with phase("update"):
             masks = self.config.settings.mask_truncated_completions
             updated = self.trainer.update(without_truncated(experience, trajectories) if masks else experience, step)
+
+        if self.keeper is not None:
+            with phase("keep"):
+                self.keeper.rollouts(step + 1, trajectories)
+                self.keeper.policy(step + 1)
 
         with phase("publish"):
             proof = self.publisher.publish()

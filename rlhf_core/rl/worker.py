@@ -172,6 +172,10 @@ class RLWorker(SnapshotWorker):
         with self._with(source):
             self._kept.keep(self._policy.full_state_dict())
 
+    @property
+    def _result_source(self) -> WeightSource:
+        return "live" if self._average is None else "average"
+
     def _with(self, source: WeightSource) -> AbstractContextManager[None]:
         if source == "live":
             return nullcontext()
@@ -202,13 +206,20 @@ class RLWorker(SnapshotWorker):
         """The policy as a folder that transformers (with LoRA: peft) loads: what was kept, or else the average, or else
         the weights as they are. Rank 0 writes; every rank must call it."""
         if not self._config.keeps_best:
-            self.keep_weights("live" if self._average is None else "average")
+            self.keep_weights(self._result_source)
         state = self._kept.state_dict
         if state is not None:
             save_model(self._causal, state, folder, self._folders[POLICY])
         critic = self._config.settings.critic_settings
         if critic is not None and critic.save:
             self._save_critic(folder / "critic")
+
+    def save_current(self, folder: Path) -> None:
+        """The policy as it is now (or the average), as `save` writes it. Rank 0 writes; every rank must call it."""
+        with self._with(self._result_source):
+            state = self._policy.full_state_dict()
+        if state is not None:
+            save_model(self._causal, state, folder, self._folders[POLICY])
 
     def _save_critic(self, folder: Path) -> None:
         """As a whole model, from which another critic can start: an adapter is merged."""

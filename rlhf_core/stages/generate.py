@@ -6,7 +6,6 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, decode_completion, load_tokenizer, stop_token_ids
-from rlhf_core.data.formats import row_id
+from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy, write_dataset
 from rlhf_core.errors import StageError
@@ -24,14 +23,13 @@ from rlhf_core.rewards import open_scorers
 from rlhf_core.rl.reward_models import read_reward_models
 from rlhf_core.rl.rewarding import RewardOfText
 from rlhf_core.rl.roles import require_same_tokens
+from rlhf_core.rl.rows import completion_entry, completions_row
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.engines import Sampler
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.readers import Readers
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Completion, Prompt, Trajectory
-
-Row = dict[str, Any]
 
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
@@ -77,8 +75,9 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         tokens = sum(int(t.loss_mask.sum()) for t in sampled)
         kls = [of_model - of_reference for of_model, of_reference in zip(logprobs, references, strict=True)]
         compared = kl_metrics(kls, tokens, config.samples, context.seed)
+    each = config.samples
     rows = [
-        _row(prompt, entries[index * config.samples : (index + 1) * config.samples])
+        completions_row(prompt.row["prompt"], prompt.row, entries[index * each : (index + 1) * each])
         for index, prompt in enumerate(fitted.rows)
     ]
     folder = context.workdir / "dataset"
@@ -116,21 +115,11 @@ def _trajectory(prompt: Prompt, completion: Completion, text: str) -> Trajectory
 
 
 def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str, float]) -> Row:
-    sampled = trajectory.loss_mask
-    logprobs = trajectory.rollout_logprobs[sampled].tolist()
-    entry: Row = {"text": trajectory.completion, "logprob": math.fsum(logprobs)}
+    entry = completion_entry(trajectory, tokens=config.keep_tokens)
     if rewards:
         entry["reward"] = math.fsum(config.rewards[name].weight * value for name, value in rewards.items())
         entry["rewards"] = dict(rewards)
-    if config.keep_tokens:
-        entry |= {"token_ids": trajectory.token_ids[sampled].tolist(), "logprobs": logprobs}
     return entry
-
-
-def _row(prompt: Prompt, completions: list[Row]) -> Row:
-    row: Row = {"prompt": prompt.row["prompt"], "completions": completions}
-    row |= {"tools": prompt.row["tools"]} if "tools" in prompt.row else {}
-    return {"id": row_id(row), **row}
 
 
 def kl_metrics(kls: Sequence[float], tokens: int, samples: int, seed: int) -> dict[str, float]:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import tempfile
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
@@ -15,8 +18,9 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.scratch import new_folder
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
-from rlhf_core.contract import Input
+from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, StoreError
+from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 
@@ -62,6 +66,18 @@ class JobContext:
 
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
         ArtifactRepository(self._store).get_folder(files, folder)
+
+    def publish(self, what: str, step: int, output: Output) -> ArtifactRef:
+        digest = hashlib.sha256(f"{self.key} {what} {step}".encode()).hexdigest()
+        ref = ArtifactRef(stage=f"{self._spec.stage}.{what}", key=digest)
+        output = replace(output, metrics={"step": step, **output.metrics})
+        # The time is the stage's own.
+        manifest = manifest_of(
+            self._spec, output, ref, f"{self.name}.{what}.{step}", datetime.now(UTC), device_seconds=0.0, device="none"
+        )
+        ArtifactRepository(self._store).publish(manifest, output.folder)
+        print(f"kept {self.name}.{what}.{step} as {ref}", flush=True)
+        return ref
 
     def user_file(self, path: str) -> Path:
         if path not in self._spec.user_files:

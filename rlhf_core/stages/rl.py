@@ -8,6 +8,7 @@ from functools import partial
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import token_readers
 from rlhf_core.config.rollout import SamplingConfig
@@ -21,6 +22,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
+from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
@@ -89,7 +91,10 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             validation = Validation(config, held_out, tokenizer, trainer, publisher, engines, turns, seed=context.seed)
             driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
-        loop = Loop(config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation)
+        keeper = None
+        if config.keep != KeepConfig():
+            keeper = Keeper(config, context, lambda folder: save(workers, folder, context, RLWorker.save_current))
+        loop = Loop(config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation, keeper)
         metrics = loop.run()
         folder = context.workdir / "policy"
         turns.train()

@@ -6,8 +6,6 @@ Its output carries the messages of rlhf_core/tracking/protocol.py.
 from __future__ import annotations
 
 import json
-import math
-import numbers
 import os
 import signal
 import subprocess
@@ -21,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
-from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
+from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.scratch import scratch_folder
@@ -35,6 +33,7 @@ from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
+from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
@@ -119,7 +118,12 @@ def _compute(
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
         lease.check()
-        computed = repository.upload(_manifest(spec, stage, config, output, started, seconds), output.folder)
+        reserved = config.reserves()
+        manifest = manifest_of(
+            spec, output, spec.ref, spec.name, started,
+            device_seconds=(reserved.devices or stage.job_cpus) * seconds, device=_device(reserved),
+        )  # fmt: skip
+        computed = repository.upload(manifest, output.folder)
         stored = repository.commit(computed)
         context.checkpoints.clear()
         return computed, stored
@@ -182,59 +186,6 @@ def _entry(stage: Stage) -> Any:
 def _check_output(stage: Stage, output: Output) -> None:
     if output.kind not in stage.writes:
         raise StageError(f"{stage.name} wrote a {output.kind}, but it is to write {', '.join(sorted(stage.writes))}")
-
-
-def _manifest(
-    spec: StageSpec, stage: Stage, config: StageConfig, output: Output, started: datetime, seconds: float
-) -> Manifest:
-    """seconds: that the stage's function and all attempts before took."""
-    reserved = config.reserves()
-    return Manifest(
-        kind=output.kind,
-        name=spec.name,
-        recipe=spec.recipe,
-        stage=spec.stage,
-        key=spec.key,
-        files=(),  # filled in when they are stored
-        parents=spec.inputs,
-        user_files=spec.user_files,
-        pins=spec.pins,
-        config=spec.config,
-        seed=spec.seed,
-        metrics=_plain(output.metrics),
-        code_revision=_code_revision(),
-        libraries=spec.libraries,
-        device_seconds=(reserved.devices or stage.job_cpus) * seconds,
-        device=_device(reserved),
-        started_at=started,
-        finished_at=datetime.now(UTC),
-    )
-
-
-def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
-    """As JSON can hold them: numpy's numbers become Python's; non-finite values become None and are logged."""
-    plain: dict[str, MetricValue] = {}
-    for name, value in metrics.items():
-        if isinstance(value, numbers.Integral):
-            plain[name] = int(value)
-        elif isinstance(value, numbers.Real):
-            plain[name] = float(value) if math.isfinite(value) else None
-            if plain[name] is None:
-                print(f"the metric {name} is {value}: stored as unknown", flush=True)
-        elif value is None or isinstance(value, str):
-            plain[name] = value
-        else:
-            raise StageError(f"the metric {name} is a {type(value).__name__}: return numbers or text")
-    return plain
-
-
-def _code_revision() -> str:
-    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
-    try:
-        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
-    except (OSError, subprocess.SubprocessError):  # an installed package has no history
-        return "unknown"
-    return found.stdout.strip()
 
 
 def _device(reserved: Reservation) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 
 import shutil
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,16 +62,18 @@ class SnapshotWorker(ABC):
     def save(self, folder: Path) -> None:
         """Rank 0 writes the trained model to `folder` on its node. Every rank must call it."""
 
-    def hand_over(self, folder: Path) -> Mapping[str, str]:
-        """Save to `folder`, which lies in the driver's working folder. Every rank must call it.
+    def hand_over(self, folder: Path, write: Callable[[Any, Path], None] | None = None) -> Mapping[str, str]:
+        """Save to `folder`, which lies in the driver's working folder. Every rank must call it. write: the method that
+        saves, if not `save`.
 
         If this node does not have that folder, rank 0 stores the files instead and returns what `get_files` needs.
         """
+        write = write or type(self).save
         if folder.parent.is_dir():
-            self.save(folder)
+            write(self, folder)
             return {}
         written = self._context.workdir / folder.name
-        self.save(written)
+        write(self, written)
         if dist.get_rank() != 0:
             return {}
         files = self._context.put_files(written)

@@ -51,6 +51,7 @@ SMALL = copy.deepcopy(RECIPE)
 SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_steps": 1}}
 SMALL["rl"] |= {
     "validation": validation(),
+    "keep": {"rollouts_every": 2, "policy_every": 3},
     "grpo": {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "kl": {"coefficient": 0.1}},
     "lora": {"rank": 4},
     "engine": {"dtype": "float32"},

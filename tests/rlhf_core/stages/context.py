@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +15,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.contract import Input
+from rlhf_core.contract import Input, Output
 
 
 def wait_for_checkpoint() -> None:
@@ -54,6 +55,13 @@ class LocalContext:
 
     def get_files(self, files: Mapping[str, str], folder: Path) -> None:
         ArtifactRepository(LocalStore(self.workdir / "store")).get_folder(files, folder)
+
+    def publish(self, what: str, step: int, output: Output) -> ArtifactRef:
+        """To the folder `published`, beside a working folder that a killed job does not keep."""
+        folder = self.workdir.parent / "published" / f"{what}.{step}"
+        if not folder.exists():  # as a store, it keeps what was there first
+            shutil.copytree(output.folder, folder)
+        return ArtifactRef(stage=f"test.{what}", key=hashlib.sha256(folder.name.encode()).hexdigest())
 
     def user_file(self, path: str) -> Path:
         return self._below_root(path)

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.contract import Output
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext
 from rlhf_core.stages.runner import run_job
@@ -55,3 +57,21 @@ def test_a_context_works_on_another_node_but_does_not_log_there(
         context.log(0, {})
     with pytest.raises(StageError, match="reported by the job itself"):
         context.progress(0, 1)
+
+
+def test_what_a_step_leaves_is_an_artifact_and_the_first_one_stays(local: ArtifactRepository, tmp_path: Path) -> None:
+    spec = specified(local, tmp_path, QUICK)
+    made = []
+    for text in ("first", "second"):
+        folder = tmp_path / text
+        folder.mkdir()
+        (folder / "data.jsonl").write_text(text)
+        context = JobContext(spec, local.store)
+        made.append(context.publish("rollouts", 12, Output(Kind.DATASET, folder, {"rows": 1})))
+    other = JobContext(spec, local.store).publish("rollouts", 13, Output(Kind.DATASET, tmp_path / "second"))
+    assert made[0] == made[1] != other
+    found = local.find(f"{spec.stage}.rollouts/{made[0].key[:12]}")
+    assert (found.kind, found.name) == (Kind.DATASET, f"{spec.name}.rollouts.12")
+    assert (found.parents, found.config) == (spec.inputs, spec.config)
+    assert found.metrics == {"step": 12, "rows": 1}
+    assert (local.fetch(found.ref, tmp_path / "cache") / "data.jsonl").read_text() == "first"

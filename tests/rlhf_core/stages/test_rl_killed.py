@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
+from rlhf_core.data.chat import encode_prompt, load_tokenizer
+from rlhf_core.data.reading import read_rows
+from rlhf_core.data.sampled import pairs_of
 from rlhf_core.stages import rl
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
@@ -22,6 +28,7 @@ OPTIMIZER = {"learning_rate": 1e-2}
 COMMON = {
     "dataset": "prompts", "steps": 5, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
     "rollout": {"max_length": 24}, "checkpoint": {"every_steps": 1},
+    "keep": {"rollouts_every": 1, "policy_every": 2},
 }  # fmt: skip
 BLOCKS: dict[str, dict[str, Any]] = {
     "ppo": {
@@ -79,7 +86,32 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 
 def results(folder: Path) -> dict[str, bytes]:
     names = ("work/policy/model.safetensors", "shared.safetensors", "own.safetensors", "logs.json")
-    return {name: (folder / name).read_bytes() for name in names}
+    kept = (path.relative_to(folder).as_posix() for path in (folder / "published").glob("*/*"))
+    return {name: (folder / name).read_bytes() for name in (*names, *kept)}
+
+
+def check_kept(published: Path, base: Path) -> None:
+    """Rollouts of every step, as later stages read them, sampled by the policy that was kept before."""
+    names = {*(f"rollouts.{step}" for step in range(1, 6)), "policy.2", "policy.4"}
+    assert {path.name for path in published.iterdir()} == names
+    pairs = 0
+    for step in range(1, 6):
+        rows = read_rows(published / f"rollouts.{step}")
+        assert [row["step"] for row in rows] == [step, step]
+        for row in rows:
+            pairs += len(list(pairs_of(row, every=True, margin=0.0, counts=Counter())))
+            assert all(entry["rewards"]["short"] == float(len(entry["text"]) <= 1) + 0.01 * len(entry["text"])
+                       for entry in row["completions"])  # fmt: skip
+    assert pairs > 0
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(published / "policy.4"), load_tokenizer(base)
+    for row in read_rows(published / "rollouts.5"):
+        prompt = encode_prompt(tokenizer, row["prompt"])
+        for entry in row["completions"]:
+            ids = torch.tensor([prompt + entry["token_ids"]])
+            with torch.no_grad():
+                logprobs = model(input_ids=ids).logits[0, len(prompt) - 1 : -1].log_softmax(-1)
+            expected = logprobs.gather(-1, ids[0, len(prompt) :, None])[:, 0].tolist()
+            assert entry["logprobs"] == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize("algorithm", list(BLOCKS))
@@ -89,6 +121,8 @@ def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, algorithm: str,
     finish(start(run, whole, inputs, algorithm, ""))
     lines = json.loads((whole / "logs.json").read_text())
     assert [step for step, _ in lines] == [0, 1, 2, 3, 4]
+    if algorithm == "ppo":
+        check_kept(whole / "published", inputs["model"].folder)
     if algorithm == "grpo":
         assert max(line["filtering/rounds"] for _, line in lines) > 1
     assert len({line["kl_coefficient"] for _, line in lines}) > 2

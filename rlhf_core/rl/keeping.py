@@ -1,0 +1,71 @@
+"""Rollouts and policies of single steps, published as artifacts while the stage runs."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from collections.abc import Callable, Iterator, Sequence
+from itertools import groupby
+from pathlib import Path
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Output, StageContext
+from rlhf_core.data.formats import Row
+from rlhf_core.data.reading import write_dataset
+from rlhf_core.rl.rows import completion_entry, completions_row
+from rlhf_core.types import Trajectory
+
+
+class Keeper:
+    """Steps are counted from 1 here. An artifact is published within its step, before a checkpoint could pass it by: a
+    killed run leaves no gap, and what a resumed one repeats is there already."""
+
+    def __init__(self, config: RLConfig, context: StageContext, save: Callable[[Path], None]) -> None:
+        """save: writes the policy as it is to a folder in this job's working folder."""
+        self._config = config
+        self._context = context
+        self._save = save
+
+    def rollouts(self, step: int, trajectories: Sequence[Trajectory]) -> None:
+        """What step `step` trains on, if it is to be kept. trajectories: those of one prompt side by side."""
+        if not _due(step, self._config.keep.rollouts_every):
+            return
+        rows = list(rollout_rows(trajectories, list(self._config.settings.rewards), step))
+        reward = math.fsum(entry["reward"] for row in rows for entry in row["completions"]) / len(trajectories)
+        folder = self._context.workdir / f"rollouts-{step}"
+        write_dataset(folder, rows, {"format": "completions"})
+        self._publish("rollouts", step, Output(Kind.DATASET, folder, {"rows": len(rows), "reward": reward}))
+
+    def policy(self, step: int) -> None:
+        """The policy after step `step`, if it is to be kept. The last one is the stage's own result."""
+        if not _due(step, self._config.keep.policy_every) or step == self._config.steps:
+            return
+        folder = self._context.workdir / f"policy-{step}"
+        self._save(folder)
+        self._publish("policy", step, Output(Kind.POLICY if self._config.lora is None else Kind.ADAPTER, folder))
+
+    def _publish(self, what: str, step: int, output: Output) -> None:
+        self._context.publish(what, step, output)
+        shutil.rmtree(output.folder)
+
+
+def rollout_rows(trajectories: Sequence[Trajectory], rewards: Sequence[str], step: int) -> Iterator[Row]:
+    """A row for each prompt, with the completions' tokens: `reward` is all that trains, the rewards of steps included,
+    and `rewards` are the `rewards` by name, as they are before weights and shaping."""
+    for _, group in groupby(trajectories, key=lambda t: (t.prompt.id, t.messages)):
+        completions = list(group)
+        first = completions[0]
+        entries = [
+            {
+                **completion_entry(t, tokens=True),
+                "reward": t.reward + (0.0 if t.step_rewards is None else float(t.step_rewards.sum())),
+                "rewards": {name: t.extra[name] for name in rewards},
+            }
+            for t in completions
+        ]
+        yield completions_row(first.messages or first.prompt.row["prompt"], first.prompt.row, entries, step=step)
+
+
+def _due(step: int, every: int | None) -> bool:
+    return every is not None and step % every == 0

@@ -1,0 +1,27 @@
+"""Sampled completions as rows of the format `completions`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rlhf_core.data.formats import Row, row_id
+from rlhf_core.types import Trajectory
+
+
+def completion_entry(trajectory: Trajectory, *, tokens: bool) -> Row:
+    """Its text and the log-prob of its tokens together; with `tokens` these and the log-prob of each."""
+    sampled = trajectory.loss_mask
+    logprobs = trajectory.rollout_logprobs[sampled].tolist()
+    entry: Row = {"text": trajectory.completion, "logprob": math.fsum(logprobs)}
+    return entry | ({"token_ids": trajectory.token_ids[sampled].tolist(), "logprobs": logprobs} if tokens else {})
+
+
+def completions_row(
+    asked: Sequence[Mapping[str, Any]], row: Mapping[str, Any], completions: Sequence[Row], **more: Any
+) -> Row:
+    """asked: the messages that are answered; row: of the prompt's dataset."""
+    tools = {"tools": row["tools"]} if "tools" in row else {}
+    made = {"prompt": list(asked), "completions": list(completions), **tools, **more}
+    return {"id": row_id(made), **made}

@@ -1,0 +1,75 @@
+"""The manifest of what a job has made."""
+
+from __future__ import annotations
+
+import math
+import numbers
+import subprocess
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.manifest import ArtifactRef, Manifest, MetricValue
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.contract import Output
+from rlhf_core.errors import StageError
+
+
+def manifest_of(
+    spec: StageSpec,
+    output: Output,
+    ref: ArtifactRef,
+    name: str,
+    started: datetime,
+    *,
+    device_seconds: float,
+    device: str,
+) -> Manifest:
+    """Of `output` as the artifact `ref`, which the job of `spec` has made. device_seconds: of all attempts."""
+    return Manifest(
+        kind=output.kind,
+        name=name,
+        recipe=spec.recipe,
+        stage=ref.stage,
+        key=ref.key,
+        files=(),  # filled in when they are stored
+        parents=spec.inputs,
+        user_files=spec.user_files,
+        pins=spec.pins,
+        config=spec.config,
+        seed=spec.seed,
+        metrics=_plain(output.metrics),
+        code_revision=_code_revision(),
+        libraries=spec.libraries,
+        device_seconds=device_seconds,
+        device=device,
+        started_at=started,
+        finished_at=datetime.now(UTC),
+    )
+
+
+def _plain(metrics: Mapping[str, Any]) -> dict[str, MetricValue]:
+    """As JSON can hold them: numpy's numbers become Python's; non-finite values become None and are logged."""
+    plain: dict[str, MetricValue] = {}
+    for name, value in metrics.items():
+        if isinstance(value, numbers.Integral):
+            plain[name] = int(value)
+        elif isinstance(value, numbers.Real):
+            plain[name] = float(value) if math.isfinite(value) else None
+            if plain[name] is None:
+                print(f"the metric {name} is {value}: stored as unknown", flush=True)
+        elif value is None or isinstance(value, str):
+            plain[name] = value
+        else:
+            raise StageError(f"the metric {name} is a {type(value).__name__}: return numbers or text")
+    return plain
+
+
+def _code_revision() -> str:
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty", "--abbrev=40"]
+    try:
+        found = subprocess.run(command, capture_output=True, text=True, timeout=10, check=True)
+    except (OSError, subprocess.SubprocessError):  # an installed package has no history
+        return "unknown"
+    return found.stdout.strip()
