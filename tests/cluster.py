@@ -18,6 +18,7 @@ import pytest
 from prefect.events.worker import EventsWorker
 from prefect.logging.handlers import APILogWorker
 
+from rlhf_core.warm.client import SOCKET_VARIABLE
 from tests.services import LOOPBACK, free_ports
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -73,7 +74,7 @@ class Service:
             process.kill()
 
 
-def start_ray(log: Path, folder: Path) -> tuple[Service, str]:
+def start_ray(log: Path, folder: Path, **more: str) -> tuple[Service, str]:
     """A head with four logical CPUs; its dashboard's address. folder: short, since sockets lie in it."""
     port, dashboard, agent, client = free_ports(4)
     command = [
@@ -87,7 +88,7 @@ def start_ray(log: Path, folder: Path) -> tuple[Service, str]:
     service = Service(
         command,
         log,
-        service_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1"),
+        service_environment(RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER="0", RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE="1", **more),
     )
     address = f"http://{LOOPBACK}:{dashboard}"
     service.wait_for(f"{address}/api/jobs/")
@@ -105,9 +106,15 @@ def ray_folder() -> Iterator[Path]:
 
 @pytest.fixture(scope="session")
 def ray_address(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path) -> Iterator[str]:
-    service, address = start_ray(tmp_path_factory.mktemp("ray") / "ray.log", ray_folder)
+    """With a warm process beside it, as in the local stack: loading torch takes a job longer than its work."""
+    logs, socket = tmp_path_factory.mktemp("ray"), ray_folder / "warm.sock"
+    warm = Service(
+        [sys.executable, "-m", "rlhf_core.warm.server", str(socket)], logs / "warm.log", service_environment()
+    )
+    service, address = start_ray(logs / "ray.log", ray_folder, **{SOCKET_VARIABLE: str(socket)})
     yield address
     service.end()
+    warm.end()
 
 
 @pytest.fixture(scope="session")

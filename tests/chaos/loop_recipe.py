@@ -35,7 +35,7 @@ RECIPE: dict[str, Any] = {
     "pairs": {"dataset": "sampled"},
     "dpo": {
         "stage": "preference", "dataset": "pairs", "model": "accepted", "batch_size": 4, "max_length": 24,
-        "epochs": 10, "losses": {"dpo": {"type": "dpo", "beta": 0.1}}, "optimizer": {"learning_rate": 1e-2},
+        "epochs": 4, "losses": {"dpo": {"type": "dpo", "beta": 0.5}}, "optimizer": {"learning_rate": 3e-3},
         "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
     },
     "evaluation": {

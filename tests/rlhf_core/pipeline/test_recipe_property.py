@@ -84,6 +84,11 @@ SMALL["merged"] = {"stage": "merge_models", "model": "sft", "method": "ties", "d
                    "others": [{"model": "dpo", "weight": 0.5}]}  # fmt: skip
 SMALL["second"] = {**RECIPE["sft"], "stage": "sft", "model": "sft"}
 SMALL["evaluation"] = SMALL.pop("evaluation")  # below all that it evaluates
+SMALL["own"]["model"] = SMALL["again"]["model"] = "accepted"
+SMALL["loop"] = {
+    "start": "sft", "candidate": "again", "prompts": "prompts", "prompts_per_round": 2,
+    "gate": {"evaluation": "evaluation", "scorer": "exact", "completions": "sampled", "margin": 0.1},
+}  # fmt: skip
 SHIPPED = {path.stem: read_yaml_file(path) for path in sorted(RECIPES.glob("*.yaml"))}
 
 ODD: list[Any] = [
