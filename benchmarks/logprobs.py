@@ -102,19 +102,19 @@ def measure(case: Case) -> Result:
                 torch.stack([result.sum() for result in results]).sum().backward()
         return float(results[0].detach().mean())
 
-    start = _reset_peak()
-    seconds, processor, means = zip(*(_timed(run) for _ in range(case.repeats)), strict=True)
-    return Result(statistics.median(seconds), statistics.median(processor), _peak() - start, means[0])
+    start = reset_peak()
+    seconds, processor, means = zip(*(timed(run) for _ in range(case.repeats)), strict=True)
+    return Result(statistics.median(seconds), statistics.median(processor), peak() - start, means[0])
 
 
-def _timed(run: Callable[[], float]) -> tuple[float, float, float]:
+def timed(run: Callable[[], float]) -> tuple[float, float, float]:
     started, processor = time.perf_counter(), time.process_time()
     mean = run()  # a number on the host: the device has finished
     return time.perf_counter() - started, time.process_time() - processor, mean
 
 
-def _reset_peak() -> int:
-    """Bytes in use now; from here on `_peak` counts."""
+def reset_peak() -> int:
+    """Bytes in use now; from here on `peak` counts."""
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
         return torch.cuda.memory_allocated()
@@ -122,7 +122,7 @@ def _reset_peak() -> int:
     return _status("VmRSS")
 
 
-def _peak() -> int:
+def peak() -> int:
     return torch.cuda.max_memory_allocated() if torch.cuda.is_available() else _status("VmHWM")
 
 

@@ -19,6 +19,7 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "reward_model": frozenset({Kind.REWARD_MODEL}),
     "adapter": frozenset({Kind.ADAPTER}),
     "logprobs": frozenset({Kind.LOGPROBS}),
+    "top_logprobs": frozenset({Kind.TOP_LOGPROBS}),
     "evaluation": frozenset({Kind.EVALUATION}),
 }
 

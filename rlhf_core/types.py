@@ -140,6 +140,16 @@ class Experience(PackedBatch):
 
 
 @dataclass(frozen=True)
+class TaughtBatch(PackedBatch):
+    """Sequences of which a teacher says how each trained token (M in all) could have been another."""
+
+    # (M, d): its hidden states that predict them; known only of a whole micro-batch, which is not divided any more
+    teacher_hidden: Tensor | None = field(default=None, metadata={"per": "trained token"})
+    top_tokens: Tensor | None = None  # (N, k) int32, its most probable tokens there
+    top_logprobs: Tensor | None = None  # (N, k + 1) float32, of these, and of all others together
+
+
+@dataclass(frozen=True)
 class ReferencedBatch(PackedBatch):
     """Sequences that a reference model reads too."""
 

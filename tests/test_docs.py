@@ -29,7 +29,7 @@ ROWS: Mapping[str, Any] = {
 }
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
-             "logprobs": "preferences"}  # fmt: skip
+             "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -55,6 +55,8 @@ FURTHER: Mapping[str, Any] = {
     "best_of_n": {},
     "preference": REST["sft"],
     "logprobs": {"dataset": "pairs", "max_length": 64},
+    "distillation": REST["sft"],
+    "top_logprobs": {"dataset": "talks", "max_length": 64},
 }
 
 

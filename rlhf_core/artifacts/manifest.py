@@ -21,6 +21,7 @@ class Kind(StrEnum):
     POLICY = "policy"
     ADAPTER = "adapter"
     LOGPROBS = "logprobs"
+    TOP_LOGPROBS = "top_logprobs"
     REWARD_MODEL = "reward_model"
     EVALUATION = "evaluation"
     ROUND = "round"

@@ -92,6 +92,7 @@ Samples = Annotated[int, Limits(0, 65_536, "nothing samples as many completions 
 GroupSize = Annotated[int, Limits(1, 65_536, "nothing samples as many completions of one prompt")]
 MOST_COMPLETIONS = 2**20  # of one step of RL
 Turns = Annotated[int, Limits(1, 1000, "no episode has as many turns")]
+StoredTokens = Annotated[int, Limits(1, 100_000, "no disk has room for as many of each token")]
 TopK = Annotated[int, Limits(0, 10_000_000, "no vocabulary has as many tokens")]
 # What vLLM samples with as it is: from 0 to 0.01 it takes 0.01 instead, and above 2 it refuses the request.
 LOWEST_TEMPERATURE, HIGHEST_TEMPERATURE = 0.01, 2.0
@@ -117,6 +118,14 @@ Dropout = Annotated[float, Limits(0, 1, "the adapter would see nothing", below=T
 Coefficient = Annotated[float, Limits(0, 1000, "nothing else in the loss would count")]
 PositiveCoefficient = Annotated[
     float, Limits(0, 1000, "nothing else in the loss would count", "it would not count", above=True)
+]
+_NO_LOSS = "the loss would be 0; its limit is"
+MixtureWeight = Annotated[
+    float,
+    Limits(0, 1, f"{_NO_LOSS} reverse_kl", f"{_NO_LOSS} forward_kl", above=True, below=True),
+]
+DistillationTemperature = Annotated[
+    float, Limits(0.01, 1000, "any two distributions are uniform", "only the most probable token would count")
 ]
 PreferenceBeta = Annotated[float, Limits(0, 1000, "any difference would be certain", "nothing would train", above=True)]
 _MORE_WRONG = "where more than half of the labels are wrong, exchange chosen and rejected"

@@ -6,22 +6,19 @@ from typing import Annotated, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads, Role
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.numbers import TrainedTokens
+from rlhf_core.config.base import Reads
 from rlhf_core.config.preference_losses import PreferenceLossConfig
 from rlhf_core.config.reference import PairReferenceConfig, ReferencedConfig
 from rlhf_core.config.texts import JudgeName
-from rlhf_core.config.training import RanksConfig
 from rlhf_core.config.validation import PairsValidation
-
-_PAIRS = "name of an entry of the recipe's `data`, format preferences"
 
 
 class PreferenceConfig(ReferencedConfig):
     """Preference pairs, learned without a reward model: DPO and its kin. `batch_size` counts pairs."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(description=_PAIRS)
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(
+        description="name of an entry of the recipe's `data`, format preferences"
+    )
     validation: PairsValidation | None = Field(
         default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
     )
@@ -50,18 +47,3 @@ class PreferenceConfig(ReferencedConfig):
                 "run before; leave one of them out"
             )
         return self
-
-
-class LogprobsConfig(RanksConfig):
-    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them."""
-
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(description=_PAIRS)
-    model: Annotated[str | None, Reads("model")] = Field(
-        default=None, description="the stage whose model reads them; none: the last one above that makes a model"
-    )
-    max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
-    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as the policy")
-
-    @property
-    def makes(self) -> Role:
-        return "logprobs"

@@ -63,9 +63,10 @@ class ReferencedConfig(SupervisedPolicyConfig):
         return self.runs_reference and self.lora is not None and self.reference.model is None
 
     @property
-    def frozen_models(self) -> tuple[EngineConfig, ...]:
+    def frozen_models(self) -> Mapping[str, EngineConfig]:
         copied = self.runs_reference and not self.reference_is_base
-        return (self.reference_engine,) if copied else ()
+        start = "model" if self.reference.model is None else REFERENCE_INPUT
+        return {start: self.reference_engine} if copied else {}
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:

@@ -203,9 +203,9 @@ class SupervisedConfig(RanksConfig):
         return frozenset({"validation"}) if self.validation is None else frozenset()
 
     @property
-    def frozen_models(self) -> tuple[EngineConfig, ...]:
-        """How each model is run that a worker has beside the one it trains."""
-        return ()
+    def frozen_models(self) -> Mapping[str, EngineConfig]:
+        """How each model is run that a worker has beside the one it trains, by the input that it starts from."""
+        return {}
 
     @property
     def adapter(self) -> LoraConfig | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, Protocol, cast
 
 import torch
@@ -39,30 +40,52 @@ def chunked_logprobs(
     again in backward (if they are more than one chunk). Every rank makes the same calls of `head`, forward and
     backward, since each is a collective under ZeRO-3.
     """
-    rows = hidden.shape[0]
-    chunks = _same_on_all_ranks(math.ceil(rows * vocabulary / chunk_elements), head, hidden.device)
-    parts: list[tuple[Tensor, Tensor]] = []
-    for part_hidden, part_targets in zip(hidden.tensor_split(chunks), targets.tensor_split(chunks), strict=True):
-        arguments = (head, part_hidden, part_targets, temperature, with_entropy)
+    chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
+    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements)
+    return logprobs, entropy if with_entropy else None
+
+
+def by_chunks(
+    function: Callable[..., tuple[Tensor, Tensor]],
+    tensors: Sequence[Tensor],
+    heads: Sequence[Head],
+    vocabulary: int,
+    chunk_elements: int,
+) -> tuple[Tensor, Tensor]:
+    """`function` of a chunk of the rows of `tensors` at a time, and again in backward (if there are several chunks).
+
+    tensors: each (M, ...); function: of their parts (m, ...) to two tensors (m, ...), which makes logits with each of
+    `heads`, (m, vocabulary). Every rank makes the same calls, forward and backward, since each is a collective under
+    ZeRO-3. Returns both results for all rows.
+    """
+    first = tensors[0]
+    chunks = _same_on_all_ranks(math.ceil(first.shape[0] * vocabulary / chunk_elements), heads, first.device)
+    results: list[tuple[Tensor, Tensor]] = []
+    for parts in zip(*(tensor.tensor_split(chunks) for tensor in tensors), strict=True):
         if not torch.is_grad_enabled() or chunks == 1:
-            parts.append(_chunk(*arguments))  # nothing to save by computing it twice
+            results.append(function(*parts))  # nothing to save by computing it twice
             continue
         # Under ZeRO-3 the head's weight is gathered in recomputation but already released when shapes are compared.
-        result = checkpoint(_chunk, *arguments, use_reentrant=False, determinism_check="none")
-        parts.append(cast(tuple[Tensor, Tensor], result))
-    logprobs = torch.cat([logprob for logprob, _ in parts])
-    return logprobs, torch.cat([entropy for _, entropy in parts]) if with_entropy else None
+        result = checkpoint(function, *parts, use_reentrant=False, determinism_check="none")
+        results.append(cast(tuple[Tensor, Tensor], result))
+    return torch.cat([one for one, _ in results]), torch.cat([other for _, other in results])
 
 
 def _chunk(
-    head: Head,
-    hidden: Tensor,
-    targets: Tensor,
-    temperature: float,
-    with_entropy: bool,
+    head: Head, hidden: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
     logprobs, entropy = TargetLogprobs.apply(head(hidden), targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropy
+
+
+def log_distribution(logits: Tensor, temperature: float) -> Tensor:
+    """log softmax(logits / temperature) in float32, or float64 where the logits are."""
+    exact = logits if logits.dtype == torch.float64 else logits.float()
+    if temperature != 1:
+        # In place only where `exact` is a copy: the logits themselves are the caller's.
+        exact = exact / temperature if exact is logits else exact.div_(temperature)
+    # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
+    return torch.log_softmax(exact, dim=-1)
 
 
 class TargetLogprobs(torch.autograd.Function):
@@ -77,13 +100,7 @@ class TargetLogprobs(torch.autograd.Function):
     def forward(
         ctx: Any, logits: Tensor, targets: Tensor, temperature: float, with_entropy: bool
     ) -> tuple[Tensor, Tensor]:
-        exact = logits if logits.dtype == torch.float64 else logits.float()
-        if temperature != 1:
-            # In place only where `exact` is a copy: the logits themselves are the caller's.
-            exact = exact / temperature if exact is logits else exact.div_(temperature)
-        # Not logit - logsumexp: where logits are large, so is the rounding of that difference.
-        distribution = torch.log_softmax(exact, dim=-1)
-        del exact
+        distribution = log_distribution(logits, temperature)
         logprobs = distribution.gather(-1, targets.unsqueeze(-1)).squeeze(-1)
         entropy = distribution.exp().mul_(distribution).sum(-1).neg_() if with_entropy else logprobs.clone()
         if not with_entropy:
@@ -116,10 +133,10 @@ class TargetLogprobs(torch.autograd.Function):
         return result.to(ctx.dtype), None, None, None
 
 
-def _same_on_all_ranks(chunks: int, head: Head, device: torch.device) -> int:
-    """The largest number of chunks of any rank, where the head's weight is sharded; at least one."""
+def _same_on_all_ranks(chunks: int, heads: Sequence[Head], device: torch.device) -> int:
+    """The largest number of chunks of any rank, where the weight of a head is sharded; at least one."""
     chunks = max(chunks, 1)
-    sharded = any(hasattr(parameter, "ds_id") for parameter in head.parameters())
+    sharded = any(hasattr(parameter, "ds_id") for head in heads for parameter in head.parameters())
     if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:
         return chunks
     count = torch.tensor(chunks, device=device)

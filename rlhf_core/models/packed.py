@@ -55,17 +55,50 @@ class PackedModel(nn.Module):
         return hidden, routing_sums(router_logits, counted, experts_per_token(self._transformer))
 
 
-class PolicyModel(PackedModel):
-    """A causal language model whose forward returns log-probs of the batch's own tokens.
-
-    In float32 the result equals the sequences run one by one to 1e-5; in bfloat16 the backbone rounds to 8 bits, so
-    that log-probs differ by up to a few 1e-2, while softmax and everything after it stay in float32.
-    """
+class CausalModel(PackedModel):
+    """A causal language model; subclasses say what of its next-token distributions their forward returns."""
 
     def __init__(self, model: nn.Module, *, chunk_elements: int = CHUNK_ELEMENTS) -> None:
         """model: a PreTrainedModel with a language-model head, or a PeftModel of one. chunk_elements: of the logits."""
         super().__init__(model)
         self._chunk_elements = chunk_elements
+
+    @property
+    def head(self) -> OutputHead:
+        return OutputHead(self._transformer)
+
+    @property
+    def _vocabulary(self) -> int:
+        size: int = self._transformer.config.get_text_config().vocab_size
+        return size
+
+    def _predicted(
+        self, batch: PackedBatch, only: Tensor | None, *, with_routing: bool = False
+    ) -> tuple[Tensor, Tensor, Tensor | None]:
+        """Places (M,) int64 of the tokens to compute (see PolicyModel), the hidden states (M, d) that predict them, and
+        the routing."""
+        wanted = batch.position_ids != 0
+        if only is not None:
+            wanted = wanted & only
+        places = wanted.nonzero().squeeze(-1)
+        routing = None
+        if with_routing:
+            hidden, routing = self._routed(batch, in_trained_example(batch))
+        else:
+            hidden = self._hidden(batch)
+        return places, hidden[places - 1], routing
+
+    def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
+        ours, own = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
+        return ours.float().log_softmax(-1), own.float().log_softmax(-1)
+
+
+class PolicyModel(CausalModel):
+    """A causal language model whose forward returns log-probs of the batch's own tokens.
+
+    In float32 the result equals the sequences run one by one to 1e-5; in bfloat16 the backbone rounds to 8 bits, so
+    that log-probs differ by up to a few 1e-2, while softmax and everything after it stay in float32.
+    """
 
     def forward(
         self,
@@ -82,27 +115,14 @@ class PolicyModel(PackedModel):
         sequence. only: (N,) bool, the tokens to compute (0 elsewhere): the head runs on these alone. The routing counts
         all tokens of the sequences that train any, so that a `filler` adds nothing to it.
         """
-        wanted = batch.position_ids != 0
-        if only is not None:
-            wanted = wanted & only
-        places = wanted.nonzero().squeeze(-1)
-        routing = None
-        if with_routing:
-            hidden, routing = self._routed(batch, in_trained_example(batch))
-        else:
-            hidden = self._hidden(batch)
+        places, hidden, routing = self._predicted(batch, only, with_routing=with_routing)
         logprobs, entropy = chunked_logprobs(
-            OutputHead(self._transformer), hidden[places - 1], batch.input_ids[places],
-            vocabulary=self._transformer.config.get_text_config().vocab_size, temperature=temperature,
+            self.head, hidden, batch.input_ids[places], vocabulary=self._vocabulary, temperature=temperature,
             with_entropy=with_entropy, chunk_elements=self._chunk_elements,
         )  # fmt: skip
         return (
-            _scatter(logprobs, places, batch), None if entropy is None else _scatter(entropy, places, batch), routing
+            at_places(logprobs, places, batch), None if entropy is None else at_places(entropy, places, batch), routing
         )  # fmt: skip
-
-    def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
-        ours, own = OutputHead(self._transformer)(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
-        return ours.float().log_softmax(-1), own.float().log_softmax(-1)
 
 
 class Classifier(PackedModel):
@@ -138,5 +158,6 @@ def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:
     return trained[examples] > 0
 
 
-def _scatter(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
+def at_places(values: Tensor, places: Tensor, batch: PackedBatch) -> Tensor:
+    """(N,): `values` (M,) at `places` (M,), and 0 elsewhere."""
     return values.new_zeros(batch.num_tokens).index_put((places,), values)

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from rlhf_core.config.rewards import ModelReward
+from rlhf_core.models.folder_check import vocabulary_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +67,26 @@ def reader_problem(config: Mapping[str, Any], setting: str, tokens: int, *, read
     if not reads_tokens:
         return "its tokenizer differs from the policy's"
     return _context_problem(config, setting, tokens)
+
+
+def teacher_problem(
+    config: Mapping[str, Any], student: Mapping[str, Any], *, max_length: int, reads_tokens: bool
+) -> str | None:
+    """Why the student with the config.json `student` cannot learn from the teacher with this one; None where it can.
+
+    reads_tokens: they have one tokenizer.
+    """
+    if not reads_tokens:
+        return "its tokenizer differs from the student's"
+    return vocabulary_problem(config, student) or _context_problem(config, "max_length", max_length)
+
+
+def vocabulary_problem(config: Mapping[str, Any], student: Mapping[str, Any]) -> str | None:
+    """Why the distributions of a teacher and a student cannot be compared; None where they can, or it is not said."""
+    theirs, ours = vocabulary_size(config), vocabulary_size(student)
+    if theirs is None or ours is None or theirs == ours:
+        return None
+    return f"its distributions are over {theirs} tokens, and the student's over {ours}"
 
 
 def _context_problem(config: Mapping[str, Any], setting: str, tokens: int) -> str | None:

@@ -76,7 +76,7 @@ class _Estimator:
             tokens=self._tokens(node, rows, steps),
             steps=steps,
             seconds=self._seconds(node, steps),
-            memory=Memory() if shape is None else memory(node.config, shape),
+            memory=Memory() if shape is None else memory(node.config, shape, self._frozen(node)),
             reserves=node.config.reserves(),
         )
 
@@ -132,6 +132,12 @@ class _Estimator:
             return took
         before = found.metrics.get("steps", found.config.get("steps"))
         return took / before * steps if isinstance(before, int) and before > 0 else None
+
+    def _frozen(self, node: Node) -> dict[str, Shape]:
+        """As `memory` takes them."""
+        starts = node.config.frozen_models if isinstance(node.config, SupervisedConfig) else ()
+        shapes = {start: self._shape(self._graph[node.inputs[start]]) for start in starts}
+        return {start: shape for start, shape in shapes.items() if shape is not None}
 
     def _shape(self, node: Node) -> Shape | None:
         while (model := node.inputs.get("model")) is not None:

@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.preference import LogprobsConfig
+from rlhf_core.config.logprobs import ReadingConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.sampled import GenerateConfig
@@ -79,16 +80,22 @@ class Memory:
     engine: float = 0.0
 
 
-def memory(config: StageConfig, shape: Shape) -> Memory:
-    """What the actors of a stage need that starts from a model of this shape."""
+def memory(config: StageConfig, shape: Shape, frozen: Mapping[str, Shape] = MappingProxyType({})) -> Memory:
+    """What the actors of a stage need that starts from a model of this shape.
+
+    frozen: the shapes of `frozen_models` where they are known; others are taken to be as large.
+    """
     match config:
         case RLConfig():
             return Memory(_of_rl_worker(config, shape), _of_engine(config.rollout, shape, config.engine.dtype))
         case SupervisedConfig():
             workers = config.placement.workers
-            frozen = sum(_weights(engine, shape.parameters, workers) for engine in config.frozen_models)
-            return Memory(_of_training(config.engine, shape, config.adapter, workers) + frozen)
-        case LogprobsConfig():
+            beside = sum(
+                _weights(engine, frozen.get(start, shape).parameters, workers)
+                for start, engine in config.frozen_models.items()
+            )
+            return Memory(_of_training(config.engine, shape, config.adapter, workers) + beside)
+        case ReadingConfig():
             return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
         case GenerateConfig():
             engine = _of_engine(config.rollout, shape, "bfloat16")

@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
+from rlhf_core.config.distillation import STORED_INPUT, TEACHER_INPUT, DistillationConfig
+from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
@@ -18,7 +20,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import stored_tensors
-from rlhf_core.models.readers import judge_problem, reader_problem, scale_problem
+from rlhf_core.models.readers import judge_problem, reader_problem, scale_problem, teacher_problem
 from rlhf_core.models.scratch import linear_layers
 from rlhf_core.models.served import problems_on_cpu
 from rlhf_core.models.targets import head_problems, target_problem
@@ -53,6 +55,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
     if model is not None:
         yield from _readers(config, node, models, root)
+    if isinstance(config, DistillationConfig):
+        yield from _teachers(config, node, nodes, models, root)
     if isinstance(config, EnginesConfig) and model is not None:
         yield from _judges(config, node, nodes, models, root)
     if isinstance(config, RLConfig) and model is not None and config.environment.max_turns > 1:
@@ -136,6 +140,33 @@ def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
     if isinstance(config, RLConfig):
         return token_readers(config)
     return dict(config.token_readers)
+
+
+def _teachers(
+    config: DistillationConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
+) -> Iterator[str]:
+    student = models.get(node.name)
+    for name in config.stored_inputs or (TEACHER_INPUT,):
+        teacher = models.get(node.inputs[name])
+        same = None if student is None or teacher is None else _same_tokens(teacher, student, root)
+        if student is None or teacher is None or same is None:
+            continue
+        longest = 0 if config.stored_inputs else config.max_length  # of stored ones their own stage has a limit
+        problem = teacher_problem(teacher.settings, student.settings, max_length=longest, reads_tokens=same)
+        if problem is not None:
+            yield f"{name}: {problem}: name another model"
+    stored = [nodes[node.inputs[name]] for name in config.stored_inputs]
+    asked = {(each.config.k, each.config.temperature) for each in stored if isinstance(each.config, TopLogprobsConfig)}
+    if len(asked) > 1:
+        yield f"{STORED_INPUT}: its stages have different `k` or `temperature`: give them the same"
+    if all(isinstance(each.config, TopLogprobsConfig) for each in stored) and stored:
+        read = {each.inputs["dataset"] for each in stored}
+        for setting, dataset in node.inputs.items():
+            if setting.endswith("dataset") and dataset not in read:
+                yield (
+                    f"{STORED_INPUT}: none of its stages reads the rows of `{setting}`, {dataset}: add one that does, "
+                    "with the teacher as its model"
+                )
 
 
 def _judges(

@@ -2,23 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.preference import LogprobsConfig
+from rlhf_core.config.logprobs import LogprobsConfig, ReadingConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.division import Division
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.supervised.examples import fit_examples
+from rlhf_core.supervised.examples import Example, Packer, fit_examples
 from rlhf_core.supervised.logprobs import LogprobsWorker
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.stored_logprobs import write_logprobs
+from rlhf_core.training.group import WorkerGroup
 
-_PAIRS = 512  # sent to the ranks at a time
+_EXAMPLES = 512  # sent to the ranks at a time
 
 
 def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
@@ -31,18 +33,30 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     found = torch.zeros(len(examples), 2)
     context.progress(0, len(examples), "start workers")
     with cluster.workers(config.placement, LogprobsWorker, config, context, model.manifest.ref) as workers:
-        for start in range(0, len(examples), _PAIRS):
-            batch = pack_pairs(examples[start : start + _PAIRS])
-            division = Division.of(
-                batch, replicas=workers.size, tokens_per_micro_batch=config.engine.tokens_per_micro_batch
-            )
-            parts = workers.scatter(LogprobsWorker.logprobs, division.split())
-            for plan, values in zip(division.plan, parts, strict=True):
-                for indices, logprobs in zip(plan, values, strict=True):
-                    if indices:  # not a filler
-                        found[torch.tensor(indices) + start] = logprobs.view(-1, 2)
-            context.progress(min(start + _PAIRS, len(examples)), len(examples), "read")
+        for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack_pairs, config, context):
+            found[torch.tensor(indices)] = logprobs.view(-1, 2)
     folder = context.workdir / "logprobs"
     folder.mkdir()
     write_logprobs(folder, examples, found)
     return Output(Kind.LOGPROBS, folder, {"pairs": len(examples), **fitted.metrics()})
+
+
+def read_by(
+    workers: WorkerGroup[Any],
+    method: Callable[..., Any],
+    examples: Sequence[Example],
+    pack: Packer,
+    config: ReadingConfig,
+    context: StageContext,
+) -> Iterator[tuple[list[int], Any]]:
+    """What `method` of the ranks returns of each micro-batch, and which of the examples that one is made of."""
+    for start in range(0, len(examples), _EXAMPLES):
+        batch = pack(examples[start : start + _EXAMPLES])
+        division = Division.of(
+            batch, replicas=workers.size, tokens_per_micro_batch=config.engine.tokens_per_micro_batch
+        )
+        for plan, results in zip(division.plan, workers.scatter(method, division.split()), strict=True):
+            for indices, result in zip(plan, results, strict=True):
+                if indices:  # not a filler
+                    yield [start + index for index in indices], result
+        context.progress(min(start + _EXAMPLES, len(examples)), len(examples), "read")

@@ -3,10 +3,12 @@
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.config.data import DatasetConfig, OverlapConfig
+from rlhf_core.config.distillation import DistillationConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.kto import KTOConfig
+from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.config.loop import RoundConfig, RoundPromptsConfig
-from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
+from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
 from rlhf_core.config.stages import (
@@ -42,6 +44,10 @@ _STAGES = (
     Stage("preference", 1, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True),
     Stage("kto", 1, KTOConfig, _TRAINED, "rlhf_core.stages.kto:run", runs="actors", needs_template=True),
+    Stage("top_logprobs", 1, TopLogprobsConfig, _only(Kind.TOP_LOGPROBS), "rlhf_core.stages.top_logprobs:run",
+          runs="actors", needs_template=True),
+    Stage("distillation", 1, DistillationConfig, _TRAINED, "rlhf_core.stages.distillation:run", runs="actors",
+          needs_template=True),
     Stage("rl", 5, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True),
     Stage("merge", 1, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run"),
     Stage("merge_models", 1, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run"),

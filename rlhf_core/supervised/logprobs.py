@@ -1,4 +1,4 @@
-"""One rank of a model that reads pairs and trains nothing."""
+"""One rank of a model that reads examples and trains nothing."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.preference import LogprobsConfig
+from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.models.distillation import TopModel
 from rlhf_core.supervised.referenced import sequence_logprobs
 from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import FrozenCopy
@@ -23,3 +24,17 @@ class LogprobsWorker:
     def logprobs(self, micro_batches: Sequence[PackedBatch]) -> list[Tensor]:
         """(S,) float32 on CPU for each micro-batch: of the trained tokens of each sequence together."""
         return [values.cpu() for values in self._model.forward(micro_batches, sequence_logprobs)]
+
+
+class TopLogprobsWorker:
+    def __init__(self, config: TopLogprobsConfig, context: StageContext, model: ArtifactRef) -> None:
+        seed_everything(context.seed)
+        self._model = FrozenCopy(context.fetch(model).folder, config.engine, wrapper=TopModel)
+        self._config = config
+
+    def top(self, micro_batches: Sequence[PackedBatch]) -> list[tuple[Tensor, Tensor]]:
+        """Of the trained tokens of each micro-batch what TopModel says, on CPU: (M, k) int32 and (M, k + 1) float32."""
+        found = self._model.forward(
+            micro_batches, lambda model, batch: model(batch, k=self._config.k, temperature=self._config.temperature)
+        )
+        return [(tokens.int().cpu(), logprobs.cpu()) for tokens, logprobs in found]

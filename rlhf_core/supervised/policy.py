@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from torch import nn
 
 from rlhf_core.models.loading import load_causal_model, torch_dtype
@@ -11,6 +13,8 @@ from rlhf_core.supervised.worker import C, SupervisedWorker
 
 
 class PolicyWorker(SupervisedWorker[C]):
+    wrapper: ClassVar[type[PolicyModel]] = PolicyModel
+
     def build_model(self) -> nn.Module:
         engine = self.config.engine
         model = load_causal_model(
@@ -22,4 +26,4 @@ class PolicyWorker(SupervisedWorker[C]):
         )
         if self.config.moe_coefficient > 0:
             experts_per_token(model)
-        return PolicyModel(model)
+        return self.wrapper(model)

@@ -14,7 +14,6 @@ from rlhf_core.config.reference import ReferencedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.policy import PolicyWorker
-from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_rank
 from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.types import PackedBatch, ReferencedBatch
@@ -36,17 +35,13 @@ class ReferencedWorker(PolicyWorker[R]):
             self._reference = FrozenCopy(folder, config.reference_engine, offloaded=config.reference.offload)
         seed_rank(context.seed)
 
-    def _step(self, shard: Shard) -> StepMetrics:
-        return super()._step(self.prepared(shard))
-
     def validate(self, shard: Shard) -> dict[str, float]:
-        measured = super().validate(self.prepared(shard))
+        measured = super().validate(shard)
         # A sum of rounded parts: equal counts must tie.
         right = round(measured["accuracy"] * shard.num_examples)
         return measured | {"accuracy": right / shard.num_examples}
 
     def prepared(self, shard: Shard) -> Shard:
-        """With what the loss needs to know before the forward that is differentiated."""
         batches = cast(list[ReferencedBatch], shard.micro_batches)
         return replace(shard, micro_batches=list[PackedBatch](self.with_reference(batches)))
 

@@ -21,7 +21,7 @@ def write_logprobs(folder: Path, examples: Sequence[Example], logprobs: torch.Te
     """logprobs: (E, 2) float32 on CPU, of the chosen and the rejected completion of each example."""
     with (folder / _FILE).open("w", encoding="utf-8") as file:
         for example, values in zip(examples, logprobs.tolist(), strict=True):
-            line = {"id": example.row_id, "tokens": _digest(example), "logprobs": values}
+            line = {"id": example.row_id, "tokens": digest(example), "logprobs": values}
             file.write(json.dumps(line) + "\n")
 
 
@@ -38,15 +38,20 @@ def with_logprobs(examples: Iterable[Example], stored: Stored) -> list[Example]:
     """The examples with the log-probs of their tokens. Raises StageError, which names the row, if one has none."""
     found = []
     for example in examples:
-        values = stored.get(_digest(example))
+        values = stored.get(digest(example))
         if values is None:
-            raise StageError(
-                f"reference.logprobs: no stage has read the tokens of row {example.row_id}: give the stages `logprobs` "
-                "this dataset, this max_length and a model with the policy's tokenizer and chat template"
-            )
+            raise not_read("reference.logprobs", "logprobs", example)
         found.append(replace(example, reference=tuple(values)))
     return found
 
 
-def _digest(example: Example) -> str:
+def not_read(setting: str, stage: str, example: Example) -> StageError:
+    return StageError(
+        f"{setting}: no stage has read the tokens of row {example.row_id}: give the stages `{stage}` "
+        "this dataset, this max_length and a model with the policy's tokenizer and chat template"
+    )
+
+
+def digest(example: Example) -> str:
+    """Of the tokens that are trained, and of those before them."""
     return hashlib.sha256(json.dumps([example.sequences, example.masks]).encode()).hexdigest()[:32]

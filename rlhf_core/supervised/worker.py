@@ -75,9 +75,14 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         """One optimizer step for each shard."""
         return [self._step(shard) for shard in steps]
 
+    def prepared(self, shard: Shard) -> Shard:
+        """With what the loss needs to know before the forward that is differentiated."""
+        return shard
+
     def _step(self, shard: Shard) -> StepMetrics:
         """One optimizer step; of a mixture of experts after a forward that counts how tokens are routed."""
         config: SupervisedConfig = self.config
+        shard = self.prepared(shard)
         routing = step_routing(self.engine, shard.micro_batches) if config.moe_coefficient > 0 else None
         return self.engine.step(shard.micro_batches, partial(self.loss, shard=shard, step_routing=routing))
 
@@ -86,6 +91,7 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
 
         In eval mode and without gradients: what is trained, and its random numbers, do not change.
         """
+        shard = self.prepared(shard)
         return self.engine.measure(shard.micro_batches, partial(self.measured, shard=shard))
 
     def measured(self, model: nn.Module, batch: Any, shard: Shard) -> Mapping[str, Metric]:

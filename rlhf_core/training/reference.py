@@ -15,7 +15,7 @@ from torch import nn
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import load_causal_model, torch_dtype
-from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.packed import PackedModel, PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.types import PackedBatch
 
@@ -59,10 +59,18 @@ class AdapterOff:
 class FrozenCopy:
     """A causal language model of its own, never trained."""
 
-    def __init__(self, folder: Path, engine: EngineConfig, *, offloaded: bool = False) -> None:
-        """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise."""
+    def __init__(
+        self,
+        folder: Path,
+        engine: EngineConfig,
+        *,
+        offloaded: bool = False,
+        wrapper: Callable[[nn.Module], PackedModel] = PolicyModel,
+    ) -> None:
+        """offloaded: the weights are on the device only while `forward` runs, and in host memory otherwise.
+        wrapper: whose forward `forward` calls."""
         model = load_causal_model(folder, dtype=torch_dtype(engine.dtype), attention=engine.attention)
-        self.engine = DeepSpeedEngine(PolicyModel(model), engine=engine, optimizer=None, total_steps=0)
+        self.engine = DeepSpeedEngine(wrapper(model), engine=engine, optimizer=None, total_steps=0)
         self._offloaded = offloaded
         if offloaded:
             self.engine.offload()

@@ -47,11 +47,13 @@ TYPOS = {
 OTHER_TYPOS = {
     "tiny-dpo": ("dpo.losses.dpo.label_smoothing", "dpo.losses.dpo.label_smothing"),
     "tiny-kto": ("kto.desirable_weight", "kto.desirable_wieght"),
+    "tiny-distillation": ("distilled.temperature", "distilled.temprature"),
     "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
     "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
     "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
 }
 
+_LAST = {"tiny-kto": "kto", "tiny-best-of-n": "again", "tiny-distillation": "distilled"}  # stage, by recipe
 LOADING = """
 import json, sys
 from deployments.stack.environment import RECIPES as RECIPES_FOLDER
@@ -79,7 +81,7 @@ def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
     dpo = ("tiny-dpo", "tiny-online-dpo", "tiny-loop")
-    last = "dpo" if recipe in dpo else {"tiny-kto": "kto", "tiny-best-of-n": "again"}.get(recipe, "rl")
+    last = "dpo" if recipe in dpo else _LAST.get(recipe, "rl")
     compared = {"smollm2": ["base", "sft", last], "tiny-loop": ["accepted", last]}.get(
         recipe, ["pretrain", "sft", last]
     )

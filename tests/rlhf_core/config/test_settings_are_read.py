@@ -31,6 +31,8 @@ USED_OTHERWISE = {
     **dict.fromkeys(
         ("GenerateConfig.engine", "GenerateConfig.placement"), "GenerateConfig.readers returns them"
     ),
+    "DistillationConfig.teacher": "its properties `teacher_engine` and `stored_inputs` are read",
+    "TeacherConfig.engine": "DistillationConfig.teacher_engine returns it",
     "PPOConfig.critic": "AlgorithmConfig.critic_settings returns it",
     **dict.fromkeys(
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"

@@ -68,6 +68,7 @@ RECIPE: dict[str, Any] = {
 FILES = {
     "text.jsonl": [{"text": "x" * 500}],
     "talks.jsonl": [{"prompt": QUESTION, "completion": "four"}],
+    "held_out.jsonl": [{"prompt": "What is one and one?", "completion": "two"}],
     "pairs.jsonl": [
         {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
         {"prompt": "What is one and one?", "chosen": "zero", "rejected": "nine"},

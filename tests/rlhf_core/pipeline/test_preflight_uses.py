@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, file, model_folder, put
 
@@ -69,11 +72,36 @@ def sampled(base: dict[str, Any], **settings: Any) -> Change:
     return both(first(other=base, judge=PAIRS), put("sampled", value=stage), evaluated("rl"))
 
 
+def vocabulary(size: int) -> Change:
+    """Another base model in a folder, with the same tokenizer and more rows."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        shutil.copytree(root / "model", root / "wider")
+        path = root / "wider" / "config.json"
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"vocab_size": size}))
+        tensors = load_file(root / "wider" / "model.safetensors")
+        tensors["model.embed_tokens.weight"] = numpy.ones((size, 64), dtype=numpy.float32)
+        save_file(tensors, root / "wider" / "model.safetensors", metadata={"format": "pt"})
+        first(other={"stage": "base", "source": {"type": "folder", "path": "wider"}})(recipe, root)
+
+    return change
+
+
+def taught_by(**stages: dict[str, Any]) -> Change:
+    student = put("student", value={**STUDENT, "teacher": {"top_logprobs": list(stages)}})
+    return both(*(put(name, value=stage) for name, stage in stages.items()), student)
+
+
 SIZES = "on CPU vLLM serves 32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512"
 ENDLESS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+TOP = {"stage": "top_logprobs", "dataset": "talks", "model": "other", "max_length": 64, "k": 8}
+STUDENT = {"stage": "distillation", "dataset": "talks", "model": "sft", "batch_size": 1, "max_length": 64,
+           "optimizer": OPTIMIZER, "teacher": {"model": "other"}}  # fmt: skip
+HELD_OUT = {"format": "conversations", "source": {"type": "files", "paths": ["held_out.jsonl"]}}
+VALIDATION = {"dataset": "held_out", "every_steps": 1}
 KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
 
 
@@ -150,6 +178,20 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
          ["dpo.reference.model: its context is 32 tokens, and sequences have up to max_length=64: name another"]),
         (both(first(other=FOREIGN), put("dpo", value=DPO), evaluated("rl")),
          ["dpo.reference.model: its tokenizer differs from the policy's: name another model, or leave it out"]),
+        (both(first(other=SHORT), put("student", value=STUDENT), evaluated("rl")),
+         ["student.teacher.model: its context is 32 tokens, and sequences have up to max_length=64: name another"]),
+        (both(first(other=FOREIGN), put("student", value=STUDENT), evaluated("rl")),
+         ["student.teacher.model: its tokenizer differs from the student's: name another model"]),
+        (both(folder(), vocabulary(130), put("student", value=STUDENT), evaluated("rl")),
+         ["student.teacher.model: its distributions are over 130 tokens, and the student's over"]),
+        (both(first(other=FOREIGN), taught_by(top=TOP), evaluated("rl")),
+         ["student.teacher.top_logprobs.top: its tokenizer differs from the student's: name another model"]),
+        (both(first(other=SHORT), taught_by(top={**TOP, "max_length": 32}), evaluated("rl")), []),
+        (both(taught_by(top={**TOP, "model": "sft"}, more={**TOP, "model": "sft", "k": 4}), evaluated("rl")),
+         ["student.teacher.top_logprobs: its stages have different `k` or `temperature`: give them the same"]),
+        (both(taught_by(top={**TOP, "model": "sft"}), evaluated("rl"),
+              put("data", "held_out", value=HELD_OUT), put("student", "validation", value=VALIDATION)),
+         ["student.teacher.top_logprobs: none of its stages reads the rows of `validation.dataset`, data.held_out"]),
         (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
               put("base", "chat_template", value="own.jinja")),
          ["rl.environment: the chat template does not end each assistant turn with a special token"]),

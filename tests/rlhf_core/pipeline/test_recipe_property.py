@@ -80,6 +80,10 @@ SMALL["orpo"] = {
 }
 SMALL["data"]["judged"] = {"format": "unpaired", "source": {"type": "files", "paths": ["judged.jsonl"]}}
 SMALL["kto"] = {**PAIRS, "dataset": "judged", "batch_size": 2, "reference": {"model": "base"}}
+SMALL["top"] = {"stage": "top_logprobs", "dataset": "talks", "model": "dpo", "max_length": 64, "k": 8}
+STUDENT = {**RECIPE["sft"], "stage": "distillation", "model": "base"}
+SMALL["student"] = {**STUDENT, "teacher": {"top_logprobs": ["top"]}, "cross_entropy_coefficient": 0.5}
+SMALL["pupil"] = {**STUDENT, "teacher": {"model": "dpo"}, "divergence": "jensen_shannon", "temperature": 2.0}
 SMALL["merged"] = {"stage": "merge_models", "model": "sft", "method": "ties", "density": 0.5,
                    "others": [{"model": "dpo", "weight": 0.5}]}  # fmt: skip
 SMALL["second"] = {**RECIPE["sft"], "stage": "sft", "model": "sft"}

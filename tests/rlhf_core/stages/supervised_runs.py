@@ -36,10 +36,10 @@ class NoCluster:
 no_cluster: Any = NoCluster()
 
 
-def base_model(folder: Path, *, tied: bool = True, heads: int = 2, seed: int = 0) -> Input:
-    """A Llama of 2 layers, 32 wide, with the word-level tokenizer."""
+def base_model(folder: Path, *, tied: bool = True, heads: int = 2, seed: int = 0, hidden: int = 32) -> Input:
+    """A Llama of 2 layers, with the word-level tokenizer."""
     source = ScratchModel(
-        type="scratch", words=(), hidden_size=32, intermediate_size=64, layers=2, heads=heads, context_length=64,
+        type="scratch", words=(), hidden_size=hidden, intermediate_size=64, layers=2, heads=heads, context_length=64,
         tie_word_embeddings=tied,
     )  # fmt: skip
     output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))

@@ -11,7 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.preference import LogprobsConfig, PreferenceConfig
+from rlhf_core.config.logprobs import LogprobsConfig
+from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import logprobs, preference
@@ -42,7 +43,7 @@ def read(folder: Path, model: Input, rows: Input, **settings: Any) -> Input:
 
 
 def test_what_is_stored(inputs: dict[str, Input], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(logprobs, "_PAIRS", 7)
+    monkeypatch.setattr(logprobs, "_EXAMPLES", 7)
     made = read(tmp_path, inputs["reference.model"], inputs["dataset"])
     lines = [json.loads(line) for line in (made.folder / "logprobs.jsonl").read_text().splitlines()]
     assert [line["id"] for line in lines] == [f"row{index}" for index in range(32)]
@@ -69,7 +70,7 @@ def test_training_is_the_same(inputs: dict[str, Input], tmp_path: Path, lora: di
         context = context_of(tmp_path / f"{name}-work", given)
         preference.run(config, given, context, inline)
         logs.append(context.logs)
-    assert config.frozen_models == ()
+    assert config.frozen_models == {}
     for (step, ours), (other, theirs) in zip(*logs, strict=True):
         assert step == other
         for metric in ours.keys() & {"loss", "validation/loss", "chosen_reward", "reward_gap", "gradient_norm"}:

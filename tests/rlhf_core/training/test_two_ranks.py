@@ -19,10 +19,11 @@ from transformers import MixtralConfig, MixtralForCausalLM
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.supervised.examples import Shard
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.training.muon_reference import reference_steps
-from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
-from tests.rlhf_core.training.two_ranks import balanced_step
+from tests.rlhf_core.training.tiny_engine import OPTIMIZER, SEQUENCES, TOKENS, batch, build, loss, tiny_model
+from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
 
 Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
@@ -31,6 +32,7 @@ Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("ranks")
     tiny_model(path / "dense")
+    tiny_model(path / "teacher", seed=1)
     torch.manual_seed(0)
     MixtralForCausalLM(
         MixtralConfig(
@@ -154,3 +156,17 @@ def test_validation_is_over_both_ranks_and_changes_nothing(folder: Path, answers
     assert (one["unchanged"], other["unchanged"]) == (True, True)
     assert (len(one["kept"]) > 0, other["kept"]) == (True, [])
     assert (one["restored"], other["restored"]) == (["restored"], [])
+
+
+@pytest.mark.parametrize("name", ["plain", "teacher", "both"])
+def test_a_teacher_may_be_sharded(folder: Path, answers: Answers, tmp_path: Path, name: str) -> None:
+    worker = distillation_worker(folder, tmp_path, 0, 0)
+    (metrics,) = worker.train([Shard([batch()], TOKENS, len(SEQUENCES))])
+    wanted = {**metrics.means, "norm": metrics.gradient_norm}
+    assert wanted["divergence"] > 1e-3
+    for numbers in answers[0]:
+        assert numbers[f"distillation {name}"] == pytest.approx(wanted, rel=1e-5)
+    weights = worker.engine.full_state_dict()
+    assert weights is not None
+    for key, found in of(answers, f"distillation {name}").items():
+        torch.testing.assert_close(found, weights[key], rtol=1e-5, atol=1e-5, msg=key)

@@ -34,9 +34,9 @@ def batch() -> PackedBatch:
     return pack(SEQUENCES, [[i > 0 for i in range(len(sequence))] for sequence in SEQUENCES])
 
 
-def tiny_model(folder: Path) -> Path:
+def tiny_model(folder: Path, seed: int = 0) -> Path:
     """Writes the model; this process becomes the one rank of a group."""
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     LlamaForCausalLM(
         LlamaConfig(
             vocab_size=23, hidden_size=16, intermediate_size=24, num_hidden_layers=2, num_attention_heads=2,

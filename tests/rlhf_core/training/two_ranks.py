@@ -16,14 +16,17 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.distillation import DistillationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.division import Division, filler
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
 from rlhf_core.models import layouts
+from rlhf_core.models.distillation import StudentModel
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
+from rlhf_core.supervised.distillation import DistillationWorker
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
@@ -222,6 +225,31 @@ def validation(rank: int, folder: Path) -> Iterator[Answer]:
         yield f"validation {stage}", found, {}
 
 
+def distillation(rank: int, folder: Path) -> Iterator[Answer]:
+    """One step; the ranks have different numbers of chunks, of which each gathers the weights of sharded heads."""
+    for name, (student, teacher) in {"plain": (0, 0), "teacher": (0, 3), "both": (3, 3)}.items():
+        worker = distillation_worker(folder, folder / f"work{rank}", student, teacher)
+        shard = Shard([batch()] if rank == 0 else [filler(batch())], TOKENS, len(SEQUENCES))
+        (found,) = worker.train([shard])
+        yield f"distillation {name}", {**found.means, "norm": found.gradient_norm}, weights(worker.engine)
+
+
+def distillation_worker(folder: Path, work: Path, student: int, teacher: int) -> DistillationWorker:
+    """student, teacher: the ZeRO stage of each."""
+    models = [local_input(folder / name, Kind.POLICY) for name in ("dense", "teacher")]
+    context = LocalContext(work, seed=3, artifacts={model.manifest.ref.path: model for model in models})
+    config = DistillationConfig.model_validate({
+        "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": OPTIMIZER, "temperature": 2.0,
+        "engine": {"dtype": "float32", "zero_stage": student}, "divergence": "reverse_kl",
+        "teacher": {"model": "t", "engine": {"dtype": "float32", "zero_stage": teacher}},
+    })  # fmt: skip
+    refs = [model.manifest.ref for model in models]
+    worker = DistillationWorker(config, context, refs[0], 4, refs[1], config.temperature)
+    assert isinstance(worker.engine.module, StudentModel)
+    worker.engine.module._chunk_elements = 100
+    return worker
+
+
 def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetrics:
     routing = step_routing(engine, parts)
 
@@ -238,7 +266,7 @@ def main(rank: int, address: str, folder: Path) -> None:
     join_group(rank=rank, size=2, address=address)
     numbers: dict[str, Any] = {}
     tensors: dict[str, Tensor] = {}
-    for scenario in (metrics, gradients, skipping, muon, offload, experts, rows, dropout, validation):
+    for scenario in (metrics, gradients, skipping, muon, offload, experts, rows, dropout, validation, distillation):
         for name, found, state in scenario(rank, folder):
             numbers[name] = found
             tensors |= {f"{name}/{key}": value.contiguous() for key, value in state.items()}
