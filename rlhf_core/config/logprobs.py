@@ -15,7 +15,6 @@ from rlhf_core.config.training import RanksConfig
 class ReadingConfig(RanksConfig):
     """A model that reads a dataset once, which each subclass declares with its format."""
 
-    dataset: str
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model reads them; none: the last one above that makes a model"
     )
