@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.models.logprobs import CHUNK_ELEMENTS, Head, TargetLogprobs, by_chunks, log_distribution
+from rlhf_core.models.logprobs import CHUNK_ELEMENTS, Head, by_chunks, log_distribution, target_logprobs
 from rlhf_core.models.packed import CausalModel, PolicyModel, at_places
 from rlhf_core.types import PackedBatch
 
@@ -60,7 +60,7 @@ def chunked_divergence(
 
 def _chunk(head: Head, taught: Taught, hidden: Tensor, targets: Tensor, *rows: Tensor) -> tuple[Tensor, Tensor]:
     logits = head(hidden)
-    logprobs, _ = TargetLogprobs.apply(logits, targets, 1.0, False)  # type: ignore[no-untyped-call]
+    logprobs, _ = target_logprobs(logits, targets)
     divergence: Tensor = _Divergence.apply(logits, taught, *rows)  # type: ignore[no-untyped-call]
     return logprobs, divergence
 

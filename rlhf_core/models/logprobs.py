@@ -74,7 +74,14 @@ def by_chunks(
 def _chunk(
     head: Head, hidden: Tensor, targets: Tensor, *, temperature: float, with_entropy: bool
 ) -> tuple[Tensor, Tensor]:
-    logprobs, entropy = TargetLogprobs.apply(head(hidden), targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
+    return target_logprobs(head(hidden), targets, temperature=temperature, with_entropy=with_entropy)
+
+
+def target_logprobs(
+    logits: Tensor, targets: Tensor, *, temperature: float = 1.0, with_entropy: bool = False
+) -> tuple[Tensor, Tensor]:
+    """See TargetLogprobs."""
+    logprobs, entropy = TargetLogprobs.apply(logits, targets, temperature, with_entropy)  # type: ignore[no-untyped-call]
     return logprobs, entropy
 
 
