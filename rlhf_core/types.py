@@ -167,6 +167,13 @@ class PreferenceBatch(ReferencedBatch):
 
 
 @dataclass(frozen=True)
+class TargetBatch(PackedBatch):
+    """Completions with their prompts, and what the reward at each trained token is to say."""
+
+    targets: Tensor | None = None  # (N,) float32, 0 where the token is not trained
+
+
+@dataclass(frozen=True)
 class LabelledBatch(ReferencedBatch):
     """Completions with their prompts, each good or bad."""
 

@@ -25,11 +25,13 @@ ROWS: Mapping[str, Any] = {
     "text": {"text": "Two and two are four."},
     "conversations": {"prompt": QUESTION, "completion": "four"},
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
+    "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
     "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
 }
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
-             "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations"}  # fmt: skip
+             "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations",
+             "process_reward_model": "stepwise"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -54,6 +56,7 @@ FURTHER: Mapping[str, Any] = {
     "unpaired": {},
     "best_of_n": {},
     "preference": REST["sft"],
+    "process_reward_model": REST["sft"],
     "logprobs": {"dataset": "pairs", "max_length": 64},
     "distillation": REST["sft"],
     "top_logprobs": {"dataset": "talks", "max_length": 64},
@@ -162,7 +165,10 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
 def lines(form: str, first: int = 0) -> bytes:
     """Eight rows, numbered from `first`, so that those of two datasets differ."""
     return b"".join(
-        json.dumps({key: f"{value} {n}" for key, value in ROWS[form].items()}).encode() + b"\n"
+        json.dumps(
+            {key: f"{value} {n}" if isinstance(value, str) else value for key, value in ROWS[form].items()}
+        ).encode()
+        + b"\n"
         for n in range(first, first + 8)
     )
 

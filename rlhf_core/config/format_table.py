@@ -21,6 +21,9 @@ FORMATS: dict[str, FormatEntry] = {
     "completions": FormatEntry(
         "rlhf_core.data.formats.completions:Completions", "a completion that is cut has another reward"
     ),
+    "stepwise": FormatEntry(
+        "rlhf_core.data.formats.stepwise:Stepwise", "a completion that is cut ends in the middle of a step"
+    ),
     "prompts": FormatEntry("rlhf_core.data.formats.prompts:Prompts", "a prompt that is cut asks another question"),
 }
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Self
+from collections.abc import Mapping
+from typing import Annotated, Any, Self
 
 from pydantic import Field, model_validator
 
@@ -33,6 +34,15 @@ class KTOConfig(ReferencedConfig):
         description="factor of the loss of bad ones; the paper keeps desirable_weight x good rows between 1 and 4/3 of "
         "undesirable_weight x bad rows",
     )
+
+    def labels(self, row: Mapping[str, Any]) -> list[float]:
+        return [row["label"]]
+
+    def one_label(self, label: float) -> str:
+        return (
+            f"every row has the label {str(bool(label)).lower()}: KTO learns what tells good completions from bad "
+            "ones; add rows of the other label, or use SFT where all are good"
+        )
 
     @property
     def uses_reference(self) -> bool:

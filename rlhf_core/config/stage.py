@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from pydantic import Field
 
@@ -14,6 +14,9 @@ from rlhf_core.config.environments import EnvironmentConfig
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+
+# Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
+MERGE_COPIES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,13 @@ class StageConfig(Config):
     def row_limit(self, dataset: str) -> RowLimit | None:
         """Of the rows of the input `dataset`; None: rows of any length can be used."""
         return None
+
+    def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """A canonical row of any of its datasets, with what its format needs to know of these settings.
+
+        Raises ConversationError if the stage cannot use it.
+        """
+        return row
 
     def judges(self) -> Iterator[JudgedBy]:
         """Every reward, scorer and environment that it uses."""

@@ -1,8 +1,7 @@
-"""The stages' own settings: pre-training, SFT, reward model, merge, an existing artifact, report."""
+"""The stages' own settings: pre-training, SFT, merge, an existing artifact, report."""
 
 from __future__ import annotations
 
-import math
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -10,21 +9,20 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.data import OnOverlap
 from rlhf_core.config.numbers import Coefficient, MergeWeight, PositiveShare, ShownPrompts
-from rlhf_core.config.stage import NamedStageConfig, RowLimit, StageConfig
+from rlhf_core.config.stage import MERGE_COPIES, NamedStageConfig, RowLimit, StageConfig
 from rlhf_core.config.texts import NonEmpty
-from rlhf_core.config.training import LoraConfig, SupervisedConfig, SupervisedPolicyConfig
-from rlhf_core.config.validation import ConversationsValidation, PairsValidation, TextValidation
-
-# Of a model in bfloat16, a merge has the weights in float32 and, while it saves, in bfloat16 again.
-MERGE_COPIES = 4.0
+from rlhf_core.config.training import SupervisedConfig, SupervisedPolicyConfig
+from rlhf_core.config.validation import ConversationsValidation, TextValidation
 
 
 def _dataset(data_format: str) -> Any:
     return Field(description=f"name of an entry of the recipe's `data`, format {data_format}")
 
 
-def _validation(unless: str = "the last weights") -> Any:
-    return Field(default=None, description=f"held-out rows whose loss is measured while it trains; none: {unless}")
+def _validation() -> Any:
+    return Field(
+        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+    )
 
 
 class PretrainConfig(SupervisedConfig):
@@ -46,44 +44,6 @@ class SFTConfig(SupervisedPolicyConfig):
 
     dataset: Annotated[str, Reads("dataset", format="conversations")] = _dataset("conversations")
     validation: ConversationsValidation | None = _validation()
-
-
-def held_out_pairs(pairs: int) -> int:
-    """How many of the pairs a reward model without `validation` is judged by: 5 %, at least 1 and at most 2000, which
-    are enough to know the accuracy to a percent."""
-    return max(1, math.ceil(min(0.05 * pairs, 2000)))
-
-
-class RewardModelConfig(SupervisedConfig):
-    """Preference pairs, Bradley-Terry: -log sigmoid of the difference of rewards, which is also known as logexp.
-
-    `batch_size` counts pairs.
-    """
-
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
-    validation: PairsValidation | None = _validation(
-        "the last weights, judged by 5 % of the pairs, held out; else all pairs of the dataset are trained on, and "
-        "rewards are normalised by those of the held-out ones"
-    )
-    language_model_coefficient: Coefficient = Field(
-        default=0.0, description="weight of the language-model loss on chosen completions"
-    )
-    centring_coefficient: Coefficient = Field(
-        default=0.0, description="weight of (chosen reward + rejected reward)^2, which keeps the mean of rewards near 0"
-    )
-    lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
-
-    @property
-    def makes(self) -> Role:
-        return "reward_model"
-
-    @property
-    def adapter(self) -> LoraConfig | None:
-        return self.lora
-
-    @property
-    def input_copies(self) -> float:
-        return MERGE_COPIES if self.lora is not None else 0.0
 
 
 class MergeConfig(NamedStageConfig):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Literal, Self
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -167,6 +167,8 @@ class RanksConfig(NamedStageConfig):
 class SupervisedConfig(RanksConfig):
     """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
 
+    LABELLED: ClassVar[str] = "row has the label"  # what has one of `labels`
+
     validation: SupervisedValidationConfig | None = None
     epochs: Epochs = Field(default=1, description="passes over the dataset")
     max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
@@ -219,6 +221,14 @@ class SupervisedConfig(RanksConfig):
     @property
     def checkpoints(self) -> CheckpointConfig:
         return self.checkpoint
+
+    def labels(self, row: Mapping[str, Any]) -> Sequence[float]:
+        """What is to be told apart by a row of the dataset, where that is labels: not all of them may be equal."""
+        return ()
+
+    def one_label(self, label: float) -> str:
+        """Why a dataset all of whose labels are this one teaches nothing."""
+        return f"every {self.LABELLED} {label:g}, so there is nothing to tell apart: add rows with another"
 
     def moe_coefficients(self) -> Mapping[str, float]:
         return {"moe_coefficient": self.moe_coefficient}

@@ -177,6 +177,18 @@ class HeldOutUnpaired(Config):
     dataset: Annotated[str, Reads("dataset", format="unpaired", held_out=True)] = _held_out("unpaired")
 
 
+class HeldOutCompletions(Config):
+    """Completions with rewards."""
+
+    dataset: Annotated[str, Reads("dataset", format="completions", held_out=True)] = _held_out("completions")
+
+
+class HeldOutSteps(Config):
+    """Completions whose steps are labelled."""
+
+    dataset: Annotated[str, Reads("dataset", format="stepwise", held_out=True)] = _held_out("stepwise")
+
+
 class TextValidation(SupervisedValidationConfig, HeldOutText):
     """The mean loss of each token of held-out documents."""
 
@@ -208,3 +220,15 @@ class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):
     """The loss of held-out labelled completions, and the share of them on the right side of the KL."""
 
     also: dict[str, HeldOutUnpaired] = Field(default={}, description=_NAMED)
+
+
+class CompletionsValidation(SupervisedValidationConfig, HeldOutCompletions):
+    """The mean square of the difference to the given rewards, over held-out completions."""
+
+    also: dict[str, HeldOutCompletions] = Field(default={}, description=_NAMED)
+
+
+class StepwiseValidation(_AccuracyValidation, HeldOutSteps):
+    """The loss of the steps of held-out completions, and the share of the steps that are told right from wrong."""
+
+    also: dict[str, HeldOutSteps] = Field(default={}, description=_NAMED)

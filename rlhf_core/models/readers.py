@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from rlhf_core.config.rewards import ModelReward
+from rlhf_core.config.rewards import ModelReward, ProcessRewardModelReward
 from rlhf_core.models.folder_check import vocabulary_size
 
 
@@ -21,6 +21,9 @@ class Scale:
 
     mean: float = 0.0
     std: float = 1.0
+
+
+STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward model: by what it tells steps apart
 
 
 def stored_scale(config: Mapping[str, Any]) -> Scale | None:
@@ -36,6 +39,19 @@ def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | Non
     return (
         f"the reward model's config.json has reward_mean={config.get('reward_mean')} and "
         f"reward_std={config.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
+    )
+
+
+def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
+    """Why the reward is not given where the model was trained; None where it is.
+
+    trained: the separator that a process reward model was trained with; None: none, or unknown.
+    """
+    if not isinstance(settings, ProcessRewardModelReward) or trained in (None, settings.separator):
+        return None
+    return (
+        f"the model was trained on steps that end with {trained!r}, and is to be read where {settings.separator!r} "
+        "ends them; set both separators alike"
     )
 
 

@@ -11,8 +11,8 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.placement import Reservation
+from rlhf_core.config.reward_models import SupervisedRewardConfig, held_out_rows
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import RewardModelConfig, held_out_pairs
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.tokenizers import vocabulary
@@ -96,17 +96,17 @@ class _Estimator:
         model = self._known.models.get(node.name)
         if not isinstance(config, SupervisedConfig) or model is None or rows is None or steps is None:
             return None
-        mean = self._mean_tokens(name.removeprefix("data."), model)
+        mean = self._mean_tokens(name.removeprefix("data."), model, config)
         if mean is None:
             return None
         return round(mean * min(rows * config.epochs, steps * config.batch_size))
 
-    def _mean_tokens(self, dataset: str, model: BaseModel) -> float | None:
-        if (dataset, model) not in self._means:
-            self._means[dataset, model] = self._measured(dataset, model)
+    def _mean_tokens(self, dataset: str, model: BaseModel, reader: SupervisedConfig) -> float | None:
+        if (dataset, model) not in self._means:  # about the same, whichever stage reads it
+            self._means[dataset, model] = self._measured(dataset, model, reader)
         return self._means[dataset, model]
 
-    def _measured(self, dataset: str, model: BaseModel) -> float | None:
+    def _measured(self, dataset: str, model: BaseModel, reader: SupervisedConfig) -> float | None:
         sample = self._known.samples.get(dataset)
         config = self._graph[f"data.{dataset}"].config if f"data.{dataset}" in self._graph else None
         if sample is None or not sample.rows or not isinstance(config, DatasetConfig):
@@ -116,7 +116,7 @@ class _Estimator:
         try:
             tokenizer = tokenizer_of(model, self._known.root)
             for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
-                counts.append(data_format.num_tokens(tokenizer, row))
+                counts.append(data_format.num_tokens(tokenizer, reader.as_read(row)))
         except StageError:
             return None  # preflight has said what is wrong
         return sum(counts) / len(counts)
@@ -161,8 +161,8 @@ def _steps(node: Node, rows: int | None) -> int | None:
 
 def supervised_steps(config: SupervisedConfig, rows: int) -> int:
     """As supervised.loop.count_steps, before rows that cannot be used are dropped and long documents are cut."""
-    if isinstance(config, RewardModelConfig) and config.validation is None:
-        rows -= held_out_pairs(rows)
+    if isinstance(config, SupervisedRewardConfig) and config.validation is None:
+        rows -= held_out_rows(rows)
     steps = config.epochs * -(-max(rows, 0) // config.batch_size)
     return steps if config.max_steps is None else min(steps, config.max_steps)
 

@@ -19,7 +19,7 @@ from rlhf_core.config.data import (
     Source,
 )
 from rlhf_core.config.inputs import InputSetting
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.reward_models import SupervisedRewardConfig
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
@@ -77,9 +77,9 @@ def dataset_uses(nodes: Mapping[str, Draft]) -> list[Use]:
 
 
 def splits_by_prompt(use: Use) -> bool:
-    """Whether the stage holds out some prompts of the dataset, and trains on the pairs of the others."""
+    """Whether the stage holds out some prompts of the dataset, and trains on the rows of the others."""
     config = use.node.config
-    return isinstance(config, RewardModelConfig) and config.validation is None and use.read_by.path == "dataset"
+    return isinstance(config, SupervisedRewardConfig) and config.validation is None and use.read_by.path == "dataset"
 
 
 @dataclass

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.formats.preferences import by_prompt
-from rlhf_core.data.formats.unpaired import one_label
 from rlhf_core.errors import one_line
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
@@ -29,15 +27,15 @@ def check_effects(
     """Problems. rows: of each dataset whose rows could be counted here. samples: the rows that could be read, so that
     `check_overlaps` has found what of them is tested."""
     for use in uses:
-        labels = _labels(use, rows, samples)
-        if len(labels) == 1:
-            yield f"{use.setting}: of `{use.dataset}` {one_label(*labels)}"
+        one_label = _one_label(use, rows, samples)
+        if one_label is not None:
+            yield f"{use.setting}: of `{use.dataset}` {one_label}"
         if not splits_by_prompt(use) or use.dataset not in rows:
             continue
         prompts = min(rows[use.dataset], len(by_prompt(row for _, row in samples[use.dataset])))
         if prompts == 1:
             yield (
-                f"{use.setting}: `{use.dataset}` has the pairs of one prompt, and of the prompts some are held out to "
+                f"{use.setting}: `{use.dataset}` has the rows of one prompt, and of the prompts some are held out to "
                 f"judge the model by: give it more, or {use.node.section}.validation a dataset of its own"
             )
     compared = [name for name, known in samples.items() if known]
@@ -49,16 +47,13 @@ def check_effects(
             )
 
 
-def _labels(use: Use, rows: Mapping[str, int], samples: Mapping[str, list[Located]]) -> set[bool]:
-    """Of the rows that KTO trains on; none where not all of them are at hand."""
-    known = samples.get(use.dataset, [])
-    if (
-        not isinstance(use.node.config, KTOConfig)
-        or use.read_by.path != "dataset"
-        or len(known) != rows.get(use.dataset)
-    ):
-        return set()
-    return {row["label"] for _, row in known}
+def _one_label(use: Use, rows: Mapping[str, int], samples: Mapping[str, list[Located]]) -> str | None:
+    """Why the labels of what is trained on teach nothing; None if they do, or not all of them are at hand."""
+    config, known = use.node.config, samples.get(use.dataset, [])
+    if not isinstance(config, SupervisedConfig) or use.read_by.path != "dataset" or len(known) != rows.get(use.dataset):
+        return None
+    labels = {label for _, row in known for label in config.labels(row)}
+    return config.one_label(*labels) if len(labels) == 1 else None
 
 
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:

@@ -80,7 +80,7 @@ def check_lengths(
         try:
             if model not in tokenizers:
                 tokenizers[model] = tokenizer_of(model, root)
-            lengths, unwritable = _lengths(rows, tokenizers[model], format_of(config.format), limit.room)
+            lengths, unwritable = _lengths(use, rows, tokenizers[model], format_of(config.format), limit.room)
             measured = _Measured(use, config, limit, rows, tokenizers[model], lengths, unwritable)
             too_few = measured.too_few()
         except StageError as error:
@@ -192,7 +192,7 @@ class _Measured:
     def _are_enough(self, kept: list[int]) -> bool:
         if not splits_by_prompt(self.use) or len(self.rows) > _TOKENISED_ROWS:
             return bool(kept)
-        # A dataset with the pairs of one prompt is what `check_effects` finds.
+        # A dataset with the rows of one prompt is what `check_effects` finds.
         return len(by_prompt(self.rows[index][1] for index in kept)) >= min(2, len(by_prompt(map(_row, self.rows))))
 
 
@@ -220,9 +220,9 @@ def _special_tokens(use: Use, tokenizer: Tokenizer, rows: list[Located], data_fo
 
 
 def _lengths(
-    rows: list[Located], tokenizer: Tokenizer, data_format: Format, room: int
+    use: Use, rows: list[Located], tokenizer: Tokenizer, data_format: Format, room: int
 ) -> tuple[list[_Length], dict[int, str]]:
-    """The lengths of the rows with the most characters; of those that the chat template cannot write, a sentence each,
+    """The lengths of the rows with the most characters; of those that the stage cannot read, a sentence each,
     by index in the order of the rows.
 
     room: tokens; a row that must have more, by its characters alone, is not tokenised: it may be a whole book.
@@ -238,7 +238,7 @@ def _lengths(
             lengths.append(_Length(index, where, least, exact=False))
             continue
         try:
-            lengths.append(_Length(index, where, data_format.num_tokens(tokenizer, row)))
+            lengths.append(_Length(index, where, data_format.num_tokens(tokenizer, use.node.config.as_read(row))))
         except ConversationError as error:
             unwritable[index] = f"{where}: {error}"
     return lengths, unwritable

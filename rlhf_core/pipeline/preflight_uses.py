@@ -9,18 +9,26 @@ from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.distillation import STORED_INPUT, TEACHER_INPUT, DistillationConfig
 from rlhf_core.config.logprobs import TopLogprobsConfig
+from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
 from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
 from rlhf_core.config.stage import EnginesConfig, StageConfig
-from rlhf_core.config.stages import MergeConfig, RewardModelConfig
+from rlhf_core.config.stages import MergeConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.data.chat import require_turns_follow
 from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import stored_tensors
-from rlhf_core.models.readers import judge_problem, reader_problem, scale_problem, teacher_problem
+from rlhf_core.models.readers import (
+    STORED_SEPARATOR,
+    judge_problem,
+    reader_problem,
+    scale_problem,
+    separator_problem,
+    teacher_problem,
+)
 from rlhf_core.models.scratch import linear_layers
 from rlhf_core.models.served import problems_on_cpu
 from rlhf_core.models.targets import head_problems, target_problem
@@ -57,6 +65,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from _readers(config, node, models, root)
     if isinstance(config, DistillationConfig):
         yield from _teachers(config, node, nodes, models, root)
+    if isinstance(config, EnginesConfig):
+        yield from _separators(config, node, nodes)
     if isinstance(config, EnginesConfig) and model is not None:
         yield from _judges(config, node, nodes, models, root)
     if isinstance(config, RLConfig) and model is not None and config.environment.max_turns > 1:
@@ -169,6 +179,17 @@ def _teachers(
                 )
 
 
+def _separators(config: EnginesConfig, node: Draft, nodes: Mapping[str, Draft]) -> Iterator[str]:
+    """Of process reward models that the recipe trains."""
+    for judged in config.judges():
+        if not isinstance(judged.judge, ModelReward):
+            continue
+        trained = nodes[node.inputs[f"{judged.setting}.model"]].config
+        if isinstance(trained, ProcessRewardModelConfig):
+            problem = separator_problem(trained.separator, judged.judge)
+            yield from () if problem is None else (f"{judged.setting}: {problem}",)
+
+
 def _judges(
     config: EnginesConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
 ) -> Iterator[str]:
@@ -184,6 +205,7 @@ def _judges(
         problem = None
         if isinstance(nodes[judge].config, BaseModelConfig):  # one that was trained here has a scale
             problem = scale_problem(model.settings, reward)
+            problem = problem or separator_problem(model.settings.get(STORED_SEPARATOR), reward)
         same = _same_tokens(model, policy, root)
         if problem is None and same is not None:
             reads = same and _template(model, root) == _template(policy, root)

@@ -11,13 +11,21 @@ from torch import Tensor
 
 from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
+from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.folder import context_length, read_config
-from rlhf_core.models.readers import Scale, judge_problem, same_tokens, scale_problem, stored_scale
+from rlhf_core.models.readers import (
+    STORED_SEPARATOR,
+    Scale,
+    judge_problem,
+    same_tokens,
+    scale_problem,
+    separator_problem,
+    stored_scale,
+)
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, TrajectoryReward
 from rlhf_core.rewards.build import implementation_of
-from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import PackedBatch, Trajectory
 
 # The reward model's raw score (N,) float32 at every token of a batch.
@@ -44,7 +52,10 @@ class RewardReader:
             other = OtherTokenizer(own, context_length(folder))
         stored = read_config(folder)
         problem = judge_problem(stored, settings, reads_tokens=other is None, tokens=tokens)
-        if problem := problem or scale_problem(stored, settings):
+        problem = (
+            problem or scale_problem(stored, settings) or separator_problem(stored.get(STORED_SEPARATOR), settings)
+        )
+        if problem:
             raise StageError(problem)
         scale = stored_scale(stored) if settings.normalize else None
         return cls(settings, scale or Scale(), tokenizer, other)
@@ -101,7 +112,7 @@ class ProcessModelReward:
         return RewardResult([0.0] * len(steps), [None] * len(steps), steps=steps, separator=self.separator)
 
     def _ends(self, trajectory: Trajectory) -> list[int]:
-        return step_tokens(self.tokenizer, trajectory, self.separator)
+        return step_tokens(self.tokenizer, trajectory.token_ids.tolist(), trajectory.loss_mask.tolist(), self.separator)
 
     def close(self) -> None:
         """No-op: the model is on the training ranks."""

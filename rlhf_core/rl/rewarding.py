@@ -14,11 +14,11 @@ from torch import Tensor
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.rewards import TextReward
 from rlhf_core.data.chat import Tokenizer
+from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, RewardResult, TrajectoryReward
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
-from rlhf_core.rewards.steps import step_tokens
 from rlhf_core.types import Trajectory
 
 _SHOWN_FAILURES = 3  # of a reward in one step
@@ -130,7 +130,9 @@ class RewardPipeline:
         for name, result in given.items():
             weight, separator = self._settings.rewards[name].weight, result.separator
             for index, (trajectory, rewards) in enumerate(zip(trajectories, result.steps or (), strict=True)):
-                ends = step_tokens(self._tokenizer, trajectory, separator)
+                ends = step_tokens(
+                    self._tokenizer, trajectory.token_ids.tolist(), trajectory.loss_mask.tolist(), separator
+                )
                 if len(rewards) != len(ends):
                     raise RewardError(
                         f"reward {name}, completion {index} ({trajectory.completion!r}): expected {len(ends)} step "

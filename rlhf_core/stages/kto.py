@@ -12,7 +12,6 @@ from rlhf_core.config.kto import KTOConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted, Row
-from rlhf_core.data.formats.unpaired import one_label
 from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.stages.cluster import Cluster
@@ -37,7 +36,7 @@ def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, c
         if dataset is inputs["dataset"]:
             labels.update(example.desirable for example in fitted.rows)
             if len(labels) == 1:
-                raise StageError(f"of the dataset {one_label(*labels)}")
+                raise StageError(f"of the dataset {config.one_label(*labels)}")
         return fitted
 
     output = train_language_model(

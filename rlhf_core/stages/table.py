@@ -9,6 +9,7 @@ from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.config.loop import RoundConfig, RoundPromptsConfig
 from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig, RewardRegressionConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
 from rlhf_core.config.stages import (
@@ -17,7 +18,6 @@ from rlhf_core.config.stages import (
     MergeModelsConfig,
     PretrainConfig,
     ReportConfig,
-    RewardModelConfig,
     SFTConfig,
 )
 from rlhf_core.contract import Stage
@@ -37,8 +37,12 @@ _STAGES = (
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 2, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors"),
     Stage("sft", 2, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True),
-    Stage("reward_model", 3, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
+    Stage("reward_model", 4, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
           runs="actors", needs_template=True, serves=True),
+    Stage("reward_regression", 1, RewardRegressionConfig, _only(Kind.REWARD_MODEL),
+          "rlhf_core.stages.reward_regression:run", runs="actors", needs_template=True, serves=True),
+    Stage("process_reward_model", 1, ProcessRewardModelConfig, _only(Kind.REWARD_MODEL),
+          "rlhf_core.stages.process_reward_model:run", runs="actors", needs_template=True, serves=True),
     Stage("logprobs", 1, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
           needs_template=True),
     Stage("preference", 1, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",

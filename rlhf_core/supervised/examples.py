@@ -23,6 +23,7 @@ class Example:
     masks: tuple[list[bool], ...]  # true where the token is trained; as long as the sequence
     margin: float = 0.0  # of a pair
     desirable: bool = True  # of a labelled completion
+    targets: tuple[float, ...] = ()  # of each trained token, where a reward is learned there
     reference: tuple[float, ...] = ()  # log-probs of the sequences' trained tokens together, where they are known
 
     @property

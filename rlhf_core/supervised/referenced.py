@@ -14,6 +14,7 @@ from rlhf_core.config.reference import ReferencedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.policy import PolicyWorker
+from rlhf_core.supervised.worker import exact_share
 from rlhf_core.training.randomness import seed_rank
 from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.types import PackedBatch, ReferencedBatch
@@ -37,9 +38,7 @@ class ReferencedWorker(PolicyWorker[R]):
 
     def validate(self, shard: Shard) -> dict[str, float]:
         measured = super().validate(shard)
-        # A sum of rounded parts: equal counts must tie.
-        right = round(measured["accuracy"] * shard.num_examples)
-        return measured | {"accuracy": right / shard.num_examples}
+        return measured | {"accuracy": exact_share(measured["accuracy"], shard.num_examples)}
 
     def prepared(self, shard: Shard) -> Shard:
         batches = cast(list[ReferencedBatch], shard.micro_batches)

@@ -28,6 +28,11 @@ from rlhf_core.training.state import EngineState, Stateful
 C = TypeVar("C", bound=SupervisedConfig)
 
 
+def exact_share(share: float, count: int) -> float:
+    """A share of `count` that was added up of rounded parts: equal counts must tie."""
+    return round(share * count) / count
+
+
 class SupervisedWorker(SnapshotWorker, Generic[C]):
     """One rank. Knows nothing of Ray, nor of the data beyond its share of a step."""
 

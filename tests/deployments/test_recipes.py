@@ -48,12 +48,18 @@ OTHER_TYPOS = {
     "tiny-dpo": ("dpo.losses.dpo.label_smoothing", "dpo.losses.dpo.label_smothing"),
     "tiny-kto": ("kto.desirable_weight", "kto.desirable_wieght"),
     "tiny-distillation": ("distilled.temperature", "distilled.temprature"),
+    "tiny-process": ("process_reward_model.separator", "process_reward_model.seperator"),
     "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
     "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
     "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
 }
 
-_LAST = {"tiny-kto": "kto", "tiny-best-of-n": "again", "tiny-distillation": "distilled"}  # stage, by recipe
+LAST = {  # model of recipes without a stage `rl`
+    "tiny-dpo": "dpo", "tiny-online-dpo": "dpo", "tiny-kto": "kto", "tiny-best-of-n": "again",
+    "tiny-process": "by_letters", "tiny-loop": "dpo",
+    "tiny-distillation": "distilled",
+}  # fmt: skip
+
 LOADING = """
 import json, sys
 from deployments.stack.environment import RECIPES as RECIPES_FOLDER
@@ -80,8 +86,7 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
-    dpo = ("tiny-dpo", "tiny-online-dpo", "tiny-loop")
-    last = "dpo" if recipe in dpo else _LAST.get(recipe, "rl")
+    last = LAST.get(recipe, "rl")
     compared = {"smollm2": ["base", "sft", last], "tiny-loop": ["accepted", last]}.get(
         recipe, ["pretrain", "sft", last]
     )
@@ -92,6 +97,9 @@ def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_RL])
 def test_siblings_share_what_they_do_not_change(recipe: str) -> None:
     graph, tiny = (build_graph(load_recipe(name), LIBRARIES) for name in (recipe, "tiny"))
+    if recipe == "tiny-process":  # which has demonstrations and scorers of its own
+        assert graph["pretrain"].ref == tiny["pretrain"].ref
+        return
     shared = ("base", "pretrain", "sft", "data.held_out")
     assert [graph[name].ref for name in shared] == [tiny[name].ref for name in shared]
     first = "evaluation.accepted" if recipe == "tiny-loop" else "evaluation.sft"
@@ -125,7 +133,13 @@ def test_the_typos_cover_every_section() -> None:
     sections: set[str] = set()
     for recipe in RECIPES:
         sections |= YAML(typ="safe", pure=True).load(known_recipes()[recipe].read_text()).keys()
-    typos = [*TYPOS, *(right for right, _ in OTHER_TYPOS.values()), "best", "again"]  # which have settings of others
+    typos = [
+        *TYPOS,
+        *(right for right, _ in OTHER_TYPOS.values()),
+        "best",
+        "again",
+        "by_letters",
+    ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 
 

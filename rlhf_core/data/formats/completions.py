@@ -5,20 +5,23 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.formats.answered import AnsweredFormat
+from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
 
 _NUMBERS = ("reward", "logprob", "reference_logprob")
+_ONE = ("completion", "reward")  # of a row with one completion
 
 
 class Completions(AnsweredFormat):
     name = "completions"
-    reads = frozenset({*PROMPT_COLUMNS, "completions", *BESIDE_MESSAGES})
+    reads = frozenset({*PROMPT_COLUMNS, "completions", *_ONE, *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
+        if row.get("completion") is not None:
+            return _one(row)
         if row.get("completions") is None:
-            raise MissingColumnError("completions", row)
+            raise MissingColumnError("completions", row, " or `completion`")
         given = row["completions"]
         if not isinstance(given, list | tuple) or not given:
             raise RowError("`completions` must be a list with at least one completion")
@@ -27,6 +30,15 @@ class Completions(AnsweredFormat):
 
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         return [each["text"] for each in row["completions"]]
+
+
+def _one(row: Row) -> Row:
+    """Of a row with one `completion`, and perhaps the `reward` that it got."""
+    if row.get("completions") is not None:
+        raise RowError("there are both `completions` and `completion`: leave one of them out")
+    prompt, (text,) = read_answered(row, ("completion",))
+    reward = {"reward": number(row["reward"], "reward")} if row.get("reward") is not None else {}
+    return {"prompt": prompt, "completions": [{"text": text, **reward}]}
 
 
 def _completion(value: Any, where: str) -> dict[str, Any]:

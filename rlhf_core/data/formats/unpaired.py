@@ -33,11 +33,3 @@ def _label(value: Any) -> bool:
         shown = repr(value)[:40]
         raise RowError(f"`label` must be true or false, this is {shown}", "`label` is neither true nor false")
     return label
-
-
-def one_label(label: bool) -> str:
-    """Why a dataset all of whose rows have this label teaches nothing."""
-    return (
-        f"every row has the label {str(label).lower()}: KTO learns what tells good completions from bad ones; add rows "
-        "of the other label, or use SFT where all are good"
-    )

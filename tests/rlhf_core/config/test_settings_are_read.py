@@ -42,7 +42,9 @@ USED_OTHERWISE = {
     "FunctionReward.variables": "named_variables returns them",
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
-        (f"{kind}Validation.also" for kind in ("Text", "Conversations", "Pairs", "Unpaired")),
+        (f"{kind}Validation.also" for kind in (
+            "Text", "Conversations", "Pairs", "Unpaired", "Completions", "Stepwise",
+        )),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
     ),
     **dict.fromkeys(

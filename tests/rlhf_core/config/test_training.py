@@ -11,7 +11,8 @@ from pydantic import ValidationError
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.inputs import input_settings
-from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.reward_models import RewardModelConfig
+from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 
 MUON = {"name": "muon", "learning_rate": 1e-3}

@@ -58,6 +58,17 @@ def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str
             {"prompt": [USER], "completion": "4", "label": True},
         ),
         (
+            "stepwise",
+            {"prompt": "2+2?", "steps": ["2", "4"], "labels": [True, 0.25], "rating": 1},
+            {"prompt": [USER], "steps": ["2", "4"], "labels": [1.0, 0.25]},
+        ),
+        (
+            "completions",
+            {"prompt": "2+2?", "completion": "4", "reward": "3", "verbosity": 2},
+            {"prompt": [USER], "completions": [{"text": "4", "reward": 3.0}]},
+        ),
+        ("completions", {"prompt": "2+2?", "completion": "4"}, {"prompt": [USER], "completions": [{"text": "4"}]}),
+        (
             "prompts",
             {"question": "2+2?", "answer": 4, "task": "sums", "metadata": {"a": [1]}, "level": 3},
             {"prompt": [USER], "answer": "4", "task": "sums", "metadata": {"a": [1]}, "level": 3},
@@ -134,6 +145,23 @@ def test_a_column_called_unused_is_left_out() -> None:
         ("conversations", {"messages": [{"role": "bot", "content": "x"}]}, {}, "`messages[0]` has the role 'bot'"),
         ("conversations", {"messages": [{"role": "user", "content": ""}]}, {}, "`messages[0]` has no text"),
         ("preferences", {"prompt": "a", "chosen": "b"}, {}, "no column `rejected`"),
+        *(
+            ("stepwise", {"prompt": "a", "steps": ["b", "c"], "labels": [1, 0], **row}, {}, message)
+            for row, message in [
+                ({"labels": [True]}, "there are 2 `steps` and 1 `labels`: each step needs one"),
+                ({"labels": [1, 2]}, "`labels[1]` must be true, false or from 0 to 1, this is 2"),
+                ({"labels": [0, -1]}, "`labels[1]` must be true, false or from 0 to 1, this is -1"),
+                ({"labels": ["good", 1]}, "`labels[0]` must be a number, this is 'good'"),
+                ({"labels": [1, None]}, "`labels[1]` must be a number, this is NoneType"),
+                ({"labels": "1,0"}, "`labels` must be a list with one entry a step, this is str"),
+                ({"steps": ["b", " "]}, "`steps[1]` is empty"),
+                ({"steps": ["b", 4]}, "`steps[1]` must be text, this is int"),
+                ({"steps": []}, "`steps` must be a list with one entry a step, this has none"),
+                ({"steps": None}, "`steps` is null"),
+            ]
+        ),
+        ("completions", {"prompt": "a"}, {}, "no column `completions` or `completion`"),
+        ("completions", {"prompt": "a", "completions": ["b"], "completion": "b"}, {}, "there are both `completions`"),
         ("unpaired", {"prompt": "a", "completion": "b"}, {}, "no column `label`"),
         ("unpaired", {"prompt": "a", "label": True}, {}, "no column `completion`"),
         ("unpaired", {"prompt": "a", "completion": " ", "label": True}, {}, "`completion` is empty"),

@@ -77,6 +77,15 @@ FILES = {
         {"prompt": "Is it?", "completion": "yes", "label": True},
         {"prompt": "Is it not?", "completion": "no", "label": False},
     ],
+    "steps.jsonl": [
+        {"prompt": "Is it?", "steps": ["so", "yes"], "labels": [True, False]},
+        {"prompt": "Is it not?", "steps": ["no"], "labels": [0.5]},
+    ],
+    "held-out.jsonl": [{"prompt": "Is it still?", "steps": ["no", "yes"], "labels": [0, 1]}],
+    "rewarded.jsonl": [
+        {"prompt": "Is it?", "completion": "yes", "reward": 1},
+        {"prompt": "Is it not?", "completion": "no", "reward": 2},
+    ],
     "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
 }
 

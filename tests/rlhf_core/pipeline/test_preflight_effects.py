@@ -51,7 +51,7 @@ def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:
     pair = json.dumps({"prompt": "What?", "chosen": "a", "rejected": "b"})
     (problem,) = problems(file("pairs.jsonl", pair))
     assert problem.startswith(
-        "reward_model.dataset: `pairs` has the pairs of one prompt, and of the prompts some are held out"
+        "reward_model.dataset: `pairs` has the rows of one prompt, and of the prompts some are held out"
     )
 
 
@@ -76,6 +76,65 @@ def test_labels_are_looked_at_before_a_job(problems: Problems, labels: list[Any]
         labels[0], "judged.dataset: of `judged` every row has the label true: KTO learns what tells"
     )
     assert all(sentence in problem for problem in said), said
+
+
+def stepwise(*labels: list[float]) -> Change:
+    """A process reward model of rows with these labels."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        rows = [{"prompt": f"q{i}", "steps": ["a"] * len(each), "labels": each} for i, each in enumerate(labels)]
+        (root / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe["data"]["steps"] = {"format": "stepwise", "source": {"type": "files", "paths": ["steps.jsonl"]}}
+        recipe["judge"] = {**KTO, "stage": "process_reward_model", "dataset": "steps"}
+        recipe["rl"]["ppo"]["rewards"]["judge"] = {"type": "process_reward_model", "model": "judge"}
+        for below in ("rl", "evaluation"):
+            recipe[below] = recipe.pop(below)
+        recipe["evaluation"]["models"] = ["rl"]
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (stepwise([1, 0], [1]), []),
+        (stepwise([0.5], [0.25, 0.5]), []),
+        (stepwise([1], [1, 1]), ["judge.dataset: of `steps` every step has the label 1, so there is nothing to tell"]),
+        (stepwise([1, 0]), ["judge.dataset: `steps` has the rows of one prompt, and of the prompts some are held out"]),
+        (both(stepwise([1, 0], [1]), put("judge", "separator", value="a"),
+              put("rl", "ppo", "rewards", "judge", "separator", value="a")),
+         ["judge.dataset: steps.jsonl line 1: steps[0] holds the separator 'a', so that it would be read as several"]),
+        (both(stepwise([1, 0], [1]), put("judge", "separator", value="\n\n")),
+         ["rl.ppo.rewards.judge: the model was trained on steps that end with '\\n\\n', and is to be read"]),
+        (both(stepwise([1, 0], [1]), put("judge", "max_length", value=6)),
+         ["judge.dataset: steps.jsonl line 1 in `data.steps` has 9 tokens, more than judge.max_length=6: raise it"]),
+    ],
+)  # fmt: skip
+def test_step_labels_are_looked_at_before_a_job(problems: Problems, change: Change, expected: list[str]) -> None:
+    said = problems(change)
+    assert len(said) == len(expected), said
+    assert all(sentence.startswith(begin) for sentence, begin in zip(said, expected, strict=True)), said
+
+
+@pytest.mark.parametrize(
+    ("rewards", "expected"),
+    [
+        ([1, 2], []),
+        ([1, None, 2], ["judge.dataset: steps.jsonl line 2: a completion has no `reward`, which is what is"]),
+        ([2, 2], ["judge.dataset: of `steps` every completion has the reward 2, so there is nothing to tell apart"]),
+    ],
+)
+def test_rewards_are_looked_at_before_a_job(problems: Problems, rewards: list[Any], expected: list[str]) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        stepwise()(recipe, root)
+        rows = [{"prompt": f"q{i}", "completion": "a", "reward": reward} for i, reward in enumerate(rewards)]
+        (root / "steps.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe["data"]["steps"]["format"] = "completions"
+        recipe["judge"]["stage"] = "reward_regression"
+
+    said = problems(change)
+    assert len(said) == len(expected), said
+    assert all(sentence.startswith(begin) for sentence, begin in zip(said, expected, strict=True)), said
 
 
 def test_rows_that_are_not_at_hand_are_tested_on_what_they_train(problems: Problems) -> None:

@@ -84,6 +84,12 @@ SMALL["top"] = {"stage": "top_logprobs", "dataset": "talks", "model": "dpo", "ma
 STUDENT = {**RECIPE["sft"], "stage": "distillation", "model": "base"}
 SMALL["student"] = {**STUDENT, "teacher": {"top_logprobs": ["top"]}, "cross_entropy_coefficient": 0.5}
 SMALL["pupil"] = {**STUDENT, "teacher": {"model": "dpo"}, "divergence": "jensen_shannon", "temperature": 2.0}
+SMALL["data"]["steps"] = {"format": "stepwise", "source": {"type": "files", "paths": ["steps.jsonl"]}}
+SMALL["data"]["held-out-steps"] = {"format": "stepwise", "source": {"type": "files", "paths": ["held-out.jsonl"]}}
+SMALL["data"]["rewarded"] = {"format": "completions", "source": {"type": "files", "paths": ["rewarded.jsonl"]}}
+SMALL["letters"] = {**PAIRS, "stage": "process_reward_model", "dataset": "steps", "separator": "\n",
+                    "validation": {"dataset": "held-out-steps", "every_steps": 1, "metric": "accuracy"}}  # fmt: skip
+SMALL["scale"] = {**PAIRS, "stage": "reward_regression", "dataset": "rewarded"}
 SMALL["merged"] = {"stage": "merge_models", "model": "sft", "method": "ties", "density": 0.5,
                    "others": [{"model": "dpo", "weight": 0.5}]}  # fmt: skip
 SMALL["second"] = {**RECIPE["sft"], "stage": "sft", "model": "sft"}

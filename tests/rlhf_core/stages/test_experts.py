@@ -12,8 +12,9 @@ from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import MergeConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.stages import MergeConfig, SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft

@@ -10,7 +10,7 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_completion, load_tokenizer
@@ -19,8 +19,9 @@ from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.loading import load_scalar_adapter, load_scalar_model
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.stages import reward_model
+from rlhf_core.supervised.held_out import split_by_prompt
 from rlhf_core.supervised.pairs import pack_pairs
-from rlhf_core.supervised.reward_model import judged_pair, split_by_prompt
+from rlhf_core.supervised.reward_model import judged_pair
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,

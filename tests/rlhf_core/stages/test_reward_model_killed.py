@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from rlhf_core.config.checkpoint import CheckpointConfig
-from rlhf_core.config.stages import RewardModelConfig
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.stages import reward_model
 from tests.rlhf_core.stages.killed_runs import require_resumed
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, dataset, pairs

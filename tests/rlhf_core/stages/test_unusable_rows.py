@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import PretrainConfig, RewardModelConfig, SFTConfig
+from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer

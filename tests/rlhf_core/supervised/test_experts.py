@@ -12,8 +12,9 @@ from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlhf_core.algorithms import build_algorithm
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import RewardModelConfig, SFTConfig
+from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
@@ -26,7 +27,7 @@ from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.pairs import pack_pairs
-from rlhf_core.supervised.reward_model import RewardModel
+from rlhf_core.supervised.scalar import RewardModel
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import Experience
 from tests.rlhf_core.stages.supervised_runs import (

@@ -12,8 +12,10 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.supervised.held_out import finish_folder, split_by_prompt
 from rlhf_core.supervised.pairs import pack_pairs
-from rlhf_core.supervised.reward_model import RewardModel, finish_folder, judged_pair, split_by_prompt
+from rlhf_core.supervised.reward_model import judged_pair
+from rlhf_core.supervised.scalar import RewardModel
 from tests.rlhf_core.stages.supervised_runs import base_model, pairs, stored_config
 
 TOKENIZER = word_level_tokenizer((), 64)

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rlhf_core.data.chat import decode_completion
+from rlhf_core.data.steps import step_ends, step_texts, step_tokens
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.rewards.steps import step_ends, step_texts, step_tokens
-from rlhf_core.types import Prompt, Trajectory
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -157,9 +155,8 @@ def test_random_tokens_of_every_kind_of_tokenizer_have_steps(kind: str, data: st
     assert ends == sorted(ends)
 
 
-def test_ends_are_counted_in_the_trajectory_and_only_over_sampled_tokens() -> None:
+def test_ends_are_counted_in_the_sequence_and_only_over_sampled_tokens() -> None:
     sampled = ids("one\ntwo")
-    token_ids = torch.tensor([7, 7, 7, *sampled[:2], 8, 8, *sampled[2:]])  # 8: said by an environment
-    mask = torch.tensor([False] * 3 + [True] * 2 + [False] * 2 + [True] * 2)
-    trajectory = Trajectory(Prompt("p", "", (7, 7, 7), {}), token_ids, mask, torch.zeros(9), 0, "stop")
-    assert step_tokens(WORDS, trajectory, "\n") == [4, 8]
+    token_ids = [7, 7, 7, *sampled[:2], 8, 8, *sampled[2:]]  # 8: said by an environment
+    mask = [False] * 3 + [True] * 2 + [False] * 2 + [True] * 2
+    assert step_tokens(WORDS, token_ids, mask, "\n") == [4, 8]

@@ -10,7 +10,6 @@ from bisect import bisect_left
 from collections.abc import Sequence
 
 from rlhf_core.data.chat import Tokenizer, decode_completion
-from rlhf_core.types import Trajectory
 
 
 def step_texts(completion: str, separator: str) -> list[str]:
@@ -64,8 +63,11 @@ def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, positi
     return found
 
 
-def step_tokens(tokenizer: Tokenizer, trajectory: Trajectory, separator: str) -> list[int]:
-    """The index in the trajectory of the last token of each step that the policy sampled."""
-    sampled = trajectory.loss_mask.nonzero().squeeze(-1)
-    ends = step_ends(tokenizer, trajectory.token_ids[sampled].tolist(), separator)
-    return [int(index) for index in sampled[ends]]
+def step_tokens(tokenizer: Tokenizer, token_ids: Sequence[int], mask: Sequence[bool], separator: str) -> list[int]:
+    """The index in `token_ids` of the last token of each step: where process rewards are given, and a process reward
+    model is trained and read.
+
+    mask: true on the tokens of the completion, which alone have steps; as long as token_ids.
+    """
+    places = [index for index, sampled in enumerate(mask) if sampled]
+    return [places[end] for end in step_ends(tokenizer, [token_ids[place] for place in places], separator)]

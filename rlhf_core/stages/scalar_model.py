@@ -1,0 +1,97 @@
+"""What the stages share that train a reward model: examples in; a model with one score out, and its scale."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.reward_models import SupervisedRewardConfig
+from rlhf_core.config.validation import MAIN
+from rlhf_core.contract import Input, Output, StageContext
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.fitting import Fitted, Row
+from rlhf_core.data.reading import iterate_rows, read_rows, row_policy
+from rlhf_core.errors import StageError
+from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.merging import merge_adapter
+from rlhf_core.stages.cluster import Cluster
+from rlhf_core.stages.workers import save
+from rlhf_core.supervised.examples import Example, Packer, divide, fit_examples
+from rlhf_core.supervised.held_out import finish_folder, judgement, split_by_prompt
+from rlhf_core.supervised.loop import count_steps, train
+from rlhf_core.supervised.scalar import ScalarWorker
+from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
+
+
+def train_scalar_model(
+    config: SupervisedRewardConfig,
+    inputs: Mapping[str, Input],
+    context: StageContext,
+    cluster: Cluster,
+    *,
+    encode: Callable[[Tokenizer, Row], list[Example]],
+    pack: Packer,
+    worker: type[ScalarWorker[Any]],
+    counted: str,
+    **stored: Any,
+) -> Output:
+    """Train the input `model` on what `encode` makes of the rows of the input `dataset`.
+
+    pack: makes the batches that a `worker` reads, one rank. counted: what one held-out judgement is of, as the manifest
+    counts them. stored: goes into the config.json of the model beside its scale.
+    Raises StageError if all examples have one label.
+    """
+    model = inputs["model"]
+    tokenizer = load_tokenizer(model.folder)
+
+    def read(dataset: Input) -> Fitted[Example]:
+        rows, policy = iterate_rows(dataset.folder), row_policy(dataset.folder)
+        return fit_examples(
+            rows, lambda row: encode(tokenizer, config.as_read(row)), policy, model.folder, config.max_length
+        )
+
+    fitted, validated = read(inputs["dataset"]), read_held_out(config, inputs, read)
+    labels = {target for example in fitted.rows for target in example.targets}
+    if len(labels) == 1:
+        raise StageError(f"of the dataset {config.one_label(*labels)}")
+    if validated:
+        examples, held_out = fitted.rows, validated[MAIN].rows
+    else:
+        examples, held_out = _split(inputs["dataset"], fitted.rows, context.seed)
+
+    folder = context.workdir / "reward_model"
+    steps = count_steps(len(examples), config)
+    context.progress(0, steps, "start workers")
+    with cluster.workers(config.placement, worker, config, context, model.manifest.ref, steps) as workers:
+        validation = Validation(config, validated, pack, workers, context) if validated else None
+        metrics = train(config, examples, pack, workers, context, validation)
+        if validation is None:
+            shards = divide(pack(held_out), workers.size, config.engine.tokens_per_micro_batch)
+            judged = judgement(workers.scatter(ScalarWorker.validate, shards)[0])
+        else:
+            judged = judgement(validation.of_result)
+        trained = folder if config.lora is None else folder / ADAPTER
+        save(workers, trained, context)
+    if config.lora is not None:
+        merge_adapter(model.folder, trained, folder)
+    context.log(steps, judged)
+    scale = {name: judged[name] for name in ("reward_mean", "reward_std")}
+    finish_folder(folder, tokenizer, **scale, **stored)
+    counts = {f"held_out_{counted}": sum(len(example.targets) or 1 for example in held_out)}
+    return Output(
+        kind=Kind.REWARD_MODEL,
+        folder=folder,
+        metrics={**metrics, **judged, **counts, "steps": steps, **fitted.metrics(), **row_counts(validated)},
+    )
+
+
+def _split(dataset: Input, fitted: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+    """Examples to train on, and examples that are held out, by the prompts of the dataset's rows."""
+    examples_of = defaultdict(list)
+    for example in fitted:
+        examples_of[example.row_id].append(example)
+    parts = split_by_prompt([row for row in read_rows(dataset.folder) if row["id"] in examples_of], seed)
+    trained, held_out = ([example for row in part for example in examples_of[row["id"]]] for part in parts)
+    return trained, held_out
