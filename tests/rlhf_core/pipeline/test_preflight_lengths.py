@@ -248,7 +248,7 @@ SHORT_PAIR = {"prompt": "What?", "chosen": "a", "rejected": "b"}
             "pairs",
             "error",
             [SHORT_PAIR, {**SHORT_PAIR, "chosen": "c"}],
-            "reward_model.dataset: `pairs` has the pairs of",
+            "reward_model.dataset: `pairs` has the rows of",
         ),
     ],
 )
