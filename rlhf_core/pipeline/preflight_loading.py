@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
+from threading import Lock
 
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.rewards import FunctionReward
@@ -23,6 +24,7 @@ from rlhf_core.rewards.user_process import UserFunction, UserProcess
 LOADING_SECONDS = 60.0
 _ENDED = re.compile(r"its process ended with exit code (-?\d+)")
 _GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGroup's traceback
+_PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
 _SHOWN = 300  # characters of an exception
 _MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
@@ -47,7 +49,8 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
     problems: dict[str, str] = {}
     for key, config in functions.items():
         try:
-            check_function(root / config.path, config.function, config.path)
+            with _PARSING:
+                check_function(root / config.path, config.function, config.path)
         except RecipeError as error:
             problems[key] = str(error)
     left = {key: config for key, config in functions.items() if key not in problems}
@@ -55,7 +58,8 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
         return problems
     first = next(iter(left.values()))
     try:
-        check_files(first, root)
+        with _PARSING:
+            check_files(first, root)
         with _placed(root, first) as file:
             problems |= _refused(left, file)
     except RecipeError as error:  # of the file: of all its functions
