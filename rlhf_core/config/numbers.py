@@ -71,6 +71,7 @@ ShownPrompts = Annotated[int, Limits(1, 10_000, "the report is one page")]
 Copies = Annotated[int, Limits(1, 1000, "each holds the whole state of the training")]
 Minutes = Annotated[float, Limits(0, 10_080, "that is more than a week", above=True)]
 Seconds = Annotated[float, Limits(0, 604_800, "that is more than a week", above=True)]
+Requests = Annotated[int, Limits(1, 1000, "a server answers fewer at once")]
 Attempts = Annotated[int, Limits(1, 1000, "a server that is down so long needs a person")]
 
 # Random numbers.

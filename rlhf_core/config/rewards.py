@@ -7,25 +7,23 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
-from urllib.parse import urlsplit
 
 import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.numbers import Attempts, BatchSize, Reward, Seconds
+from rlhf_core.config.numbers import BatchSize, Reward, Seconds
 from rlhf_core.config.placement import Placement
-from rlhf_core.config.texts import Variable
+from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
 _COUNT = re.compile(r"\{(\d{1,9})")
 _MOST_REPEATS = 1_000_000
-_URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
 def _finds_an_answer(pattern: str) -> str:
@@ -175,47 +173,26 @@ class FunctionReward(TextReward):
         return self
 
 
-class HTTPReward(TextReward):
+class HTTPReward(ServerConfig, TextReward):
     """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
 
-    Nothing secret belongs into a recipe, which is kept with every result: name environment variables instead.
+    The form `openrlhf` is {query, prompts, labels}, answered by {rewards, scores, extra_logs}.
     """
 
     type: Literal["http"]
-    url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
-    url_variable: Variable | None = Field(default=None, description="environment variable that holds the URL instead")
-    header_variable: Variable | None = Field(
-        default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
-    )
-    timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
-    attempts: Attempts = operational(
-        5, description="tries of one request where there is no connection, or the status is 429 or 5xx"
+    form: Literal["alignment", "openrlhf"] = Field(default="alignment", description="of requests and answers")
+    query: CompletionTemplate | None = Field(
+        default=None,
+        description="what the form openrlhf sends as `query`: Jinja with `prompt`, `completion`, `messages` and `row`; "
+        "none: the prompt, and the completion behind it",
     )
     batch_size: BatchSize = Field(default=4096, description="completions of one request at most")
 
     @model_validator(mode="after")
-    def _one_url(self) -> HTTPReward:
-        if (self.url is None) == (self.url_variable is None):
-            raise ValueError("give either `url` or `url_variable`")
-        if self.url is not None:
-            check_url(self.url)
+    def _query_is_sent(self) -> HTTPReward:
+        if self.query is not None and self.form == "alignment":
+            raise ValueError("`query` is sent in the form `openrlhf` only: set form: openrlhf, or leave it out")
         return self
-
-    def named_variables(self) -> Iterator[str]:
-        yield from (name for name in (self.url_variable, self.header_variable) if name is not None)
-
-
-def check_url(url: str) -> None:
-    """Raise ValueError if it is no URL of a server, or holds a user or a password."""
-    found = _URL.fullmatch(url)
-    if found is None:
-        raise ValueError("the URL must begin with http:// or https:// and name a host")
-    try:
-        urlsplit(url).port  # noqa: B018  # raises where it is no port
-    except ValueError as error:
-        raise ValueError(f"the URL cannot be used ({error})") from error
-    if found["user"]:
-        raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 
 
 class EnvironmentReward(EpisodeReward):

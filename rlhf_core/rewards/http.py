@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
-import httpx
-from tenacity import Retrying, retry_if_exception, stop_after_attempt, wait_random_exponential
-
-from rlhf_core.config.rewards import HTTPReward, check_url
+from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
+from rlhf_core.rewards.servers import Answer, Servers
+from rlhf_core.rewards.templates import TextTemplate
 
-_RESPONSE_KEYS = frozenset({"rewards", "scores", "extra"})
-_MAX_QUOTED = 500  # characters of a response in an error message
-_MAX_PAUSE = 10.0  # seconds between two attempts
+_PLAIN_QUERY = "{{ prompt }}{{ completion }}"
+
+
+@dataclass(frozen=True, slots=True)
+class _Batch:
+    completions: Sequence[str]
+    prompts: Sequence[str]
+    rows: Sequence[Mapping[str, Any]]
 
 
 class RewardServer:
     """POSTs {"completions", "prompts", "rows"}, each a list. The response is {"rewards": […]}, optionally with
     {"scores": […], "extra": {name: […]}}, where every list has one entry per completion.
 
-    Scoring has no side effects, so a request is retried if the connection fails or the status is 429 or 5xx. Any other
-    failure, such as a timeout, is a RewardError at once.
+    In OpenRLHF's form it is {"query", "prompts", "labels"}, the label being the row's `answer`, and the response
+    {"rewards", "scores", "extra_logs"}. Servers of OpenRLHF without scores of their own repeat the rewards as such.
+
+    Batches are sent at once, over all servers; which requests are repeated, rewards.servers.Servers says.
     """
 
     @classmethod
@@ -34,103 +40,74 @@ class RewardServer:
     def __init__(self, config: HTTPReward) -> None:
         """Raises RewardError if an environment variable that the config names is not set or not valid."""
         self._config = config
-        self._url = config.url or _url(config.url_variable)
-        self._name = f"reward server {config.url or f'of {config.url_variable}'}"
-        self._client = httpx.Client(
-            timeout=config.timeout_seconds, headers=_header(config.header_variable) if config.header_variable else None
-        )
+        self._servers = Servers("reward server", config)
+        self._query = TextTemplate(config.query or _PLAIN_QUERY)
+        self._extra = "extra" if config.form == "alignment" else "extra_logs"
 
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
     ) -> RewardResult:
-        values: list[Any] = []
-        share = self._config.tolerated_failures
-        for start in range(0, len(completions), self._config.batch_size):
-            part = slice(start, start + self._config.batch_size)
-            batch = {"completions": list(completions[part]), "prompts": list(prompts[part])}
-            request = {**batch, "rows": [dict(row) for row in rows[part]]}
-            values += tolerated(share, len(batch["completions"]), self._judged, request)
-        return checked_result(values, len(completions), self._name, share)
+        share, size = self._config.tolerated_failures, self._config.batch_size
+        parts = [slice(start, start + size) for start in range(0, len(completions), size)]
+        batches = [_Batch(completions[part], prompts[part], rows[part]) for part in parts]
+        judged = self._servers.map(lambda batch: tolerated(share, len(batch.completions), self._judged, batch), batches)
+        values = [value for part in judged for value in part]
+        if self._config.form == "openrlhf":
+            values = _without_repeated(values)
+        result = checked_result(values, len(completions), self._servers.name, share)
+        metrics = {name: [value] * len(completions) for name, value in self._servers.metrics().items()}
+        return replace(result, extra={**result.extra, **metrics})
 
     def close(self) -> None:
-        self._client.close()
+        self._servers.close()
 
-    def _judged(self, request: Mapping[str, Any]) -> list[Any]:
-        return self._values(self._answer(request), len(request["completions"]))
+    def _judged(self, batch: _Batch) -> list[Any]:
+        return self._values(self._servers.post(self._request(batch)), len(batch.completions))
 
-    def _answer(self, request: Mapping[str, Any]) -> httpx.Response:
-        retrying = Retrying(
-            stop=stop_after_attempt(self._config.attempts),
-            wait=wait_random_exponential(multiplier=0.2, max=_MAX_PAUSE),
-            retry=retry_if_exception(_is_transient),
-            reraise=True,
-        )
-        try:
-            return retrying(self._post, request)
-        except httpx.HTTPStatusError as error:
-            status, body = error.response.status_code, error.response.text[:_MAX_QUOTED]
-            # Without `from error`: its text contains the URL, which may be secret.
-            raise RewardError(f"{self._name} answered with status {status}: {body}") from None
-        except httpx.TimeoutException as error:
-            limit = self._config.timeout_seconds
-            raise RewardError(f"{self._name} did not answer within {limit:g} s ({type(error).__name__})") from error
-        except httpx.RequestError as error:
-            raise RewardError(f"{self._name} cannot be reached: {type(error).__name__}: {error}") from error
+    def _request(self, batch: _Batch) -> dict[str, Any]:
+        if self._config.form == "alignment":
+            rows = [dict(row) for row in batch.rows]
+            return {"completions": list(batch.completions), "prompts": list(batch.prompts), "rows": rows}
+        query = [
+            self._query(row, prompt=prompt, completion=completion)
+            for completion, prompt, row in zip(batch.completions, batch.prompts, batch.rows, strict=True)
+        ]
+        return {
+            "query": query, "prompts": list(batch.prompts), "labels": [row.get("answer", "") for row in batch.rows]
+        }  # fmt: skip
 
-    def _post(self, request: Mapping[str, Any]) -> httpx.Response:
-        response = self._client.post(self._url, json=request)
-        return response.raise_for_status()
-
-    def _values(self, response: httpx.Response, count: int) -> list[Any]:
-        """The response as one mapping per completion, the form that a user's function returns."""
-        try:
-            answer = response.json()
-        except ValueError as error:
-            raise RewardError(f"{self._name} did not answer with JSON: {response.text[:_MAX_QUOTED]!r}") from error
-        if not isinstance(answer, dict) or "rewards" not in answer or not answer.keys() <= _RESPONSE_KEYS:
+    def _values(self, given: Answer, count: int) -> list[Any]:
+        """The answer as one mapping per completion, the form that a user's function returns."""
+        answer, server = given.json(), given.server
+        if not isinstance(answer, dict) or "rewards" not in answer or not answer.keys() <= self._keys:
             raise RewardError(
-                f"{self._name} answered {response.text[:_MAX_QUOTED]!r}; expected a mapping with `rewards` and, "
-                "optionally, `scores` and `extra`"
+                f"{server} answered {given.shown!r}; expected a mapping with `rewards` and, optionally, `scores` and "
+                f"`{self._extra}`"
             )
-        extra = answer.get("extra") or {}
+        extra = answer.get(self._extra) or {}
         if not isinstance(extra, dict):
-            raise RewardError(f"{self._name}: `extra` is {extra!r}, expected a mapping of lists")
+            raise RewardError(f"{server}: `{self._extra}` is {extra!r}, expected a mapping of lists")
         columns = {**extra, "reward": answer["rewards"]}
         if answer.get("scores") is not None:
             columns["score"] = answer["scores"]
         for name, column in columns.items():
             if not isinstance(column, list) or len(column) != count:
-                given = len(column) if isinstance(column, list) else repr(column)
-                raise RewardError(f"{self._name}: {given} values of `{name}` for {count} completions")
+                found = len(column) if isinstance(column, list) else repr(column)
+                raise RewardError(f"{server}: {found} values of `{name}` for {count} completions")
         return [{name: column[index] for name, column in columns.items()} for index in range(count)]
 
-
-def _is_transient(error: BaseException) -> bool:
-    """Whether a retry may succeed: no connection, or a server that is busy or has failed."""
-    if isinstance(error, httpx.HTTPStatusError):
-        return error.response.status_code == 429 or error.response.status_code >= 500
-    return isinstance(error, httpx.NetworkError | httpx.ConnectTimeout | httpx.RemoteProtocolError)
+    @property
+    def _keys(self) -> frozenset[str]:
+        return frozenset({"rewards", "scores", self._extra})
 
 
-def _variable(name: str) -> str:
-    value = os.environ.get(name, "").strip()
-    if not value:
-        raise RewardError(f"the environment variable {name}, which a reward of type http names, is not set in this job")
-    return value
-
-
-def _url(variable: str | None) -> str:
-    assert variable is not None
-    url = _variable(variable)
-    try:
-        check_url(url)
-    except ValueError as error:
-        raise RewardError(f"the environment variable {variable} is not a valid URL of a reward: {error}") from error
-    return url
-
-
-def _header(variable: str) -> dict[str, str]:
-    name, colon, value = _variable(variable).partition(":")
-    if not (name.strip() and colon and value.strip()):
-        raise RewardError(f"the environment variable {variable} must be a header such as `Authorization: Bearer abc`")
-    return {name.strip(): value.strip()}
+def _without_repeated(values: list[Any]) -> list[Any]:
+    """`values` without scores, if these are rewards again, and not all from 0 to 1."""
+    given = [value for value in values if isinstance(value, dict) and "score" in value]
+    repeated = all(value["score"] == value["reward"] for value in given)
+    if not repeated or all(isinstance(v["score"], int | float) and 0 <= v["score"] <= 1 for v in given):
+        return values
+    return [
+        {name: item for name, item in value.items() if name != "score"} if isinstance(value, dict) else value
+        for value in values
+    ]

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from rlhf_core.config import rewards as config
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
+from rlhf_core.data.rendering import Message, Tools
 from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.folder import context_length, read_config
@@ -133,17 +134,21 @@ class OtherTokenizer:
     def _sequence(self, trajectory: Trajectory) -> list[int]:
         row = trajectory.prompt.row
         messages = row["prompt"] if trajectory.messages is None else trajectory.messages
-        ids, is_assistant = encode_completion(self.tokenizer, messages, trajectory.completion, row.get("tools"))
-        # As in its training: tokens that the template adds after the end of the turn are not read.
-        length = max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))
-        if trajectory.finish_reason == "length" and ids[length - 1] in stop_token_ids(self.tokenizer):
-            length -= 1  # a truncated completion has no end-of-turn token
-        if self.context is not None and length > self.context:
+        ids = self.tokens(messages, trajectory.completion, row.get("tools"))
+        if trajectory.finish_reason == "length" and ids[-1] in stop_token_ids(self.tokenizer):
+            ids = ids[:-1]  # a truncated completion has no end-of-turn token
+        if self.context is not None and len(ids) > self.context:
             raise RewardError(
-                f"prompt {trajectory.prompt.id} with its completion has {length} tokens of the reward model, which "
+                f"prompt {trajectory.prompt.id} with its completion has {len(ids)} tokens of the reward model, which "
                 f"reads {self.context}; lower sampling.max_tokens"
             )
-        return ids[:length]
+        return ids
+
+    def tokens(self, messages: Sequence[Message], completion: str, tools: Tools | None = None) -> list[int]:
+        """What the reward model reads of a finished completion of `messages`."""
+        ids, is_assistant = encode_completion(self.tokenizer, messages, completion, tools)
+        # As in its training: tokens that the template adds after the end of the turn are not read.
+        return ids[: max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))]
 
 
 def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:
@@ -151,8 +156,11 @@ def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:
 
 
 def _scaled(value: float, trajectory: Trajectory, scale: Scale) -> float:
+    return scaled(value, scale, f"prompt {trajectory.prompt.id}: {trajectory.completion!r}")
+
+
+def scaled(value: float, scale: Scale, where: str) -> float:
+    """The reward of a raw score. Raises RewardError if the score is not finite."""
     if not math.isfinite(value):
-        raise RewardError(
-            f"the reward model returned {value} for prompt {trajectory.prompt.id}: {trajectory.completion!r}"
-        )
+        raise RewardError(f"the reward model returned {value} for {where}")
     return (value - scale.mean) / scale.std

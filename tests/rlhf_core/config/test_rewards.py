@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -95,8 +96,15 @@ def test_dapo_filters_unless_it_is_told_not_to() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({}, "give either `url` or `url_variable`"),
-        ({"url": "http://a.b", "url_variable": "A"}, "give either `url` or `url_variable`"),
+        ({}, "give one of `url`, `urls` and `url_variable`"),
+        ({"url": "http://a.b", "url_variable": "A"}, "give one of `url`, `urls` and `url_variable`"),
+        ({"urls": ["http://a.b", "a.b"]}, "the URL must begin with http:// or https://"),
+        ({"url": "http://a.b", "query": "{{ prompt }}"}, "`query` is sent in the form `openrlhf` only"),
+        (
+            {"url": "http://a.b", "form": "openrlhf", "query": "{{ text }}"},
+            "the template names `text`; there are prompt,",
+        ),
+        ({"url": "http://a.b", "form": "openrlhf", "query": "{% if %}"}, "syntax error in line 1 of the template"),
         ({"url": "a.b:80/score"}, "the URL must begin with http:// or https://"),
         ({"url": "https://"}, "name a host"),
         ({"url": "http://me:secret@a.b"}, "the URL holds a user or password"),
@@ -104,15 +112,15 @@ def test_dapo_filters_unless_it_is_told_not_to() -> None:
 )
 def test_a_reward_server_has_one_url_without_secrets(settings: dict[str, Any], message: str) -> None:
     with pytest.raises(ValidationError) as caught:
-        HTTPReward.model_validate({"type": "http", **settings})
+        HTTPReward.model_validate_json(json.dumps({"type": "http", **settings}))
     assert message in str(caught.value)
 
 
 def test_how_often_a_server_is_tried_is_no_part_of_the_result() -> None:
     http = TypeAdapter(RewardConfig).validate_python({"type": "http", "url": "http://a.b", "attempts": 9})
     assert result_settings(http).keys() == {
-        "weight", "tolerated_failures", "type", "url", "url_variable", "header_variable", "timeout_seconds",
-        "batch_size",
+        "weight", "tolerated_failures", "type", "url", "urls", "url_variable", "header_variable", "timeout_seconds",
+        "batch_size", "form", "query",
     }  # fmt: skip
 
 

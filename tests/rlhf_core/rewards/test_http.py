@@ -7,6 +7,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
@@ -16,6 +17,7 @@ from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, build_reward
 from tests.rlhf_core.stages.context import LocalContext
+from tests.services import http_server
 
 Answer = tuple[int, Any]  # status, body
 
@@ -73,6 +75,13 @@ def reward(server: Server, tmp_path: Any) -> Iterator[Callable[..., Reward]]:
         one.close()
 
 
+def unused_url() -> str:
+    """Where no server is."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
 def test_it_is_sent_completions_prompts_and_rows_and_gives_rewards_scores_and_metrics(
     server: Server, reward: Callable[..., Reward]
 ) -> None:
@@ -89,11 +98,93 @@ def test_it_is_sent_completions_prompts_and_rows_and_gives_rewards_scores_and_me
     assert server.requests == [{"completions": ["a", "bcd"], "prompts": ["p", "qq"], "rows": [{"s": 0.0}, {"s": 1.0}]}]
 
 
-def test_batches_are_answered_one_after_the_other(server: Server, reward: Callable[..., Reward]) -> None:
-    server.answer = lambda request: (200, {"rewards": [float(c) for c in request["completions"]]})
+def test_batches_are_sent_at_once_and_answered_in_order(server: Server, reward: Callable[..., Reward]) -> None:
+    both_are_there = threading.Barrier(2, timeout=30)
+
+    def answer(request: dict[str, Any]) -> Answer:
+        both_are_there.wait()
+        return 200, {"rewards": [float(c) for c in request["completions"]]}
+
+    server.answer = answer
     result = reward(batch_size=2)(["1", "2", "3"], [""] * 3, [{}] * 3)
-    assert (result.rewards, result.scores) == ([1.0, 2.0, 3.0], [None] * 3)
-    assert [len(request["rows"]) for request in server.requests] == [2, 1]
+    assert (result.rewards, result.scores, result.extra) == ([1.0, 2.0, 3.0], [None] * 3, {})
+    assert sorted(len(request["rows"]) for request in server.requests) == [1, 2]
+
+
+def test_batches_of_a_dead_server_go_to_the_others_and_it_is_counted(
+    server: Server, reward: Callable[..., Reward]
+) -> None:
+    server.answer = lambda request: (200, {"rewards": [float(c) for c in request["completions"]]})
+    texts = [str(number) for number in range(20)]
+    spread = reward(url=None, urls=(unused_url(), server.url), batch_size=1, attempts=1)
+    result = spread(texts, texts, [{}] * 20)
+    assert result.rewards == [float(text) for text in texts]
+    assert result.extra == {"unreachable_servers": [1.0] * 20}
+    assert len(server.requests) == 20
+
+
+def test_a_busy_server_leaves_a_batch_to_the_next_one(
+    server: Server, reward: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    statuses = iter([503, 200])
+    server.answer = lambda request: (next(statuses), {"rewards": [1.0]})
+    monkeypatch.setenv("JUDGES", f"{server.url}?a {server.url}?b")
+    assert reward(url_variable="JUDGES", attempts=1)(["a"], ["p"], [{}]).rewards == [1.0]
+    server.answer = lambda request: (500, b"broken")
+    with pytest.raises(RewardError, match=r"reward server of JUDGES \(URL 2 of 2\) answered with status 500: broken"):
+        reward(url_variable="JUDGES", attempts=1)(["a"], ["p"], [{}])
+
+
+def test_the_form_of_openrlhf(server: Server, reward: Callable[..., Reward]) -> None:
+    server.answer = lambda request: (
+        200,
+        {"rewards": [0.5, 2.0], "scores": [0.5, 1.0], "extra_logs": {"dummy_scores": [0.5, 2.0]}},
+    )
+    query = "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}<assistant>{{ completion }}"
+    rows = [{"answer": "4", "prompt": [{"role": "user", "content": "2+2?"}]}, {}]
+    result = reward(form="openrlhf", query=query)(["4", "b"], ["2+2?", "q"], rows)
+    assert (result.rewards, result.scores) == ([0.5, 2.0], [0.5, 1.0])
+    assert result.extra == {"dummy_scores": [0.5, 2.0]}
+    assert server.requests == [
+        {
+            "query": ["<user>2+2?<assistant>4", "<user>q<assistant>b"],
+            "prompts": ["2+2?", "q"],
+            "labels": ["4", ""],
+        }
+    ]
+
+
+@pytest.mark.parametrize(("given", "scores"), [([3.0, 0.5], [None, None]), ([1.0, 0.5], [1.0, 0.5])])
+def test_rewards_that_a_server_of_openrlhf_repeats_as_scores(
+    server: Server, reward: Callable[..., Reward], given: list[float], scores: list[float | None]
+) -> None:
+    server.answer = lambda request: (200, {"rewards": given, "scores": given, "extra_logs": {}})
+    assert reward(form="openrlhf")(["a", "b"], ["p", "p"], [{}, {}]).scores == scores
+
+
+def test_an_answer_that_drips_is_late(reward: Callable[..., Reward]) -> None:
+    class Dripping(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self.send_response(200)
+            self.send_header("Content-Length", "1000")
+            self.end_headers()
+            with suppress(OSError):  # the client has left
+                for _ in range(1000):
+                    self.wfile.write(b" ")
+                    time.sleep(0.02)
+
+        def log_message(self, *arguments: Any) -> None: ...
+
+    with http_server(Dripping) as url, pytest.raises(RewardError, match=r"did not answer within 0\.2 s"):
+        reward(url=url, timeout_seconds=0.2)(["a"], ["p"], [{}])
+
+
+def test_a_redirect_is_not_followed(server: Server, reward: Callable[..., Reward]) -> None:
+    server.answer = lambda request: (307, b"")
+    with pytest.raises(RewardError, match=r"status 307 \(a redirect, which is not followed"):
+        reward()(["a"], ["p"], [{}])
+    assert len(server.requests) == 1
 
 
 def test_a_busy_or_broken_server_is_asked_again(server: Server, reward: Callable[..., Reward]) -> None:
@@ -129,9 +220,7 @@ def test_a_late_answer_is_an_error_at_once(server: Server, reward: Callable[...,
 
 
 def test_a_server_that_is_not_there_is_named(reward: Callable[..., Reward]) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        url = f"http://127.0.0.1:{free.getsockname()[1]}"
+    url = unused_url()
     with pytest.raises(RewardError, match=f"{url} cannot be reached: ConnectError"):
         reward(url=url, attempts=2)(["a"], ["p"], [{}])
 
@@ -178,7 +267,7 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("url_variable", None, "the environment variable JUDGE, which a reward of type http names, is not set"),
+        ("url_variable", None, "the environment variable JUDGE, which a reward names, is not set"),
         ("url_variable", "judge.example:80", "must begin with http:// or https://"),
         ("header_variable", "Bearer abc", "must be a header such as `Authorization: Bearer abc`"),
     ],

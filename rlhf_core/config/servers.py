@@ -1,0 +1,81 @@
+"""Servers that rewards and judges ask: where they are, how long and how often they are asked, and with which text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Self
+from urllib.parse import urlsplit
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rlhf_core.config.base import Config, operational
+from rlhf_core.config.numbers import Attempts, Requests, Seconds
+from rlhf_core.config.texts import Variable
+
+_URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
+
+
+class ServerConfig(Config):
+    """One server, or several that answer alike.
+
+    Nothing secret belongs into a recipe, which is kept with every result: name environment variables instead.
+    """
+
+    url: str | None = Field(default=None, description="of the server, http:// or https://, without a password")
+    urls: tuple[str, ...] = Field(default=(), description="of several servers that answer alike, instead")
+    url_variable: Variable | None = Field(
+        default=None, description="environment variable that holds the URL instead, or several with spaces between"
+    )
+    header_variable: Variable | None = Field(
+        default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
+    )
+    timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
+    attempts: Attempts = operational(
+        5, description="tries of one request at each server where there is no connection, or the status is 429 or 5xx"
+    )
+    requests_per_server: Requests = operational(4, description="requests that a server is sent at a time")
+
+    @model_validator(mode="after")
+    def _one_place(self) -> Self:
+        if [self.url is not None, bool(self.urls), self.url_variable is not None].count(True) != 1:
+            raise ValueError("give one of `url`, `urls` and `url_variable`")
+        for url in (self.url,) if self.url is not None else self.urls:
+            check_url(url)
+        return self
+
+    def named_variables(self) -> Iterator[str]:
+        yield from (name for name in (self.url_variable, self.header_variable) if name is not None)
+
+
+def check_url(url: str) -> None:
+    """Raise ValueError if it is no URL of a server, or holds a user or a password."""
+    found = _URL.fullmatch(url)
+    if found is None:
+        raise ValueError("the URL must begin with http:// or https:// and name a host")
+    try:
+        urlsplit(url).port  # noqa: B018  # raises where it is no port
+    except ValueError as error:
+        raise ValueError(f"the URL cannot be used ({error})") from error
+    if found["user"]:
+        raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
+
+
+def _template(*variables: str) -> Callable[[str], str]:
+    def check(text: str) -> str:
+        from jinja2 import TemplateSyntaxError, meta
+        from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+        try:
+            unknown = meta.find_undeclared_variables(ImmutableSandboxedEnvironment().parse(text)) - set(variables)
+        except TemplateSyntaxError as error:
+            raise ValueError(f"syntax error in line {error.lineno} of the template: {error.message}") from error
+        if unknown:
+            raise ValueError(f"the template names `{min(unknown)}`; there are {', '.join(variables)}")
+        return text
+
+    return check
+
+
+CompletionTemplate = Annotated[str, AfterValidator(_template("prompt", "completion", "messages", "row"))]
+PairTemplate = Annotated[str, AfterValidator(_template("prompt", "first", "second", "messages", "row"))]

@@ -1,0 +1,204 @@
+"""What all that ask a server share: JSON by POST, spread over several servers, repeated where that is safe."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import httpx
+from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
+
+from rlhf_core.config.servers import ServerConfig, check_url
+from rlhf_core.errors import RewardError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_MAX_QUOTED = 500  # characters of an answer in an error message
+_MAX_PAUSE = 10.0  # seconds between two attempts
+_CONNECT_SECONDS = 10.0
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    url: str
+    name: str  # for errors: without what may be secret
+    in_flight: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    content: bytes
+    server: str  # its name in errors
+
+    def json(self) -> Any:
+        """Raises RewardError, with the beginning of the answer, if it is something else."""
+        try:
+            return json.loads(self.content)
+        except ValueError as error:
+            raise RewardError(f"{self.server} did not answer with JSON: {self.shown!r}") from error
+
+    @property
+    def shown(self) -> str:
+        return _shown(self.content)
+
+
+class Servers:
+    """Answers have no side effects, so a request is repeated where there is no connection, it breaks, or the status is
+    429 or 5xx: by the next server at once, and by all again after a pause. Any other failure, such as a timeout, is a
+    RewardError at once.
+    """
+
+    def __init__(self, what: str, config: ServerConfig, path: str = "") -> None:
+        """what: begins their names in errors; path: is added to each URL.
+
+        Raises RewardError if an environment variable that the config names is not set or not valid.
+        """
+        self._config = config
+        self._servers = list(_servers(what, config, path))
+        self._lock = threading.Lock()
+        self._unreachable: set[_Server] = set()
+        self._client = httpx.Client(
+            timeout=httpx.Timeout(config.timeout_seconds, connect=min(config.timeout_seconds, _CONNECT_SECONDS)),
+            limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
+            headers=_header(config.header_variable) if config.header_variable else None,
+        )
+
+    @property
+    def name(self) -> str:
+        """Of all of them, for errors."""
+        return ", ".join(server.name for server in self._servers)
+
+    def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
+        """`function` of each, in order, as many at a time as the servers are sent requests; `function` calls `post`.
+
+        Servers that were not reachable are tried again. Raises what the first function to fail raises.
+        """
+        self._unreachable.clear()
+        if not items:
+            return []
+        at_once = min(len(items), self._config.requests_per_server * len(self._servers))
+        with ThreadPoolExecutor(at_once) as pool:
+            futures = [pool.submit(function, item) for item in items]
+            try:
+                return [future.result() for future in futures]
+            except BaseException:
+                pool.shutdown(wait=False, cancel_futures=True)
+                raise
+
+    def metrics(self) -> dict[str, float]:
+        """Of the last `map`: how many servers could not be reached, where there are several."""
+        return {"unreachable_servers": float(len(self._unreachable))} if len(self._servers) > 1 else {}
+
+    def post(self, request: Mapping[str, Any]) -> Answer:
+        """Raises RewardError, which names the server."""
+        retrying = Retrying(
+            stop=stop_after_attempt(self._config.attempts),
+            wait=wait_random_exponential(multiplier=0.2, max=_MAX_PAUSE),
+            retry=retry_if_exception_type(_TransientError),
+            reraise=True,
+        )
+        return retrying(self._round, request)
+
+    def close(self) -> None:
+        self._client.close()
+
+    def _round(self, request: Mapping[str, Any]) -> Answer:
+        """Ask one server after the other, until one answers: those that are reachable and less busy first."""
+        left = list(self._servers)
+        while True:
+            with self._lock:
+                server = min(left, key=lambda server: (server in self._unreachable, server.in_flight))
+                server.in_flight += 1
+            left.remove(server)
+            try:
+                return Answer(self._sent(server, request), server.name)
+            except _TransientError:
+                if not left:
+                    raise
+            finally:
+                with self._lock:
+                    server.in_flight -= 1
+
+    def _sent(self, server: _Server, request: Mapping[str, Any]) -> bytes:
+        """The body of the answer. Raises _TransientError where another attempt may succeed, else RewardError."""
+        name, limit = server.name, self._config.timeout_seconds
+        try:
+            status, body = self._received(server, request)
+        except httpx.ConnectError as error:
+            self._unreachable.add(server)
+            raise _TransientError(f"{name} cannot be reached: {type(error).__name__}: {error}") from error
+        except httpx.ConnectTimeout as error:
+            self._unreachable.add(server)
+            raise _TransientError(f"{name} cannot be reached within {_CONNECT_SECONDS:g} s") from error
+        except httpx.TimeoutException as error:
+            raise RewardError(f"{name} did not answer within {limit:g} s ({type(error).__name__})") from error
+        except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
+            raise _TransientError(f"{name} broke the connection: {type(error).__name__}: {error}") from error
+        except httpx.RequestError as error:
+            raise RewardError(f"{name} cannot be asked: {type(error).__name__}: {error}") from error
+        if 200 <= status < 300:
+            return body
+        kind = _TransientError if status == 429 or status >= 500 else RewardError
+        redirect = " (a redirect, which is not followed: give the address it leads to)" if 300 <= status < 400 else ""
+        raise kind(f"{name} answered with status {status}{redirect}: {_shown(body)}")
+
+    def _received(self, server: _Server, request: Mapping[str, Any]) -> tuple[int, bytes]:
+        """Status and body. The limit of httpx is one for each part of an answer: here it is one for all of them."""
+        deadline = time.monotonic() + self._config.timeout_seconds
+        with self._client.stream("POST", server.url, json=request) as response:
+            parts = []
+            for part in response.iter_bytes():
+                parts.append(part)
+                if time.monotonic() > deadline:
+                    raise httpx.ReadTimeout("the answer comes too slowly")
+            return response.status_code, b"".join(parts)
+
+
+class _TransientError(RewardError):
+    """Another attempt may succeed."""
+
+
+def _shown(content: bytes) -> str:
+    return content[: 4 * _MAX_QUOTED].decode(errors="replace")[:_MAX_QUOTED]
+
+
+def _servers(what: str, config: ServerConfig, path: str) -> Iterator[_Server]:
+    if config.url_variable is None:
+        for url in config.urls if config.url is None else (config.url,):
+            yield _Server(_joined(url, path), f"{what} {url}")
+        return
+    urls = _variable(config.url_variable).split()
+    for number, url in enumerate(urls, start=1):
+        try:
+            check_url(url)
+        except ValueError as error:
+            raise RewardError(
+                f"the environment variable {config.url_variable} is not a valid URL of a reward: {error}"
+            ) from error
+        place = f" (URL {number} of {len(urls)})" if len(urls) > 1 else ""
+        yield _Server(_joined(url, path), f"{what} of {config.url_variable}{place}")
+
+
+def _joined(url: str, path: str) -> str:
+    return f"{url.rstrip('/')}{path}" if path else url
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "").strip()
+    if not value:
+        raise RewardError(f"the environment variable {name}, which a reward names, is not set in this job")
+    return value
+
+
+def _header(variable: str) -> dict[str, str]:
+    name, colon, value = _variable(variable).partition(":")
+    if not (name.strip() and colon and value.strip()):
+        raise RewardError(f"the environment variable {variable} must be a header such as `Authorization: Bearer abc`")
+    return {name.strip(): value.strip()}

@@ -1,0 +1,28 @@
+"""Texts that are sent to servers, written by Jinja templates of the recipe in a sandbox."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from jinja2 import StrictUndefined, TemplateError
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from rlhf_core.errors import RewardError
+
+
+class TextTemplate:
+    def __init__(self, text: str) -> None:
+        self._template = ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text)
+
+    def __call__(self, row: Mapping[str, Any], **texts: str) -> str:
+        """`row` and `texts` by their names; `messages` is the row's prompt, or `texts["prompt"]` as a user's turn.
+
+        Raises RewardError if the template asks for what is not there.
+        """
+        asked = row.get("prompt")
+        messages = asked if isinstance(asked, list) else [{"role": "user", "content": texts["prompt"]}]
+        try:
+            return self._template.render(row=row, messages=messages, **texts)
+        except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
+            raise RewardError(f"the template cannot be written for row {row.get('id')}: {error}") from error
