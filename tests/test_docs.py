@@ -26,12 +26,13 @@ ROWS: Mapping[str, Any] = {
     "conversations": {"prompt": QUESTION, "completion": "four"},
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
     "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
+    "completions": {"prompt": QUESTION, "completions": ["four", "five"]},
     "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
 }
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
              "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations",
-             "process_reward_model": "stepwise"}  # fmt: skip
+             "process_reward_model": "stepwise", "pairs": "completions"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field
 
 from rlhf_core.config.numbers import Turns, no_bool
-from rlhf_core.config.rewards import AnswerPattern
+from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 
 

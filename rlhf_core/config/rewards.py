@@ -5,45 +5,21 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-import regex
 from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.judges import JudgeConfig
 from rlhf_core.config.numbers import BatchSize, Reward, Seconds
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
+from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
-
-_COUNT = re.compile(r"\{(\d{1,9})")
-_MOST_REPEATS = 1_000_000
-
-
-def _finds_an_answer(pattern: str) -> str:
-    if math.prod(max(1, int(count)) for count in _COUNT.findall(pattern)) > _MOST_REPEATS:
-        raise ValueError(
-            f"the regular expression's repetitions, {{n}}, multiply to more than {_MOST_REPEATS}: it would be "
-            "written out: repeat less, or by + or *"
-        )
-    try:
-        groups = regex.compile(pattern).groups
-    except regex.error as error:
-        raise ValueError(f"not a regular expression: {error}") from error
-    except RecursionError as error:
-        raise ValueError("not a regular expression that can be read: hundreds of groups inside each other") from error
-    if not groups:
-        raise ValueError("the regular expression has no group: put ( ) around the part that is the answer")
-    return pattern
-
-
-AnswerPattern = Annotated[str, AfterValidator(_finds_an_answer)]
 
 
 class RewardConfig(TypedConfig):
@@ -195,6 +171,27 @@ class HTTPReward(ServerConfig, TextReward):
         return self
 
 
+class JudgeReward(JudgeConfig, TextReward):
+    """The verdict of another model on each completion, asked over an OpenAI-compatible endpoint at temperature 0."""
+
+    type: Literal["judge"]
+    template: CompletionTemplate = Field(
+        description="what it is asked, as a user's turn: Jinja with `prompt`, `completion`, `messages` and `row`"
+    )
+    verdicts: dict[str, Reward] = Field(
+        default={}, description="the reward of each verdict that there is; none: the verdict is the reward, a number"
+    )
+    range: tuple[Reward, Reward] | None = Field(
+        default=None, description="lowest and highest reward of a verdict, by which it is a score too; none: no score"
+    )
+
+    @model_validator(mode="after")
+    def _range_rises(self) -> JudgeReward:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range: {self.range[0]:g} must be less than {self.range[1]:g}")
+        return self
+
+
 class EnvironmentReward(EpisodeReward):
     """What `rl.environment` gave for the replies of an episode: their sum."""
 
@@ -213,6 +210,7 @@ REWARDS: dict[str, RewardEntry] = {
     "verifier": RewardEntry(VerifierReward, "rlhf_core.rewards.verifier:Verifier"),
     "function": RewardEntry(FunctionReward, "rlhf_core.rewards.function:RewardFunction"),
     "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
+    "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
     "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
 }
 

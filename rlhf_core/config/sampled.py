@@ -11,6 +11,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.judges import PairJudgeConfig
 from rlhf_core.config.numbers import GroupSize, Reward, RewardGap
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import CompletionReward, ModelReward, TextReward
@@ -143,9 +144,20 @@ class PairsConfig(_FromCompletions):
     made_format: ClassVar[str] = "preferences"
 
     select: Literal["best_worst", "all"] = Field(
-        default="best_worst", description="one pair a prompt, of the highest and the lowest reward; or all pairs"
+        default="best_worst",
+        description="one pair a prompt, of the highest and the lowest reward; or all pairs, which with `judge` need no "
+        "rewards",
     )
     margin: RewardGap = Field(default=0.0, description="two rewards must be further apart than this")
+    judge: PairJudgeConfig | None = Field(
+        default=None, description="a model that decides which of a pair is better; none: the rewards do"
+    )
+
+    @model_validator(mode="after")
+    def _one_decides(self) -> Self:
+        if self.judge is not None and self.margin:
+            raise ValueError("with `judge` the rewards do not decide: leave `margin` out")
+        return self
 
 
 class UnpairedConfig(_FromCompletions):

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable
 from typing import Annotated
 
+import regex
 from pydantic import AfterValidator, Field
 
 
@@ -42,3 +44,26 @@ JudgeName = Annotated[
 Project = Annotated[
     str, AfterValidator(_of_form(r"[^/\\#?%:\s][^/\\#?%:]{0,127}", r"a project: up to 128 signs, none of / \ # ? % :"))
 ]
+
+_COUNT = re.compile(r"\{(\d{1,9})")
+_MOST_REPEATS = 1_000_000
+
+
+def _finds_an_answer(pattern: str) -> str:
+    if math.prod(max(1, int(count)) for count in _COUNT.findall(pattern)) > _MOST_REPEATS:
+        raise ValueError(
+            f"the regular expression's repetitions, {{n}}, multiply to more than {_MOST_REPEATS}: it would be "
+            "written out: repeat less, or by + or *"
+        )
+    try:
+        groups = regex.compile(pattern).groups
+    except regex.error as error:
+        raise ValueError(f"not a regular expression: {error}") from error
+    except RecursionError as error:
+        raise ValueError("not a regular expression that can be read: hundreds of groups inside each other") from error
+    if not groups:
+        raise ValueError("the regular expression has no group: put ( ) around the part that is the answer")
+    return pattern
+
+
+AnswerPattern = Annotated[str, AfterValidator(_finds_an_answer)]

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import combinations
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_core.data.formats import Row, row_id
 from rlhf_core.data.formats.base import is_blank
 from rlhf_core.errors import StageError
 
 Entry = Mapping[str, Any]
+# Which of two completions is better, or by what name a pair is counted that is left out.
+Outcome = Literal["one", "other", "ties", "order_dependent", "unjudged"]
 
 
-def distinct(row: Mapping[str, Any], counts: Counter[str]) -> list[Entry]:
+def distinct(row: Mapping[str, Any], counts: Counter[str], *, rewarded: bool = True) -> list[Entry]:
     """The row's completions that can be used: of equal texts the first, none that is empty.
 
-    Raises StageError if one has no reward. counts: of what is left out.
+    Raises StageError if one has no reward, unless they are not `rewarded`. counts: of what is left out.
     """
     seen: dict[str, Entry] = {}
     for entry in row["completions"]:
-        if "reward" not in entry:
+        if rewarded and "reward" not in entry:
             raise StageError(f"row {row['id']} has a completion without `reward`: give the stage `generate` rewards")
         text = entry["text"].strip()
         if is_blank(text):
@@ -33,22 +36,40 @@ def distinct(row: Mapping[str, Any], counts: Counter[str]) -> list[Entry]:
     return list(seen.values())
 
 
-def pairs_of(row: Mapping[str, Any], *, every: bool, margin: float, counts: Counter[str]) -> Iterator[Row]:
-    """Preference rows of a row of completions.
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two completions of a row of completions, one of which may be better."""
 
-    every: all pairs, else that of the highest and the lowest reward, the first of equal ones. Pairs whose rewards are
-    not more than `margin` apart are ties, which are counted and left out.
-    """
-    entries = distinct(row, counts)
-    found = False
+    row: Mapping[str, Any]
+    one: Entry
+    other: Entry
+
+
+def comparisons(
+    row: Mapping[str, Any], *, every: bool, counts: Counter[str], rewarded: bool = True
+) -> Iterator[Comparison]:
+    """every: all pairs, which need no rewards where they are not `rewarded`; else that of the highest and the lowest
+    reward, the first of equal ones."""
+    entries = distinct(row, counts, rewarded=rewarded or not every)
     for one, other in combinations(entries, 2) if every else _extremes(entries):
-        better, worse = (one, other) if one["reward"] >= other["reward"] else (other, one)
-        if better["reward"] - worse["reward"] <= margin:
-            counts["ties"] += 1
-            continue
-        found = True
-        yield _with_id(row, {"prompt": row["prompt"], "chosen": better["text"], "rejected": worse["text"]})
-    counts["prompts_without_pair"] += not found
+        yield Comparison(row, one, other)
+
+
+def by_reward(pair: Comparison, margin: float) -> Outcome:
+    """Of the rewards; those that are not more than `margin` apart are a tie."""
+    gap = float(pair.one["reward"]) - float(pair.other["reward"])
+    return "ties" if abs(gap) <= margin else "one" if gap > 0 else "other"
+
+
+def preferences(compared: Sequence[Comparison], outcomes: Sequence[Outcome], counts: Counter[str]) -> Iterator[Row]:
+    """A row of the format `preferences` for each comparison in which one is better; the others are counted."""
+    for pair, outcome in zip(compared, outcomes, strict=True):
+        if outcome == "one" or outcome == "other":
+            chosen, rejected = (pair.one, pair.other) if outcome == "one" else (pair.other, pair.one)
+            made = {"prompt": pair.row["prompt"], "chosen": chosen["text"], "rejected": rejected["text"]}
+            yield _with_id(pair.row, made)
+        else:
+            counts[outcome] += 1
 
 
 def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts: Counter[str]) -> Iterator[Row]:

@@ -51,6 +51,6 @@ def _wrong(name: str, value: str) -> str:
 
 
 def _how(key: str) -> str:
-    if ".rewards." in key or ".scorers." in key:
+    if any(f".{part}." in key for part in ("rewards", "scorers", "judge")):
         return ", and name that in the reward's `variables`, `header_variable` or `url_variable`"
     return ", as fsspec, the hub and AWS read their own"

@@ -3,36 +3,80 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from itertools import islice
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.sampled import BestOfNConfig, PairsConfig, UnpairedConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import iterate_rows, write_dataset
-from rlhf_core.data.sampled import best_of, labelled, pairs_of
+from rlhf_core.data.sampled import (
+    Comparison,
+    Outcome,
+    best_of,
+    by_reward,
+    comparisons,
+    labelled,
+    preferences,
+)
 from rlhf_core.errors import StageError
 
 _PAIR_COUNTS = ("ties", "equal_completions", "empty_completions", "prompts_without_pair")
+_JUDGED_COUNTS = (*_PAIR_COUNTS, "order_dependent", "unjudged")
+_ROWS_AT_ONCE = 256  # whose pairs a judge is asked at a time
 _LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", "equal_completions", "empty_completions")
 _BEST_COUNTS = ("equal_completions", "empty_completions", "prompts_left_out")
 
 
 def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if no prompt has a pair."""
-    counts = Counter(dict.fromkeys(_PAIR_COUNTS, 0))
-    every = config.select == "all"
-    rows = [
-        pair
-        for row in iterate_rows(inputs["dataset"].folder)
-        for pair in pairs_of(row, every=every, margin=config.margin, counts=counts)
-    ]
-    if not rows:
+    """Raises StageError if no prompt has a pair, or if the judge fails for more pairs than it may."""
+    judge, every = config.judge, config.select == "all"
+    counts = Counter(dict.fromkeys(_PAIR_COUNTS if judge is None else _JUDGED_COUNTS, 0))
+    completions = iterate_rows(inputs["dataset"].folder)
+    made: list[Row] = []
+    asked = 0
+    with ExitStack() as stack:
+        compare = _comparing(config, stack)
+        while part := list(islice(completions, _ROWS_AT_ONCE)):
+            compared = [
+                pair for row in part for pair in comparisons(row, every=every, counts=counts, rewarded=judge is None)
+            ]
+            outcomes = compare(compared)
+            made += preferences(compared, outcomes, counts)
+            with_pair = {
+                pair.row["id"] for pair, outcome in zip(compared, outcomes, strict=True) if outcome in ("one", "other")
+            }
+            counts["prompts_without_pair"] += len(part) - len(with_pair)
+            asked += len(compared)
+    if judge is not None and counts["unjudged"] > judge.tolerated_failures * asked:
         raise StageError(
-            f"no prompt has two different completions whose rewards are more than {config.margin:g} apart: "
-            f"{_listed(counts)}; sample more of each, at a higher temperature, or lower `margin`"
+            f"the judge failed for {counts['unjudged']} of {asked} pairs, more than its `tolerated_failures` of "
+            f"{judge.tolerated_failures:g}"
         )
-    return _dataset(config.made_format, rows, counts, context)
+    if not made:
+        raise StageError(_no_pair(config, counts))
+    return _dataset(config.made_format, made, counts, context)
+
+
+def _comparing(config: PairsConfig, stack: ExitStack) -> Callable[[Sequence[Comparison]], list[Outcome]]:
+    if config.judge is None:
+        return lambda compared: [by_reward(pair, config.margin) for pair in compared]
+    from rlhf_core.rewards.judge import JudgeOfPairs
+
+    judge = JudgeOfPairs(config.judge)
+    stack.callback(judge.close)
+    return judge
+
+
+def _no_pair(config: PairsConfig, counts: Counter[str]) -> str:
+    if config.judge is not None:
+        return f"the judge prefers no completion of any prompt: {_listed(counts)}; look at its `template` and `pattern`"
+    return (
+        f"no prompt has two different completions whose rewards are more than {config.margin:g} apart: "
+        f"{_listed(counts)}; sample more of each, at a higher temperature, or lower `margin`"
+    )
 
 
 def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:

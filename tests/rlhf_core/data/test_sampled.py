@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.data.formats import RowError, canonical_row, row_id
-from rlhf_core.data.sampled import best_of, labelled, pairs_of
+from rlhf_core.data.sampled import best_of, by_reward, comparisons, labelled, preferences
 from rlhf_core.errors import StageError
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -19,7 +19,8 @@ def row(*completions: tuple[str, float], **more: Any) -> dict[str, Any]:
 
 def sides(given: dict[str, Any], *, every: bool, margin: float = 0.0) -> tuple[list[tuple[str, str]], dict[str, int]]:
     counts: Counter[str] = Counter()
-    found = list(pairs_of(given, every=every, margin=margin, counts=counts))
+    compared = list(comparisons(given, every=every, counts=counts))
+    found = list(preferences(compared, [by_reward(pair, margin) for pair in compared], counts))
     for pair in found:
         assert pair["prompt"] == QUESTION
         assert pair["id"] == row_id({name: value for name, value in pair.items() if name != "id"})
@@ -41,18 +42,19 @@ def test_all_pairs() -> None:
 def test_a_margin_must_be_exceeded(margin: float, expected: list[tuple[str, str]]) -> None:
     found, counts = sides(row(("a", 0.5), ("b", 1.0)), every=False, margin=margin)
     assert found == expected
-    assert counts == ({} if expected else {"ties": 1, "prompts_without_pair": 1})
+    assert counts == ({} if expected else {"ties": 1})
 
 
 def test_equal_and_empty_texts_make_no_pair() -> None:
     found, counts = sides(row(("a", 0.0), ("a ", 1.0), (" \n", 2.0)), every=False)
     assert found == []
-    assert counts == {"equal_completions": 1, "empty_completions": 1, "prompts_without_pair": 1}
+    assert counts == {"equal_completions": 1, "empty_completions": 1}
 
 
 def test_tools_stay_with_the_prompt() -> None:
     tools = [{"type": "function", "function": {"name": "add"}}]
-    (pair,) = pairs_of(row(("a", 0.0), ("b", 1.0), tools=tools), every=False, margin=0.0, counts=Counter())
+    compared = list(comparisons(row(("a", 0.0), ("b", 1.0), tools=tools), every=False, counts=Counter()))
+    (pair,) = preferences(compared, ["other"], Counter())
     assert pair["tools"] == tools
 
 

@@ -1,0 +1,42 @@
+"""Judges: models behind an OpenAI-compatible endpoint that are asked for verdicts."""
+
+from __future__ import annotations
+
+from typing import Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.numbers import Share, Tokens
+from rlhf_core.config.servers import PairTemplate, ServerConfig
+from rlhf_core.config.texts import AnswerPattern, NonEmpty
+
+
+class JudgeConfig(ServerConfig):
+    """`url` is the endpoint's base, such as http://127.0.0.1:8000/v1: `/chat/completions` is added to it."""
+
+    model: NonEmpty = Field(description="as the endpoint calls it")
+    system: str | None = Field(default=None, description="its system turn; none: it has none")
+    pattern: AnswerPattern = Field(
+        description="regular expression whose group 1, of its last match in the reply, is the verdict"
+    )
+    max_tokens: Tokens = Field(default=512, description="of a reply")
+
+
+class PairJudgeConfig(JudgeConfig):
+    """Which of two completions is better. It is asked twice, in both orders."""
+
+    template: PairTemplate = Field(
+        description="what it is asked, as a user's turn: Jinja with `prompt`, `first`, `second`, `messages` and `row`"
+    )
+    first: NonEmpty = Field(default="A", description="verdict: the first completion is better")
+    second: NonEmpty = Field(default="B", description="verdict: the second completion is better")
+    tie: NonEmpty | None = Field(default=None, description="verdict: they are equally good; none: there is no such one")
+    tolerated_failures: Share = Field(
+        default=0.0, description="share of the pairs that may fail to get a verdict; they are left out, and counted"
+    )
+
+    @model_validator(mode="after")
+    def _verdicts_differ(self) -> Self:
+        if len({self.first, self.second, self.tie}) < 3:
+            raise ValueError("`first`, `second` and `tie` must be three different verdicts")
+        return self
