@@ -130,6 +130,7 @@ class Experience(PackedBatch):
     rollout_logprobs: Tensor | None = None  # (N,) float32, by the engine
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
     ref_logprobs: Tensor | None = None  # (N,) float32
+    teacher_logprobs: Tensor | None = None  # (N,) float32
     values: Tensor | None = None  # (N,) float32
     process_rewards: Tensor | None = None  # (N,) float32, a step's reward at its last token
     step_ends: Tensor | None = None  # (N,) bool, true at the last token of each step
@@ -137,6 +138,8 @@ class Experience(PackedBatch):
     advantages: Tensor | None = None  # (N,) float32
     returns: Tensor | None = None  # (N,) float32
     loss_weights: Tensor | None = None  # (N,) float32, of each trained token in the loss of one optimizer step
+    imitated: Tensor | None = None  # (N,) bool, true at the tokens of completions that are imitated
+    imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in the cross-entropy of such a step
 
 
 @dataclass(frozen=True)

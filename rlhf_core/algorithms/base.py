@@ -14,7 +14,7 @@ from rlhf_core.losses import kl
 from rlhf_core.losses.masking import weighted_sum
 from rlhf_core.losses.mismatch import corrected
 from rlhf_core.losses.policy import clipped_policy_loss
-from rlhf_core.metrics import LossAndMetrics
+from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.types import Experience, sequence_ids
 
 
@@ -22,7 +22,7 @@ from rlhf_core.types import Experience, sequence_ids
 class Algorithm(ABC):
     """Pure: tensors in, tensors out; equal objects live in the driver and in every worker.
 
-    The models: always the policy; a reference where the KL counts; a critic where the settings declare one.
+    The models: always the policy; a reference where the KL counts; a teacher and a critic where the settings have one.
     """
 
     config: AlgorithmConfig
@@ -34,6 +34,10 @@ class Algorithm(ABC):
     @property
     def uses_critic(self) -> bool:
         return self.config.critic_settings is not None
+
+    @property
+    def uses_teacher(self) -> bool:
+        return self.config.teacher is not None
 
     @property
     def kl_in_reward(self) -> bool:
@@ -55,12 +59,26 @@ class Algorithm(ABC):
             raise ValueError(f"{type(self).__name__} judges whole completions: it takes no rewards of steps")
         if steps is not None and bool((steps & ~experience.loss_mask).any()):
             raise ValueError("a step ends at a token that the policy did not sample")
-        return self._advantages(experience, rewards, group_ids, kl_coefficient)
+        judged = self._advantages(experience, rewards, group_ids, kl_coefficient)
+        if self.config.teacher is not None:
+            judged = replace(judged, advantages=self._with_teacher(judged, self.config.teacher.coefficient))
+        if self.config.cross_entropy is not None:
+            good = rewards >= self.config.cross_entropy.least_reward
+            judged = replace(judged, imitated=good[judged.sequence_ids] & judged.loss_mask)
+        return judged
 
     @abstractmethod
     def _advantages(
         self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
     ) -> Experience: ...
+
+    def _with_teacher(self, experience: Experience, coefficient: float) -> Tensor:
+        """(N,): the advantages, and at each trained token what the teacher says of it beside them."""
+        assert experience.advantages is not None
+        assert experience.old_logprobs is not None
+        assert experience.teacher_logprobs is not None
+        difference = experience.teacher_logprobs - experience.old_logprobs
+        return experience.advantages + torch.where(experience.loss_mask, coefficient * difference, 0.0)
 
     def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
         """The loss whose gradient is the policy gradient near the old policy: PPO's, unless the algorithm has its own.
@@ -78,8 +96,8 @@ class Algorithm(ABC):
     def policy_loss(
         self, logprobs: Tensor, entropy: Tensor | None, experience: Experience, kl_coefficient: float
     ) -> LossAndMetrics:
-        """Loss () of one micro-batch as its share of the optimizer step's: surrogate, KL where it is a part of the
-        loss, and entropy bonus; and sums over its trained tokens.
+        """Loss () of one micro-batch as its share of the optimizer step's, a weighted sum: surrogate, KL where it is a
+        part of the loss, cross-entropy of what is imitated, and entropy bonus; and sums over its trained tokens.
 
         logprobs, entropy: (n,) float32, differentiable, of the micro-batch `experience`, whose `loss_weights` are those
         of the whole optimizer step. Without `old_logprobs` this is the only update, and they are the log-probs now.
@@ -92,6 +110,11 @@ class Algorithm(ABC):
             assert experience.ref_logprobs is not None
             term = kl.loss_term(logprobs, experience.ref_logprobs, mask, weights, self.config.kl.estimator)
             loss = loss + kl_coefficient * term
+        if self.config.cross_entropy is not None:
+            assert experience.imitation_weights is not None
+            term = -weighted_sum(logprobs, experience.imitation_weights, mask)
+            loss = loss + self.config.cross_entropy.coefficient * term
+            metrics = merged(metrics, {"cross_entropy": Sum(term.detach())})
         if entropy is not None and self.config.entropy_coefficient > 0:
             loss = loss - self.config.entropy_coefficient * weighted_sum(entropy, weights, mask)
         return loss, metrics

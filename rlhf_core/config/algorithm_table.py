@@ -11,6 +11,7 @@ from rlhf_core.config.algorithms import (
     DrGRPOConfig,
     GRPOConfig,
     GSPOConfig,
+    OnPolicyDistillationConfig,
     PPOConfig,
     ReinforcePlusPlusBaselineConfig,
     ReinforcePlusPlusConfig,
@@ -41,6 +42,10 @@ ALGORITHMS: dict[str, AlgorithmEntry] = {
     "dr-grpo": AlgorithmEntry("dr_grpo", DrGRPOConfig, "rlhf_core.algorithms.grpo:GRPO"),
     "dapo": AlgorithmEntry("dapo", DAPOConfig, "rlhf_core.algorithms.grpo:GRPO"),
     "gspo": AlgorithmEntry("gspo", GSPOConfig, "rlhf_core.algorithms.gspo:GSPO"),
+    "on-policy-distillation": AlgorithmEntry(
+        "on_policy_distillation", OnPolicyDistillationConfig,
+        "rlhf_core.algorithms.on_policy_distillation:OnPolicyDistillation",
+    ),
     "cispo": AlgorithmEntry("cispo", CISPOConfig, "rlhf_core.algorithms.cispo:CISPO"),
 }  # fmt: skip
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, Reads, operational
 from rlhf_core.config.critic import CriticConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.kl import KLConfig, LossKLConfig, SquaredKLConfig
 from rlhf_core.config.numbers import (
     ClipHigh,
@@ -19,9 +20,12 @@ from rlhf_core.config.numbers import (
     LowRatio,
     Minibatches,
     Passes,
+    PositiveCoefficient,
+    Reward,
     Share,
     Tokens,
 )
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rewards import EpisodeReward, ModelReward, RewardConfig, TextReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.texts import JudgeName
@@ -60,6 +64,37 @@ class MismatchConfig(Config):
         return self
 
 
+class PolicyTeacherConfig(Config):
+    """A frozen model that judges each token that the policy sampled: coefficient x (log p_teacher - log p), which
+    estimates minus the reverse KL there, is added to the token's advantage, without discount (arXiv:2306.13649)."""
+
+    model: Annotated[str, Reads("model")] = Field(description="the stage whose model is the teacher")
+    coefficient: PositiveCoefficient = Field(default=1.0, description="weight of the teacher's part of the advantage")
+    engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the policy")
+    offload: bool = operational(
+        False, description="keep the teacher's weights in host memory, except while it computes"
+    )
+    placement: Placement | None = operational(
+        None, description="what workers of the teacher's own reserve; none: it is on the policy's"
+    )
+
+    @model_validator(mode="after")
+    def _offload_frees_something(self) -> PolicyTeacherConfig:
+        if self.offload and self.placement is not None:
+            raise ValueError(
+                "offload makes room for other models, but with a placement the teacher is alone on its devices; leave "
+                "one of them out"
+            )
+        return self
+
+
+class CrossEntropyConfig(Config):
+    """Imitation of the policy's own good completions: the cross-entropy of their tokens as a term of the loss."""
+
+    coefficient: PositiveCoefficient = Field(description="weight of the cross-entropy, a mean as `aggregation` says")
+    least_reward: Reward = Field(description="completions with at least this reward, after shaping, are imitated")
+
+
 class AlgorithmConfig(Config):
     """What every policy-gradient algorithm shares."""
 
@@ -91,6 +126,12 @@ class AlgorithmConfig(Config):
         "in the baseline of their group",
     )
     kl: KLConfig = _kl(KLConfig())
+    teacher: PolicyTeacherConfig | None = Field(
+        default=None, description="a model that judges each sampled token beside the rewards; none: they alone train"
+    )
+    cross_entropy: CrossEntropyConfig | None = Field(
+        default=None, description="imitation of completions with a high reward beside the policy gradient; none: none"
+    )
     entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
     moe_coefficient: Coefficient = Field(
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
@@ -109,7 +150,7 @@ class AlgorithmConfig(Config):
 
     @model_validator(mode="after")
     def _rewards_count(self) -> AlgorithmConfig:
-        if not any(reward.weight for reward in self.rewards.values()):
+        if self.rewards and not any(reward.weight for reward in self.rewards.values()):
             raise ValueError("all rewards have the weight 0, so that nothing would be learned; give one a weight")
         return self
 
@@ -137,6 +178,10 @@ class AlgorithmConfig(Config):
         if not self.text_rewards:
             raise ValueError("filtering needs a reward that gives scores from 0 to 1, which a reward model does not")
         return self
+
+    def unused_fields(self) -> frozenset[str]:
+        # They stay out of the keys of what was made before there were any.
+        return frozenset(name for name in ("teacher", "cross_entropy") if getattr(self, name) is None)
 
     @property
     def critic_settings(self) -> CriticConfig | None:
@@ -180,6 +225,26 @@ class ReinforcePlusPlusConfig(AlgorithmConfig):
     takes_process_rewards: ClassVar[bool] = True
 
     gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+
+
+class OnPolicyDistillationConfig(AlgorithmConfig):
+    """arXiv:2306.13649 with reinforcement learning's gradient: the student samples, and the teacher's log-probs of what
+    it sampled are the signal. Rewards, if there are any, are compared within the completions of one prompt."""
+
+    rewards: dict[JudgeName, RewardConfig] = Field(
+        default={}, description="what trains beside the teacher: their sum, each by its weight; none: the teacher alone"
+    )
+    teacher: PolicyTeacherConfig = Field(description="the model that judges each sampled token")
+
+    @model_validator(mode="after")
+    def _rewards_compare(self) -> OnPolicyDistillationConfig:
+        if self.rewards and self.group_size < 2:
+            raise ValueError(
+                "group_size is 1, but `rewards` compare the completions of a prompt: set 2 or more, or leave them out"
+            )
+        if self.cross_entropy is not None and not self.rewards:
+            raise ValueError("cross_entropy imitates completions with a high reward, but there are no `rewards`")
+        return self
 
 
 class GroupConfig(AlgorithmConfig):

@@ -287,7 +287,7 @@ class RLConfig(EnginesConfig, KeyedConfig):
         return self.settings.uses_reference and self.lora is not None and kl.reference is None
 
     def engine_of(self, role: str) -> EngineConfig:
-        """How the model of a role is run: `policy`, `reference`, `critic`, or `reward:NAME` of a reward NAME."""
+        """How the model of a role is run: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward NAME."""
         return self._engines()[role]
 
     def _engines(self) -> Mapping[str, EngineConfig]:
@@ -295,6 +295,8 @@ class RLConfig(EnginesConfig, KeyedConfig):
         own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
         if settings.uses_reference:
             own["reference"] = settings.kl.engine
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.engine
         if settings.critic_settings is not None:
             own["critic"] = settings.critic_settings.engine
         return {role: engine or self.engine for role, engine in own.items()}
@@ -306,6 +308,8 @@ class RLConfig(EnginesConfig, KeyedConfig):
         own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
         if settings.uses_reference:
             own["reference"] = settings.kl.placement
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.placement
         return {role: placement for role, placement in own.items() if placement is not None}
 
     @property

@@ -18,6 +18,11 @@ def reference_input(config: RLConfig) -> str:
     return POLICY_INPUT if config.settings.kl.reference is None else f"{config.block}.kl.reference"
 
 
+def teacher_input(config: RLConfig) -> str:
+    """Of what the teacher starts from."""
+    return f"{config.block}.teacher.model"
+
+
 def critic_input(config: RLConfig) -> str:
     """Of what the critic starts from."""
     critic = config.settings.critic_settings
@@ -34,6 +39,8 @@ def token_readers(config: RLConfig) -> dict[str, tuple[str, str]]:
     readers = {}
     if config.settings.uses_reference:
         readers["kl.reference"] = reference_input(config), "name another model, or leave it out"
+    if config.settings.teacher is not None:
+        readers["teacher.model"] = teacher_input(config), "name another model"
     if config.settings.critic_settings is not None:
         readers["critic.start"] = critic_input(config), "set critic.start: policy"
     return {f"{config.block}.{setting}": reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}

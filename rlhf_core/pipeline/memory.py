@@ -114,6 +114,8 @@ def _of_rl_worker(config: RLConfig, shape: Shape) -> float:
     frozen = [f"reward:{name}" for name in settings.model_rewards]
     if settings.uses_reference and not config.reference_is_base:
         frozen.append("reference")
+    if settings.teacher is not None:
+        frozen.append("teacher")
     for role in frozen:
         if role not in config.own_placements:
             needed += _weights(config.engine_of(role), shape.parameters, workers)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.metrics import merged
 from rlhf_core.packing import select
 from rlhf_core.rl.kl_controller import KLController
-from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER
 from rlhf_core.rl.scoring import Scores, role_of, scored
 from rlhf_core.rl.weights import WeightSource
 from rlhf_core.rl.worker import RLWorker
@@ -76,8 +77,8 @@ class PolicyTrainer:
             calls.setdefault((role if role in self._frozen else POLICY, self._tokens(role)), []).append(name)
         for (ranks, tokens), asked in calls.items():
             group = self._frozen.get(ranks, self._workers)
-            # Rounding depends on what is in a micro-batch, so policy and reference have the same ones.
-            replicas = self._workers.size if role_of(asked[0]) == REFERENCE else group.size
+            # Rounding depends on what is in a micro-batch, so those compared with the policy have the same ones.
+            replicas = self._workers.size if role_of(asked[0]) in (REFERENCE, TEACHER) else group.size
             division = Division.of(batch, replicas=replicas, tokens_per_micro_batch=tokens).over(group.size)
             scores |= scored(group, division, asked)
         return scores
@@ -90,8 +91,9 @@ class PolicyTrainer:
         settings = self._config.settings
         several_updates = settings.epochs * settings.minibatches > 1
         needed = {
-            "old_logprobs": several_updates or self._algorithm.kl_in_reward,
+            "old_logprobs": several_updates or self._algorithm.kl_in_reward or self._algorithm.uses_teacher,
             "ref_logprobs": self._algorithm.uses_reference,
+            "teacher_logprobs": self._algorithm.uses_teacher,
             "values": self._algorithm.uses_critic,
         }
         return [name for name, is_needed in needed.items() if is_needed]
@@ -158,11 +160,13 @@ class PolicyTrainer:
     def _weighted(self, minibatch: Experience) -> Experience:
         """With the weight of each token in the loss of one optimizer step, over all ranks."""
         settings = self._config.settings
-        weights = loss_weights(
-            minibatch.loss_mask, minibatch.sequence_lengths, settings.aggregation,
+        of = partial(
+            loss_weights, sequence_lengths=minibatch.sequence_lengths, kind=settings.aggregation,
             length=settings.aggregation_length or self._config.max_sampled_tokens,
         )  # fmt: skip
-        return replace(minibatch, loss_weights=weights)
+        mask, imitated = minibatch.loss_mask, minibatch.imitated
+        imitation = None if imitated is None else of(imitated & mask)
+        return replace(minibatch, loss_weights=of(mask), imitation_weights=imitation)
 
     def _shards(self, batch: B, role: str) -> list[list[B]]:
         tokens = self._tokens(role)
@@ -203,4 +207,7 @@ def _of_known_logprobs(experience: Experience) -> dict[str, float]:
     metrics = mismatch.measure(old, experience.rollout_logprobs, experience.loss_mask)
     if experience.ref_logprobs is not None:
         metrics |= kl.measure(old, experience.ref_logprobs, experience.loss_mask)
+    if experience.teacher_logprobs is not None:
+        (to_teacher,) = kl.measure(old, experience.teacher_logprobs, experience.loss_mask).values()
+        metrics["teacher_kl"] = to_teacher
     return of_batch(metrics, experience.num_trained_tokens)

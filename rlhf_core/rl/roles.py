@@ -11,14 +11,14 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input
+from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input, teacher_input
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
 from rlhf_core.models.readers import Scale, reader_problem, same_tokens, stored_scale
 
-POLICY, REFERENCE, CRITIC = "policy", "reference", "critic"
+POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +33,7 @@ class ValueScale:
 class Role:
     """One model, on the training ranks or on ranks of its own. Those without an optimizer are frozen."""
 
-    name: str  # policy, reference, critic, or `reward:NAME` of the reward NAME
+    name: str  # policy, reference, teacher, critic, or `reward:NAME` of the reward NAME
     start: ArtifactRef  # whose weights it starts from
     head: Literal["causal", "scalar"]
     engine: EngineConfig
@@ -67,6 +67,13 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
                 REFERENCE, reference, "causal", config.engine_of(REFERENCE),
                 adapter_off=config.reference_is_base, offloaded=settings.kl.offload,
                 placement=config.own_placements.get(REFERENCE),
+            )
+        )  # fmt: skip
+    if settings.teacher is not None:
+        made.append(
+            Role(
+                TEACHER, inputs[teacher_input(config)].manifest.ref, "causal", config.engine_of(TEACHER),
+                offloaded=settings.teacher.offload, placement=config.own_placements.get(TEACHER),
             )
         )  # fmt: skip
     if critic is not None:

@@ -16,7 +16,7 @@ from rlhf_core.models.adapters import is_adapted, share_base
 from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
-from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.randomness import seed_everything
@@ -26,7 +26,7 @@ from rlhf_core.types import PackedBatch
 if TYPE_CHECKING:
     from peft import PeftModel
 
-_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "values": CRITIC}
+_ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "teacher_logprobs": TEACHER, "values": CRITIC}
 
 
 def role_of(score: str) -> str:
@@ -48,8 +48,8 @@ class Scores(Protocol):
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
 
-        A name is a field of Experience (old_logprobs, ref_logprobs, values: 0 where `loss_mask` is false), or the role
-        of a reward model, whose raw score this is at every token. Every rank must call it.
+        A name is a field of Experience (old_logprobs, ref_logprobs, teacher_logprobs, values: 0 where `loss_mask` is
+        false), or the role of a reward model, whose raw score this is at every token. Every rank must call it.
         """
 
 
@@ -119,7 +119,7 @@ def scores(
         found: Tensor = model(batch)
         return found
 
-    functions = {POLICY: logprobs, REFERENCE: logprobs, CRITIC: state_values}
+    functions = {POLICY: logprobs, REFERENCE: logprobs, TEACHER: logprobs, CRITIC: state_values}
     scored: list[dict[str, Tensor]] = [{} for _ in batches]
     for name in names:
         role = role_of(name)

@@ -1,4 +1,4 @@
-"""One training rank of an RL run: policy, reference, critic and reward models on its device. Knows nothing of Ray."""
+"""One training rank of an RL run: the models of its roles on its device. Knows nothing of Ray."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rlhf_core.models.loading import save_model, stored_state, torch_dtype
 from rlhf_core.models.merging import merge_adapter, merged_tensors
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, Role
+from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
 from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
@@ -47,17 +47,17 @@ class RLWorker(SnapshotWorker):
         self._publishing = ExitStack()  # holds the folder of a publish
         self._written: Publication | None = None
         self._algorithm = build_algorithm(config)
-        self._engines: dict[str, DeepSpeedEngine] = {}  # by role; the reference is apart
-        self._reference: Reference | None = None
+        self._engines: dict[str, DeepSpeedEngine] = {}  # by role; reference and teacher are apart
+        self._frozen: dict[str, Reference] = {}  # by role
         self._folders = {role.name: context.fetch(role.start).folder for role in roles}
         for role in roles:
             folder = self._folders[role.name]
-            if role.name != REFERENCE:
+            if role.name not in (REFERENCE, TEACHER):
                 self._engines[role.name] = load_model(role, folder, self._base if role.shares_base else None)
             elif role.adapter_off:
-                self._reference = AdapterOff(self._policy)
+                self._frozen[role.name] = AdapterOff(self._policy)
             else:
-                self._reference = FrozenCopy(folder, role.engine, offloaded=role.offloaded)
+                self._frozen[role.name] = FrozenCopy(folder, role.engine, offloaded=role.offloaded)
         if config.settings.moe_coefficient > 0:
             experts_per_token(self._causal)
         self._average = None if config.ema_decay is None else WeightAverage(self._policy, config.ema_decay)
@@ -194,7 +194,7 @@ class RLWorker(SnapshotWorker):
 
     def _models(self) -> dict[str, DeepSpeedEngine | Reference]:
         """By role."""
-        return {**self._engines, **({REFERENCE: self._reference} if self._reference is not None else {})}
+        return {**self._engines, **self._frozen}
 
     def probe(self, batch: PackedBatch, source: WeightSource) -> Tensor:
         """(N,) log-probs at temperature 1 of every token of `batch`: what an engine must agree with."""

@@ -23,6 +23,8 @@ def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "group_size": 2, **settings}
     if algorithm == "ppo":
         block["critic"] = {"optimizer": OPTIMIZER}
+    if algorithm == "on-policy-distillation":
+        block["teacher"] = {"model": "teacher", **(block.get("teacher") or {})}
     return RLConfig.model_validate({**BASE, "algorithm": algorithm, ALGORITHMS[algorithm].block: block})
 
 
@@ -43,7 +45,9 @@ def experience(config: RLConfig, **fields: torch.Tensor | None) -> Experience:
         return torch.where(mask, torch.randn(len(MASK), generator=generator), 0.0)
 
     old, ref, values = draw() - 2, draw() - 2, draw()
+    teacher = draw() - 2
     known: dict[str, Any] = {
+        "teacher_logprobs": teacher,
         "loss_mask": mask, "values": values,
         "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old + 0.1 * draw(),
         "loss_weights": loss_weights(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from statistics import fmean, pstdev, stdev
 
 import pytest
@@ -93,6 +94,12 @@ def expected(name: str, e: Experience, kind: str) -> Tokens:
             return spread(left_out(whole), penalties)
         case "dr-grpo":
             return spread(centred(whole, deviation=False), penalties)
+        case "on-policy-distillation":
+            assert e.teacher_logprobs is not None
+            assert e.old_logprobs is not None
+            to_teacher = tokens_of(e.teacher_logprobs - e.old_logprobs)
+            parts = zip(spread(centred([*REWARDS], deviation=False), penalties), penalties, to_teacher, strict=True)
+            return [[sum(token) for token in zip(*sequence, strict=True)] for sequence in parts]
         case "grpo" | "dapo" | "gspo" | "cispo":
             return spread(centred(whole, deviation=True), penalties)
 
@@ -204,7 +211,9 @@ def test_a_step_must_end_at_a_token_of_the_policy(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ppo"])
 def test_equal_rewards_teach_nothing(name: str) -> None:
     config = rl_config(name)
-    e = build_algorithm(config).advantages(experience(config), torch.full((4,), 0.1), torch.tensor(GROUPS), 0.0)
+    e = experience(config)
+    e = replace(e, teacher_logprobs=e.old_logprobs)
+    e = build_algorithm(config).advantages(e, torch.full((4,), 0.1), torch.tensor(GROUPS), 0.0)
     assert e.advantages is not None
     assert e.advantages.tolist() == [0.0] * len(MASK)
 

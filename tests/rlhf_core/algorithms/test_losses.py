@@ -20,7 +20,7 @@ from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REW
 EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
     "ppo": "token", "reinforce++": "token", "reinforce++-baseline": "token", "rloo": "constant", "grpo": "sequence",
-    "dr-grpo": "constant", "dapo": "token", "gspo": "sequence", "cispo": "token",
+    "dr-grpo": "constant", "dapo": "token", "gspo": "sequence", "cispo": "token", "on-policy-distillation": "token",
 }  # fmt: skip
 
 
@@ -154,9 +154,10 @@ def test_the_mismatch_correction_weighs_the_policy_gradient(name: str) -> None:
 
 def test_what_a_run_needs() -> None:
     assert [name for name in NAMES if build_algorithm(rl_config(name)).uses_critic] == ["ppo"]
+    assert [name for name in NAMES if build_algorithm(rl_config(name)).uses_teacher] == ["on-policy-distillation"]
     for name in NAMES:
         off = build_algorithm(rl_config(name))
         assert (off.uses_reference, off.kl_in_reward) == (False, False)
         on = build_algorithm(rl_config(name, kl={"coefficient": 0.1}))
-        in_reward = name in ("ppo", "reinforce++", "rloo")
+        in_reward = name in ("ppo", "reinforce++", "rloo", "on-policy-distillation")
         assert (on.uses_reference, on.kl_in_reward) == (True, in_reward)

@@ -14,13 +14,16 @@ from rlhf_core.config.rl import RLConfig
 
 NAMES = tuple(ALGORITHMS)
 OPTIMIZER = {"learning_rate": 1e-3}
-GROUPS = tuple(name for name in NAMES if name not in ("ppo", "reinforce++"))
+EXACT = {"exact": {"type": "verifier"}}
+GROUPS = tuple(name for name in NAMES if name not in ("ppo", "reinforce++", "on-policy-distillation"))
 
 
 def config(name: str, rl: dict[str, Any] | None = None, **block: Any) -> RLConfig:
     settings = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, **block}
     if name == "ppo":
         settings = {"critic": {"optimizer": OPTIMIZER}, **settings}
+    if name == "on-policy-distillation":
+        settings = {"teacher": {"model": "t"}, **settings, "rewards": block.get("rewards", {})}
     return RLConfig.model_validate({
         "algorithm": name, ALGORITHMS[name].block: settings, "dataset": "d", "steps": 3, "prompts_per_step": 4,
         "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16}, **(rl or {}),
@@ -45,6 +48,7 @@ def problem(name: str, rl: dict[str, Any] | None = None, **block: Any) -> str:
         ("dapo", 8, "token", (0.2, 0.28), ("k3", "loss")),
         ("gspo", 8, "sequence", (3e-4, 4e-4), ("k3", "loss")),
         ("cispo", 8, "token", (1.0, 4.0), ("k3", "loss")),
+        ("on-policy-distillation", 1, "token", (0.2, 0.2), ("k1", "reward")),
     ],
 )
 def test_defaults_are_the_papers(
@@ -82,6 +86,11 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
         ("grpo", {"mismatch": {"correction": "truncate", "low": 1.0, "high": 1.0}}, "low is 1 and high is 1"),
         ("gspo", {"mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0}}, "gspo judges whole completions"),
         ("grpo", {"aggregation": "tokens"}, "'token', 'sequence' or 'constant'"),
+        ("on-policy-distillation", {"rewards": EXACT}, "group_size is 1, but `rewards` compare"),
+        ("on-policy-distillation", {"cross_entropy": {"coefficient": 1.0, "least_reward": 1.0}}, "there are no"),
+        ("on-policy-distillation", {"filtering": {}, "group_size": 2}, "filtering needs a reward that gives scores"),
+        ("grpo", {"rewards": {}}, "at least 1"),
+        ("grpo", {"teacher": {"model": "t", "offload": True, "placement": {}}}, "leave one of them out"),
         ("rloo", {"rewards": {"p": {"type": "process_reward_model"}}}, "rewards.p rewards single steps"),
         ("cispo", {"rewards": {"p": {"type": "process_reward_model"}}}, "rewards.p rewards single steps"),
     ],
@@ -102,6 +111,9 @@ def test_rewards_of_steps_are_taken(name: str) -> None:
 def test_only_the_chosen_block_is_part_of_the_result(name: str) -> None:
     other = "grpo" if name != "grpo" else "rloo"
     block = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
+    assert not {"teacher", "cross_entropy"} & set(result_settings(config("grpo"))["grpo"]), (
+        "keys of results from before"
+    )
     assert result_settings(config(name)) == result_settings(config(name, rl={other: block}))
     assert result_settings(config(name)) != result_settings(config(name, clip_high=0.9))
 

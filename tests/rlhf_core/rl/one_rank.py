@@ -13,6 +13,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl_inputs import teacher_input
 from rlhf_core.contract import Input
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -38,6 +39,8 @@ def rl_config(algorithm: str, **settings: Any) -> RLConfig:
     extra = {key: block.pop(key) for key in ("lora", "dropout", "engine", "sampling") if key in block}
     if algorithm == "ppo":
         block["critic"] = {"optimizer": OPTIMIZER, **block.get("critic", {})}
+    if algorithm == "on-policy-distillation":
+        block["teacher"] = {"model": "teacher", **block.get("teacher", {})}
     return RLConfig.model_validate({
         "algorithm": algorithm, ALGORITHMS[algorithm].block: block, "dataset": "p", "steps": 5, "prompts_per_step": 2,
         "sampling": {"max_tokens": 4}, "rollout": {"max_length": 8},
@@ -48,7 +51,8 @@ def rl_config(algorithm: str, **settings: Any) -> RLConfig:
 def trainer(
     config: RLConfig, model: Input, folder: Path, others: Mapping[str, Input] | None = None
 ) -> tuple[PolicyTrainer, InlineGroup[RLWorker]]:
-    inputs = {"model": model, **(others or {})}
+    """others: by input; a teacher that is not among them is the policy."""
+    inputs = {"model": model, teacher_input(config): model, **(others or {})}
     group = InlineGroup(RLWorker, config, context_of(folder, inputs), roles(config, inputs))
     return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
 

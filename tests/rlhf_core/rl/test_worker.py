@@ -153,7 +153,7 @@ def test_what_is_known_is_not_computed(model: Input, tmp_path: Path) -> None:
     ours, group = trainer(rl_config("grpo"), model, tmp_path)
     scored = ours.score(trajectories())
     assert (scored.old_logprobs, scored.ref_logprobs, scored.values) == (None, None, None)
-    assert group._worker._reference is None
+    assert not group._worker._frozen
     assert "critic" not in group._worker._engines
 
 
@@ -162,7 +162,7 @@ def test_policy_and_critic_are_checkpointed_and_the_reference_is_not(model: Inpu
     config = config.model_copy(update={"engine": config.engine.model_copy(update={"gradient_checkpointing": True})})
     _, group = trainer(config, model, tmp_path)
     worker = group._worker
-    engines = (worker._engines["policy"], worker._engines["critic"], worker._reference.engine)
+    engines = (worker._engines["policy"], worker._engines["critic"], worker._frozen["reference"].engine)
     models = [engine.module.model for engine in engines]
     assert [m.is_gradient_checkpointing for m in models] == [True, True, False]
 
@@ -204,11 +204,20 @@ def test_a_frozen_policy_does_not_move_while_the_critic_warms_up(model: Input, t
     assert published(ours) != before
 
 
-@pytest.mark.parametrize("minibatches", [1, 2])
-def test_the_same_update_whatever_the_micro_batches(minibatches: int, model: Input, tmp_path: Path) -> None:
+COMPONENTS: dict[str, Any] = {
+    "teacher": {"model": "teacher", "coefficient": 0.5}, "cross_entropy": {"coefficient": 0.3, "least_reward": 1.0},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("minibatches", "components"), [(1, {}), (2, {}), (2, COMPONENTS)], ids=["1", "2", "2 components"]
+)
+def test_the_same_update_whatever_the_micro_batches(
+    minibatches: int, components: dict[str, Any], model: Input, tmp_path: Path
+) -> None:
     results = []
     for tokens in (8, 1000):
-        config = rl_config("grpo", minibatches=minibatches)
+        config = rl_config("grpo", minibatches=minibatches, **components)
         config = config.model_copy(
             update={"engine": config.engine.model_copy(update={"tokens_per_micro_batch": tokens})}
         )

@@ -1,0 +1,32 @@
+"""On-policy distillation: arXiv:2306.13649, by the policy gradient of the reverse KL."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from rlhf_core.algorithms.base import Algorithm, to_tokens
+from rlhf_core.config.algorithms import OnPolicyDistillationConfig
+from rlhf_core.losses import advantages as adv
+from rlhf_core.types import Experience
+
+
+@dataclass(frozen=True)
+class OnPolicyDistillation(Algorithm):
+    """Advantage: the teacher's log-prob of a token minus the student's, as in every algorithm with a `teacher`; with
+    rewards, also the reward minus the mean of its group. Loss: clipped, a mean over tokens.
+
+    Models: policy, teacher, reference for the KL. The gradient is that of KL(student || teacher) of each next token,
+    without what the token changes in those after it (discount 0). OpenRLHF has no such algorithm.
+    """
+
+    config: OnPolicyDistillationConfig
+
+    def _advantages(
+        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
+    ) -> Experience:
+        centred = adv.group_normalised(rewards, group_ids, divide_by_std=False)
+        return replace(
+            experience, advantages=to_tokens(centred, experience) + self._kl_rewards(experience, kl_coefficient)
+        )

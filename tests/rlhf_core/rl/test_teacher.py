@@ -1,0 +1,61 @@
+"""The teacher of an RL run: its log-probs, where it is, and a loop that it alone trains."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import LlamaForCausalLM
+
+from rlhf_core.algorithms import build_algorithm
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.contract import Input
+from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories
+from tests.rlhf_core.stages.context import local_input
+
+INPUT = "on_policy_distillation.teacher.model"
+
+
+@pytest.fixture
+def other(model: Input, tmp_path: Path) -> Input:
+    torch.manual_seed(2)
+    LlamaForCausalLM(LlamaForCausalLM.from_pretrained(model.folder).config).save_pretrained(tmp_path / "other")
+    return local_input(tmp_path / "other", Kind.POLICY)
+
+
+def test_its_log_probs_are_those_of_its_model(model: Input, other: Input, tmp_path: Path) -> None:
+    config = rl_config("on-policy-distillation", teacher={"offload": True}, sampling={"max_tokens": 4})
+    ours, group = trainer(config, model, tmp_path / "work", {INPUT: other})
+    e = trajectories()
+    scored = ours.score(e)
+    expected, _ = trainer(rl_config("grpo"), other, tmp_path / "alone")
+    assert scored.teacher_logprobs is not None
+    torch.testing.assert_close(
+        scored.teacher_logprobs, torch.tensor(expected.probe(e)) * e.loss_mask, atol=1e-6, rtol=0
+    )
+    assert list(group._worker.parts()) == ["policy"], "a frozen model has no state"
+
+
+def test_the_student_comes_nearer_to_its_teacher(model: Input, other: Input, tmp_path: Path) -> None:
+    """On tokens that are not sampled anew, whose log-probs by the teacher are higher or lower than by the student."""
+    config = rl_config("on-policy-distillation", rewards={}, group_size=1)
+    ours, _ = trainer(config, model, tmp_path / "work", {INPUT: other})
+    scored = ours.score(trajectories())
+    before = torch.tensor(ours.probe(scored))[scored.loss_mask]
+    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0)
+    after = torch.tensor(ours.probe(scored))[scored.loss_mask]
+    assert scored.teacher_logprobs is not None
+    wanted = scored.teacher_logprobs[scored.loss_mask] - before
+    assert metrics["teacher_kl"] == pytest.approx(float(-wanted.mean()), rel=1e-5)
+    assert float(((after - before) * wanted).sum()) > 0
+
+
+def test_a_student_that_is_its_teacher_does_not_move(model: Input, tmp_path: Path) -> None:
+    config = rl_config("on-policy-distillation", rewards={}, group_size=1)
+    ours, _ = trainer(config, model, tmp_path)
+    scored = ours.score(trajectories())
+    assert scored.old_logprobs is not None
+    assert torch.equal(scored.teacher_logprobs, scored.old_logprobs)  # type: ignore[arg-type]
+    metrics = ours.update(build_algorithm(config).advantages(scored, torch.zeros(4), torch.arange(4), 0.0), 0)
+    assert (metrics["teacher_kl"], metrics["gradient_norm"]) == (0.0, 0.0)
