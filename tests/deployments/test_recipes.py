@@ -139,6 +139,7 @@ def test_the_typos_cover_every_section() -> None:
         "best",
         "again",
         "by_letters",
+        "on_policy",
     ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 

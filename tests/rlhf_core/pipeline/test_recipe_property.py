@@ -52,7 +52,13 @@ SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_
 SMALL["rl"] |= {
     "validation": validation(),
     "keep": {"rollouts_every": 2, "policy_every": 3},
-    "grpo": {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER, "kl": {"coefficient": 0.1}},
+    "grpo": {
+        "rewards": {"exact": {"type": "verifier"}},
+        "optimizer": OPTIMIZER,
+        "kl": {"coefficient": 0.1},
+        "teacher": {"model": "base"},
+        "cross_entropy": {"coefficient": 0.1, "least_reward": 1.0},
+    },
     "lora": {"rank": 4},
     "engine": {"dtype": "float32"},
     "placement": {"workers": 1},
