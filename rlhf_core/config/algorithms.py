@@ -242,6 +242,11 @@ class OnPolicyDistillationConfig(AlgorithmConfig):
             raise ValueError(
                 "group_size is 1, but `rewards` compare the completions of a prompt: set 2 or more, or leave them out"
             )
+        if self.shaping != ShapingConfig() and self.group_size < 2:
+            raise ValueError(
+                "group_size is 1, but `shaping` changes rewards, which are compared within a group: set 2 or more, or "
+                "leave it out"
+            )
         if self.cross_entropy is not None and not self.rewards:
             raise ValueError("cross_entropy imitates completions with a high reward, but there are no `rewards`")
         return self

@@ -88,6 +88,7 @@ def test_minibatches_divide_the_completions_of_a_step() -> None:
         ("grpo", {"aggregation": "tokens"}, "'token', 'sequence' or 'constant'"),
         ("on-policy-distillation", {"rewards": EXACT}, "group_size is 1, but `rewards` compare"),
         ("on-policy-distillation", {"cross_entropy": {"coefficient": 1.0, "least_reward": 1.0}}, "there are no"),
+        ("on-policy-distillation", {"shaping": {"overlong": {"buffer": 4}}}, "group_size is 1, but `shaping` changes"),
         ("on-policy-distillation", {"filtering": {}, "group_size": 2}, "filtering needs a reward that gives scores"),
         ("grpo", {"rewards": {}}, "at least 1"),
         ("grpo", {"teacher": {"model": "t", "offload": True, "placement": {}}}, "leave one of them out"),

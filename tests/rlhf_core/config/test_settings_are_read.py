@@ -50,13 +50,14 @@ USED_OTHERWISE = {
     **dict.fromkeys(
         (f"{config}.engine" for config in (
             "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",
-            "CriticConfig",
+            "CriticConfig", "PolicyTeacherConfig",
         )),
         "RLConfig.engine_of returns them",
     ),
     **dict.fromkeys(
         (f"{config}.placement" for config in (
             "RewardModelReward", "ProcessRewardModelReward", "KLConfig", "LossKLConfig", "SquaredKLConfig",
+            "PolicyTeacherConfig",
         )),
         "RLConfig.own_placements returns them",
     ),
