@@ -97,8 +97,8 @@ def recipe(tmp_path: Path) -> str:
 def test_a_recipe_takes_all_of_them(recipe: str) -> None:
     loaded = load_recipe(recipe)
     nodes = outline(loaded.recipe).nodes
-    assert list(nodes["measure"].inputs.items()) == [("dataset", "data.riddles"), ("model", "base")]
-    assert list(nodes["rl"].inputs.values()) == ["base", "data.questions"]
+    assert nodes["measure"].inputs == {"dataset": "data.riddles", "model": "base"}
+    assert nodes["rl"].inputs == {"dataset": "data.questions", "model": "base"}
     assert preflight(loaded) == []
 
 
