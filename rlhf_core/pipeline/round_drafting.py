@@ -11,6 +11,7 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.inputs import InputSetting, input_settings
 from rlhf_core.config.loop import ACCEPTED, LoopConfig, RoundConfig, RoundPromptsConfig
 from rlhf_core.config.stages import ArtifactConfig
+from rlhf_core.contract import KINDS_OF_ROLE
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.drafting import Draft, Drafter, Find
 from rlhf_core.pipeline.recipe import Recipe
@@ -64,7 +65,13 @@ class RoundDrafter(Drafter):
                 "would be another model each round: give it a dataset of its own"
             )
         ref = None if self.start is None else self.start.accepted
-        self._add(self._artifact(ACCEPTED, ref, {"model": node}))
+        accepted = self._artifact(ACCEPTED, ref, {"model": node})
+        if accepted.existing is not None and accepted.existing.kind not in KINDS_OF_ROLE["model"]:
+            raise RecipeError(
+                f"the alias {self.recipe.name}/{ACCEPTED} points at {ref}, which is of the kind "
+                f"{accepted.existing.kind} and no model: point it at one (`alignment alias`)"
+            )
+        self._add(accepted)
         self.by_role["model"].append(ACCEPTED)
 
     def _round_prompts(self, name: str) -> str:

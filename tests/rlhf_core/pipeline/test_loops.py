@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
+from rlhf_core.artifacts.opening import open_store
+from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundStart
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.outline import outline
+from rlhf_core.pipeline.preflight_rounds import check_round
 
 RECIPE = """
 name: bot
@@ -108,6 +111,31 @@ def test_a_round_keeps_prompts_that_it_has_and_computes_those_that_it_has_not(tm
     has_not = LATER.model_copy(update={"prompts": NOW})
     assert graph(tmp_path, start=has_not)["round_prompts"].ref == computed
     assert graph(tmp_path, more, start=has_not)["round_prompts"].ref not in (computed, NOW)
+
+
+def test_an_alias_that_a_person_pointed_at_no_model_is_refused(tmp_path: Path) -> None:
+    pairs = LATER.model_copy(update={"accepted": BEFORE})
+    with pytest.raises(RecipeError, match=r"the alias bot/accepted points at round_prompts/2+, which is of the"):
+        graph(tmp_path, start=pairs)
+
+
+def test_a_round_without_enough_prompts_is_refused_before_its_first_job(tmp_path: Path, local_store_url: str) -> None:
+    (tmp_path / "made").mkdir()
+    (tmp_path / "made" / "data.jsonl").write_text("{}")
+    repository = ArtifactRepository(open_store(local_store_url))
+    before = find(f"{BEFORE.stage}/{BEFORE.key}").model_copy(update={"metrics": {"rows": 2, "used_before": 2}})
+    repository.publish(before, tmp_path / "made")
+    nodes = graph(tmp_path, start=LATER)
+    recipe = load_recipe(str(tmp_path / "bot.yaml")).recipe
+    assert list(check_round(recipe, nodes, LATER, {"fresh": 6}, repository)) == [
+        f"round 4 of bot: from {ACCEPTED}; 4 prompts were used before"
+    ]
+    with pytest.raises(RecipeError) as caught:
+        list(check_round(recipe, nodes, LATER, {"fresh": 5}, repository))
+    assert str(caught.value) == (
+        "data.fresh: a round needs 2 prompts that no earlier one had, and 1 are left after 4 were used: add rows to "
+        "the loop's dataset, or lower loop.prompts_per_round"
+    )
 
 
 @pytest.mark.parametrize(
