@@ -121,6 +121,7 @@ def main() -> None:
     options.add_argument("--layers", type=int, default=4)
     options.add_argument("--keep", action="store_true", help="kill no worker")
     given = options.parse_args()
+    where = machine()
     os.environ.setdefault("ALIGNMENT_SERVE_TOKEN", secrets.token_urlsafe(32))
     os.environ["REWARD_HEADER"] = f"Authorization: Bearer {os.environ['ALIGNMENT_SERVE_TOKEN']}"
     asked = texts(given.texts)
@@ -170,7 +171,7 @@ def main() -> None:
             expected(folder, [asked[index] for index in sorted(got)]), strict=True,
         ))  # fmt: skip
     lost = len(asked) - len(got.keys() | errors.keys())
-    print(machine())
+    print(where)
     print(
         f"{parameters / 1e6:.1f}M parameters, {given.workers} workers, {given.clients} clients, {len(asked)} texts in "
         f"requests of {given.per_request}, {given.attempts} attempts, {'no' if given.keep else 'one'} worker killed: "
