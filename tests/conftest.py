@@ -49,8 +49,6 @@ class Scheduling(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith("tests/chaos/"):
-            return "chaos"  # they share a stack of their own
         return "services" if nodeid.startswith(("tests/flows/", "tests/tasks/")) else nodeid.partition("::")[0]
 
 

@@ -1,19 +1,23 @@
 """Every part of a run is killed once while a small recipe runs; it ends with the weights of a run without kills.
 
-`make chaos` adds RL, with its engine killed too.
+A loop on a schedule loses no round and uses no prompt twice. `make chaos` adds RL, with its engine killed too, and has
+twenty rounds, killed at random moments.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from tests.chaos.conftest import LONG
 from tests.chaos.kills import ENGINE, ORDER
+from tests.chaos.loop_scenario import loop_on_a_schedule
 from tests.chaos.recipe import CHECKPOINT_STEPS
 from tests.chaos.scenario import (
     ROOT,
@@ -24,13 +28,32 @@ from tests.chaos.scenario import (
     leftovers,
     manifests,
     processes,
+    processes_left,
     service,
+    started_stack,
     undisturbed,
     until,
     weights,
 )
 
 pytestmark = pytest.mark.timeout(3000)
+
+
+LONG = os.environ.get("CHAOS_LONG") == "1"  # set by `make chaos`
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
+    folder = tmp_path_factory.mktemp("chaos")
+    with pytest.MonkeyPatch.context() as patch, started_stack(folder, patch, long=LONG) as place:
+        yield place
+    assert processes_left(place) == set()
+
+
+@pytest.fixture
+def client(place: Place) -> Iterator[SyncPrefectClient]:
+    with get_client(sync_client=True) as client:
+        yield client
 
 
 def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place, client: SyncPrefectClient) -> None:
@@ -85,3 +108,9 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
     assert newest.state_name == "Cancelled"
     assert [run.name for run in client.read_flow_runs() if run.state and not run.state.is_final()] == []
     until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
+
+
+def test_a_loop_on_a_schedule_loses_no_round_and_uses_no_prompt_twice(
+    place: Place, client: SyncPrefectClient, tmp_path: Path
+) -> None:
+    loop_on_a_schedule(place, client, tmp_path, rounds=20 if LONG else 3)

@@ -1,7 +1,4 @@
-"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused.
-
-`make chaos` runs twenty rounds, with kills in all of them.
-"""
+"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused."""
 
 from __future__ import annotations
 
@@ -12,7 +9,6 @@ import time
 from itertools import pairwise
 from pathlib import Path
 
-import pytest
 from prefect.client.orchestration import SyncPrefectClient
 
 from rlhf_core.artifacts.aliases import read_alias
@@ -20,12 +16,9 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.data.reading import read_rows
-from tests.chaos.conftest import LONG
 from tests.chaos.loop_recipe import PER_ROUND, write_loop_recipe
 from tests.chaos.scenario import ROOT, Place, kill, leftovers, processes, until
 
-pytestmark = pytest.mark.timeout(3000)
-ROUNDS = 20 if LONG else 3
 PARTS = ("flows.process", "rlhf_core.stages --store", "ray::_Rank")
 _EVERY = "0.25"  # minutes
 
@@ -35,68 +28,73 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(line, cwd=ROOT, capture_output=True, text=True, check=False)
 
 
-def test_a_loop_on_a_schedule_loses_no_round_and_uses_no_prompt_twice(
-    place: Place, client: SyncPrefectClient, tmp_path: Path
-) -> None:
-    recipe = str(write_loop_recipe(tmp_path / "letters"))
+def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, rounds: int) -> None:
+    """Of many rounds those after the third are killed at random moments."""
+    recipe = str(write_loop_recipe(folder / "letters"))
     store = open_store(place.environment["ALIGNMENT_STORE"])
-    rounds = Rounds(store, "letters")
+    loop = Rounds(store, "letters")
     scheduled = command("schedule", recipe, "--every", _EVERY)
     assert scheduled.returncode == 0, scheduled.stderr
-    first = until(lambda: rounds.end_of(1), "the end of round 1")
-    assert (first.verdict, first.run_id) == ("accepted", rounds_start(rounds, 1))
+    first = until(lambda: loop.end_of(1), "the end of round 1")
+    assert (first.verdict, first.run_id) == ("accepted", started_by(loop, 1))
 
-    kill_during_dpo(place, rounds)
-    second = until(lambda: rounds.end_of(2), "the end of round 2")
-    assert second.run_id != rounds_start(rounds, 2)  # the next run of the schedule has finished it
+    kill_during_dpo(place, loop)
+    second = until(lambda: loop.end_of(2), "the end of round 2")
+    assert second.run_id != started_by(loop, 2)  # the next run of the schedule has finished it
     random.seed(0)
-    while LONG and rounds.count() < ROUNDS:
+    while rounds > 3 and loop.count() < rounds:
         time.sleep(random.uniform(2, 12))
         if found := processes(place, random.choice(PARTS)):
             kill(found[:1])
-    until(lambda: rounds.end_of(ROUNDS), f"the end of round {ROUNDS}", 1500)
+    until(lambda: loop.end_of(rounds), f"the end of round {rounds}", 1500)
     assert command("schedule", recipe, "--off").returncode == 0
-    until(lambda: not [run for run in client.read_flow_runs() if run.state and not run.state.is_final()], "idleness")
+    until(lambda: not unfinished(client), lambda: f"the end of {unfinished(client)}")
 
     before = read_alias(store, "letters", "accepted")
     worse = command("loop", recipe, "sampled.rewards.own.weight=-1", "--rounds", "1")
     assert worse.returncode == 0, worse.stderr
-    ends = rounds.ends()
+    ends = loop.ends()
     assert ends[-1].verdict == "refused"
     assert read_alias(store, "letters", "accepted") == before
     assert [end.number for end in ends] == list(range(1, len(ends) + 1))
-    starts_follow(rounds, ends)
-    prompts_differ(ArtifactRepository(store), ends, tmp_path)
+    starts_follow(loop, ends)
+    prompts_differ(ArtifactRepository(store), ends, folder)
     assert "Skipped" in {run.state_name for run in client.read_flow_runs()}
     until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
 
 
-def rounds_start(rounds: Rounds, number: int) -> str:
+def unfinished(client: SyncPrefectClient) -> list[str]:
+    """Runs that are under way."""
+    states = {run.name: run.state for run in client.read_flow_runs()}
+    return [name for name, state in states.items() if state and not (state.is_final() or state.is_scheduled())]
+
+
+def started_by(loop: Rounds, number: int) -> str:
     """The run that started the round."""
-    start = rounds.start_of(number)
+    start = loop.start_of(number)
     assert start is not None
     return start.run_id
 
 
-def kill_during_dpo(place: Place, rounds: Rounds) -> None:
+def kill_during_dpo(place: Place, loop: Rounds) -> None:
     """Everything that works on round 2, once its DPO has a rank."""
-    until(lambda: rounds.count() == 2, "round 2")
+    until(lambda: loop.count() == 2, "round 2")
     ranks = until(lambda: processes(place, "ray::_Rank"), "its DPO")
     for rank in ranks:
         rank.suspend()
     kill([*(process for part in PARTS[:2] for process in processes(place, part)), *ranks])
-    assert rounds.end_of(2) is None
+    assert loop.end_of(2) is None
 
 
-def starts_follow(rounds: Rounds, ends: list[RoundEnd]) -> None:
+def starts_follow(loop: Rounds, ends: list[RoundEnd]) -> None:
     """Each round starts from what was accepted last."""
     accepted = None
     for end in ends:
-        start = rounds.start_of(end.number)
+        start = loop.start_of(end.number)
         assert start is not None
         assert start.accepted == accepted
         accepted = end.candidate if end.verdict == "accepted" else accepted
-    assert all(rounds.start_of(b.number).previous_prompts == a.prompts for a, b in pairwise(ends))  # type: ignore[union-attr]
+    assert all(loop.start_of(b.number).previous_prompts == a.prompts for a, b in pairwise(ends))  # type: ignore[union-attr]
 
 
 def prompts_differ(repository: ArtifactRepository, ends: list[RoundEnd], folder: Path) -> None:
