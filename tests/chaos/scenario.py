@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 from uuid import UUID
@@ -262,7 +262,8 @@ def leftovers(place: Place) -> list[str]:
         if not LeaseRecord.model_validate_json(store.get(path) or b"").released:
             found.append(path)
     for path in store.list("followers/"):
-        if FollowersRecord.model_validate_json(store.get(path) or b"").expires_at:
+        followers = FollowersRecord.model_validate_json(store.get(path) or b"").expires_at
+        if any(until > datetime.now(UTC) for until in followers.values()):  # a killed run's place ends by itself
             found.append(path)
     return found
 
