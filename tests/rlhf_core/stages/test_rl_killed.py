@@ -17,7 +17,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows
-from rlhf_core.data.sampled import pairs_of
+from rlhf_core.data.sampled import by_reward, comparisons
 from rlhf_core.stages import rl
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
@@ -99,7 +99,7 @@ def check_kept(published: Path, base: Path) -> None:
         rows = read_rows(published / f"rollouts.{step}")
         assert [row["step"] for row in rows] == [step, step]
         for row in rows:
-            pairs += len(list(pairs_of(row, every=True, margin=0.0, counts=Counter())))
+            pairs += sum(by_reward(pair, 0.0) != "ties" for pair in comparisons(row, every=True, counts=Counter()))
             assert all(entry["rewards"]["short"] == float(len(entry["text"]) <= 1) + 0.01 * len(entry["text"])
                        for entry in row["completions"])  # fmt: skip
     assert pairs > 0
