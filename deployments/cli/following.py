@@ -25,12 +25,11 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
-from prefect.exceptions import ObjectNotFound
-from prefect.settings import get_current_settings
 from prefect.states import Cancelled, Cancelling
 from rich.console import Console
 
 from deployments.cli.live_view import NodeView, View, view
+from deployments.cli.prefect_server import asking_for, prefect_api
 from deployments.cli.waiting import awaited
 from deployments.stack.automations import SILENT
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -61,9 +60,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
     Raises StackError if there is no Prefect server, it has no such deployment, or the connection to it is lost, and
     if jobs could not be stopped.
     """
-    api = get_current_settings().api.url
-    if not api:
-        raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
+    api = prefect_api()
     run_id = _start(api, deployment, parameters)
     url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
     console.print(f"run {url}", soft_wrap=True, highlight=False)
@@ -85,12 +82,8 @@ def _reason(state: State) -> str:
 
 
 def _start(api: str, deployment: str, parameters: Mapping[str, Any]) -> UUID:
-    try:
+    with asking_for(deployment, api):
         flow_run = run_deployment(deployment, parameters=dict(parameters), timeout=0, as_subflow=False)
-    except ObjectNotFound as error:
-        raise StackError(f"the Prefect server at {api} has no deployment {deployment}: run `alignment up`") from error
-    except httpx.TransportError as error:
-        raise StackError(f"no Prefect server answers at {api} ({error}): run `alignment up`") from error
     assert isinstance(flow_run, FlowRun), "run_deployment is synchronous outside an event loop"
     return flow_run.id
 

@@ -8,17 +8,15 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-import httpx
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import DeploymentSchedule
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
-from prefect.exceptions import ObjectNotFound
-from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
-from rlhf_core.errors import RecipeError, StackError
+from deployments.cli.prefect_server import asking_for, prefect_api
+from rlhf_core.errors import RecipeError
 
 DEPLOYMENT = "iterative-dpo/scheduled"
 
@@ -95,18 +93,8 @@ def schedules() -> list[ScheduleRow]:
 
 @contextmanager
 def _deployment() -> Iterator[tuple[SyncPrefectClient, DeploymentResponse]]:
-    api = get_current_settings().api.url
-    if not api:
-        raise StackError("no Prefect server is configured: run `alignment up`, or set PREFECT_API_URL")
-    with get_client(sync_client=True) as client:
-        try:
-            yield client, client.read_deployment_by_name(DEPLOYMENT)
-        except ObjectNotFound as error:
-            raise StackError(
-                f"the Prefect server at {api} has no deployment {DEPLOYMENT}: run `alignment up`"
-            ) from error
-        except httpx.TransportError as error:
-            raise StackError(f"no Prefect server answers at {api} ({error}): run `alignment up`") from error
+    with asking_for(DEPLOYMENT, prefect_api()), get_client(sync_client=True) as client:
+        yield client, client.read_deployment_by_name(DEPLOYMENT)
 
 
 def _of(deployment: DeploymentResponse, loop: str) -> DeploymentSchedule | None:

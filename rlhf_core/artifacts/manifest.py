@@ -35,9 +35,14 @@ class ArtifactRef(Config):
     key: str = Field(pattern=r"^[0-9a-f]{64}$")
 
     @property
+    def full(self) -> str:
+        """With all digits of the key, as a recipe may name it."""
+        return f"{self.stage}/{self.key}"
+
+    @property
     def path(self) -> str:
         """Its folder in the store."""
-        return f"stages/{self.stage}/{self.key}"
+        return f"stages/{self.full}"
 
     def __str__(self) -> str:
         return f"{self.stage}/{self.key[:12]}"

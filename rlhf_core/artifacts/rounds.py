@@ -19,9 +19,9 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
+from rlhf_core.config.loop import ACCEPTED
 from rlhf_core.errors import ConflictError, IntegrityError
 
-ACCEPTED = "accepted"  # the alias
 Verdict = Literal["accepted", "refused", "skipped"]
 Document = TypeVar("Document", bound=Config)
 

@@ -11,7 +11,9 @@ from rlhf_core.config.numbers import Margin, Rows
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import JudgeName
 
-ACCEPTED = "accepted"  # what the stages of a loop call the model that was accepted last
+ACCEPTED = (
+    "accepted"  # what the stages of a loop call the model that was accepted last, and the alias that points at it
+)
 
 
 class GateConfig(Config):

@@ -234,7 +234,7 @@ class Drafter:
         inputs = {}
         if manifest.kind == Kind.ADAPTER:  # it can serve as a model, once it is merged into the one it was trained on
             base = f"{name}.base"
-            parent = ArtifactConfig(ref=manifest.parents["model"].path.removeprefix("stages/"))
+            parent = ArtifactConfig(ref=manifest.parents["model"].full)
             self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
             inputs = {"model": base}
         self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))

@@ -88,7 +88,7 @@ def check(
             manifest = ArtifactRepository(_opened(store)).find(pinned.get(name, ref))
         except StoreError as error:
             raise RecipeError(str(error)) from error
-        pinned[name] = f"{manifest.stage}/{manifest.key}"
+        pinned[name] = manifest.ref.full
         return manifest
 
     if start is None and loaded.recipe.loop is not None and (store or os.environ.get(STORE_VARIABLE)):

@@ -149,17 +149,12 @@ class RoundDrafter(Drafter):
 
     def _is_stored(self, ref: ArtifactRef) -> bool:
         try:
-            return self.find is not None and self.find(_full(ref)) is not None
+            return self.find is not None and self.find(ref.full) is not None
         except RecipeError:
             return False
 
     def _artifact(self, node: str, ref: ArtifactRef | None, inputs: Mapping[str, str]) -> Draft:
         """A node whose artifact exists already, or where `ref` is none, is the one that it reads."""
-        config = ArtifactConfig(ref=f"{self.recipe.name}/{node}" if ref is None else _full(ref))
+        config = ArtifactConfig(ref=f"{self.recipe.name}/{node}" if ref is None else ref.full)
         existing = None if ref is None or self.find is None else self.find(config.ref)
         return Draft(node, "loop", STAGES["artifact"], config, inputs, existing)
-
-
-def _full(ref: ArtifactRef) -> str:
-    """As a recipe names it."""
-    return f"{ref.stage}/{ref.key}"
