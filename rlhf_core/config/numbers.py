@@ -73,6 +73,7 @@ Minutes = Annotated[float, Limits(0, 10_080, "that is more than a week", above=T
 Seconds = Annotated[float, Limits(0, 604_800, "that is more than a week", above=True)]
 Requests = Annotated[int, Limits(1, 1000, "a server answers fewer at once")]
 Attempts = Annotated[int, Limits(1, 1000, "a server that is down so long needs a person")]
+Decimals = Annotated[int, Limits(0, 6, "no model tells rewards apart that are as close")]
 
 # Random numbers.
 Seed = Annotated[int, Limits(0, 2**32 - 1, "random generators on a CPU keep 32 bits of a seed")]

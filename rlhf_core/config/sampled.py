@@ -1,4 +1,4 @@
-"""Settings of sampling as a stage, and of what is made of the samples: pairs, labelled rows, and the best ones."""
+"""Settings of sampling as a stage, and of what is made of the samples."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from functools import reduce
 from operator import or_
 from typing import Annotated, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.judges import PairJudgeConfig
-from rlhf_core.config.numbers import GroupSize, Reward, RewardGap
+from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import CompletionReward, ModelReward, TextReward
 from rlhf_core.config.rollout import require_different
@@ -128,10 +128,11 @@ class GenerateConfig(EnginesConfig):
         return self
 
 
+_COMPLETIONS = Field(description="a stage `generate`, or an entry of the recipe's `data`, format completions")
+
+
 class _FromCompletions(NamedStageConfig):
-    dataset: Annotated[str, Reads("dataset", format="completions")] = Field(
-        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
-    )
+    dataset: Annotated[str, Reads("dataset", format="completions")] = _COMPLETIONS
 
     @property
     def makes(self) -> Role:
@@ -177,3 +178,46 @@ class BestOfNConfig(_FromCompletions):
     least_reward: Reward | None = Field(
         default=None, description="prompts whose best has less are left out; none: all are kept"
     )
+
+
+REWARD_PLACE = "{reward}"
+
+
+def _has_one_place(text: str) -> str:
+    if text.count(REWARD_PLACE) != 1:
+        raise ValueError(f"{text[:80]!r} must have {REWARD_PLACE} once: the reward is written there")
+    return text
+
+
+class _Condition(NamedStageConfig):
+    """How a reward is written into a prompt, the same way for training and for sampling."""
+
+    text: Annotated[str, AfterValidator(_has_one_place)] = Field(
+        default=f"\nReward: {REWARD_PLACE}",
+        description=f"what is added to the last message of the user; the reward stands in place of {REWARD_PLACE}",
+    )
+    decimals: Decimals = Field(default=1, description="of the reward, as it is written")
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"
+
+
+class ConditionalConfig(_Condition):
+    """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
+
+    made_format: ClassVar[str] = "conversations"
+
+    dataset: Annotated[str, Reads("dataset", format="completions")] = _COMPLETIONS
+
+
+class ConditionalPromptsConfig(_Condition):
+    """Prompts that ask a model, trained by conditional SFT, for completions of one reward."""
+
+    made_format: ClassVar[str] = "prompts"
+    asks_again: ClassVar[bool] = True
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")

@@ -1,4 +1,4 @@
-"""What is made of completions with rewards: preference pairs, labelled completions, and the best of each prompt."""
+"""What is made of completions with rewards: pairs, labelled completions, the best of each prompt, conditional text."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
+from rlhf_core.config.sampled import REWARD_PLACE
 from rlhf_core.data.formats import Row, row_id
 from rlhf_core.data.formats.base import is_blank
 from rlhf_core.errors import StageError
@@ -96,6 +97,37 @@ def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Count
         return
     reply = {"role": "assistant", "content": best["text"]}
     yield _with_id(row, {"messages": [*row["prompt"], reply]})
+
+
+def conditional(
+    row: Mapping[str, Any], *, text: str, decimals: int, counts: Counter[str], written: Counter[str]
+) -> Iterator[Row]:
+    """A conversation for each completion, whose prompt says its reward. written: counts the rewards as they stand."""
+    for entry in distinct(row, counts):
+        reward = float(entry["reward"])
+        written[written_reward(reward, decimals)] += 1
+        asked = with_reward(row, reward, text=text, decimals=decimals)
+        reply = {"role": "assistant", "content": entry["text"]}
+        yield _with_id(row, {"messages": [*asked["prompt"], reply]})
+
+
+def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: int) -> Row:
+    """The row with `text` behind the last message of the user in its prompt, the reward in place of `{reward}`.
+
+    Raises StageError if there is no such message.
+    """
+    turns = [index for index, message in enumerate(row["prompt"]) if message["role"] == "user"]
+    if not turns:
+        raise StageError(f"row {row['id']}: its prompt has no message of the user, behind which the reward is written")
+    last = row["prompt"][turns[-1]]
+    told = last | {"content": last["content"] + text.replace(REWARD_PLACE, written_reward(reward, decimals))}
+    made = {name: value for name, value in row.items() if name != "id"}
+    made["prompt"] = [*row["prompt"][: turns[-1]], told, *row["prompt"][turns[-1] + 1 :]]
+    return {"id": row_id(made), **made}
+
+
+def written_reward(reward: float, decimals: int) -> str:
+    return f"{reward:z.{decimals}f}"  # z: no -0.0
 
 
 def _extremes(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:

@@ -193,8 +193,10 @@ class Drafter:
 
     def _overlaps(self, settings: tuple[InputSetting, ...]) -> tuple[str, ...]:
         """The nodes that compare what these settings train on with what the recipe validates or evaluates on."""
-        trained = [n for s in settings if s.reads.role == "dataset" and not s.reads.held_out for n in s.names]
-        return tuple(node for name in dict.fromkeys(trained) if (node := self._overlap(name)) is not None)
+        read = [setting for setting in settings if setting.reads.role == "dataset" and not setting.reads.only_read]
+        trained = [name for setting in read if not setting.reads.held_out for name in setting.names]
+        asked = dict.fromkeys(asked_dataset(self.recipe, name) for name in trained)
+        return tuple(node for name in asked if (node := self._overlap(name)) is not None)
 
     def _overlap(self, name: str) -> str | None:
         config = self.recipe.data.get(name) or self.recipe.stages[name]
@@ -238,6 +240,15 @@ class Drafter:
             self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
             inputs = {"model": base}
         self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))
+
+
+def asked_dataset(recipe: Recipe, name: str) -> str:
+    """The dataset whose prompts those of the dataset `name` are, perhaps in other words."""
+    passed = set()
+    while name in recipe.stages and recipe.stages[name].asks_again and name not in passed:
+        passed.add(name)
+        name = recipe.stages[name].dataset
+    return name
 
 
 def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ...]:

@@ -9,7 +9,7 @@ from functools import cache
 from rlhf_core.artifacts.rounds import RoundStart
 from rlhf_core.config.inputs import input_settings, readable_roles
 from rlhf_core.config.stages import ArtifactConfig
-from rlhf_core.pipeline.drafting import Draft, Drafter, Find
+from rlhf_core.pipeline.drafting import Draft, Drafter, Find, asked_dataset
 from rlhf_core.pipeline.recipe import Recipe, stage_of
 from rlhf_core.pipeline.round_drafting import RoundDrafter
 
@@ -40,7 +40,7 @@ def outline(recipe: Recipe, find: Find | None = None, start: RoundStart | None =
 def _draft(recipe: Recipe, find: Find | None, left_out: Collection[str], start: RoundStart | None) -> dict[str, Draft]:
     stages = {name: config for name, config in recipe.stages.items() if name not in left_out}
     held_out = (setting for config in stages.values() for setting in input_settings(config) if setting.reads.held_out)
-    tested = [name for setting in held_out for name in setting.names]
+    tested = [asked_dataset(recipe, name) for setting in held_out for name in setting.names]
     loop = recipe.loop
     drafter = Drafter(recipe, find, tested) if loop is None else RoundDrafter(recipe, find, tested, loop, start)
     for name, config in stages.items():

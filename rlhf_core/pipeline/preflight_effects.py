@@ -10,7 +10,7 @@ from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import one_line
-from rlhf_core.pipeline.drafting import Draft
+from rlhf_core.pipeline.drafting import Draft, asked_dataset
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
 
@@ -39,7 +39,7 @@ def check_effects(
                 f"judge the model by: give it more, or {use.node.section}.validation a dataset of its own"
             )
     compared = [name for name, known in samples.items() if known]
-    for name, by, on in _tested_on_what_is_trained(nodes):
+    for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         if name in recipe.data and name not in compared and recipe.data[name].on_overlap == "error":
             yield (
                 f"{on}: `{name}` is what {by} trains on, so that the scores would show what was learned by heart: test "
@@ -59,7 +59,7 @@ def _one_label(use: Use, rows: Mapping[str, int], samples: Mapping[str, list[Loc
 def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:
     """What is allowed, and probably not meant."""
     yield from _few_rows(nodes, rows)
-    for name, by, on in _tested_on_what_is_trained(nodes):
+    for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
     yield from _unused_datasets(recipe, nodes)
     yield from _unread_models(recipe, nodes)
@@ -81,15 +81,16 @@ def _few_rows(nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[s
             yield f"{node.section}: `{config.dataset}` has {known} rows, fewer than {setting}={needed}: {then}"
 
 
-def _tested_on_what_is_trained(nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
+def _tested_on_what_is_trained(recipe: Recipe, nodes: Mapping[str, Draft]) -> Iterator[tuple[str, str, str]]:
     """Each such dataset, the settings that train on it and those that test on it."""
     trained: dict[str, set[str]] = {}
     tested: dict[str, set[str]] = {}
     for node in nodes.values():
         for setting in node.input_settings:
-            if setting.reads.role == "dataset" and setting.reads.format is not None:
-                for name in setting.names:
-                    uses = tested if setting.reads.held_out else trained
+            reads = setting.reads
+            if reads.role == "dataset" and reads.format is not None and not reads.only_read:
+                for name in {asked_dataset(recipe, name) for name in setting.names}:
+                    uses = tested if reads.held_out else trained
                     uses.setdefault(name, set()).add(f"{node.section}.{setting.path}")
     for name in sorted(trained.keys() & tested.keys()):
         yield name, ", ".join(sorted(trained[name])), ", ".join(sorted(tested[name]))

@@ -11,7 +11,14 @@ from rlhf_core.config.loop import RoundConfig, RoundPromptsConfig
 from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig, RewardRegressionConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
+from rlhf_core.config.sampled import (
+    BestOfNConfig,
+    ConditionalConfig,
+    ConditionalPromptsConfig,
+    GenerateConfig,
+    PairsConfig,
+    UnpairedConfig,
+)
 from rlhf_core.config.stages import (
     ArtifactConfig,
     MergeConfig,
@@ -43,7 +50,7 @@ _STAGES = (
           "rlhf_core.stages.reward_regression:run", runs="actors", needs_template=True, serves=True),
     Stage("process_reward_model", 1, ProcessRewardModelConfig, _only(Kind.REWARD_MODEL),
           "rlhf_core.stages.process_reward_model:run", runs="actors", needs_template=True, serves=True),
-    Stage("logprobs", 1, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
+    Stage("logprobs", 2, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
           needs_template=True),
     Stage("preference", 1, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True),
@@ -60,6 +67,9 @@ _STAGES = (
     Stage("pairs", 1, PairsConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:pairs"),
     Stage("unpaired", 1, UnpairedConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:unpaired"),
     Stage("best_of_n", 1, BestOfNConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:best_of_n"),
+    Stage("conditional", 1, ConditionalConfig, _only(Kind.DATASET), "rlhf_core.stages.conditional:conversations"),
+    Stage("conditional_prompts", 1, ConditionalPromptsConfig, _only(Kind.DATASET),
+          "rlhf_core.stages.conditional:prompts"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),

@@ -34,13 +34,16 @@ def read_logprobs(folders: Iterable[Path]) -> Stored:
     return stored
 
 
-def with_logprobs(examples: Iterable[Example], stored: Stored) -> list[Example]:
-    """The examples with the log-probs of their tokens. Raises StageError, which names the row, if one has none."""
+def with_logprobs(examples: Iterable[Example], stored: Stored, setting: str) -> list[Example]:
+    """The examples with the log-probs of their tokens. setting: that names them.
+
+    Raises StageError, which names the row, if one has none.
+    """
     found = []
     for example in examples:
         values = stored.get(digest(example))
         if values is None:
-            raise not_read("reference.logprobs", "logprobs", example)
+            raise not_read(setting, "logprobs", example)
         found.append(replace(example, reference=tuple(values)))
     return found
 

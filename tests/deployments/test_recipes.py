@@ -52,13 +52,19 @@ OTHER_TYPOS = {
     "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
     "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
     "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
+    "tiny-conditional": ("told.decimals", "told.decimls"),
+    "smollm2-dpo": ("after.reference", "after.refrence"),
+    "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
 }
 
-LAST = {  # model of recipes without a stage `rl`
-    "tiny-dpo": "dpo", "tiny-online-dpo": "dpo", "tiny-kto": "kto", "tiny-best-of-n": "again",
-    "tiny-process": "by_letters", "tiny-loop": "dpo",
-    "tiny-distillation": "distilled",
+EVALUATED = {  # nodes of recipes without a stage `rl`, beside evaluation.sft
+    "tiny-dpo": ("evaluation.dpo",), "tiny-online-dpo": ("evaluation.dpo",), "tiny-kto": ("evaluation.kto",),
+    "tiny-best-of-n": ("evaluation.again",), "tiny-process": ("evaluation.by_letters",),
+    "tiny-loop": ("evaluation.accepted", "evaluation.dpo"), "tiny-distillation": ("evaluation.distilled",),
+    "tiny-conditional": ("asked_for_right.conditional_sft", "asked_for_wrong.conditional_sft"),
+    "smollm2-dpo": ("evaluation.base", "evaluation.dpo", "before", "after"), "smollm2-best-of-n": ("evaluation.again",),
 }  # fmt: skip
+WITHOUT_SFT = ("tiny-loop", "smollm2-dpo")  # among what is evaluated
 
 LOADING = """
 import json, sys
@@ -86,24 +92,23 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
     found = loaded_alone(recipe)
     assert found["torch"] is False
-    last = LAST.get(recipe, "rl")
-    compared = {"smollm2": ["base", "sft", last], "tiny-loop": ["accepted", last]}.get(
-        recipe, ["pretrain", "sft", last]
-    )
-    assert {"base", "sft", last, *(f"evaluation.{model}" for model in compared), "report"} <= set(found["nodes"])
+    evaluated = EVALUATED.get(recipe, ("evaluation.rl",)) + (("evaluation.sft",) if recipe not in WITHOUT_SFT else ())
+    assert {"base", *evaluated, "report"} <= set(found["nodes"])
     assert "reward_model" not in found["nodes"]
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_RL])
 def test_siblings_share_what_they_do_not_change(recipe: str) -> None:
-    graph, tiny = (build_graph(load_recipe(name), LIBRARIES) for name in (recipe, "tiny"))
-    if recipe == "tiny-process":  # which has demonstrations and scorers of its own
-        assert graph["pretrain"].ref == tiny["pretrain"].ref
-        return
-    shared = ("base", "pretrain", "sft", "data.held_out")
-    assert [graph[name].ref for name in shared] == [tiny[name].ref for name in shared]
-    first = "evaluation.accepted" if recipe == "tiny-loop" else "evaluation.sft"
-    assert graph[first].ref == tiny["evaluation.sft"].ref
+    graph, parent = (build_graph(load_recipe(name), LIBRARIES) for name in (recipe, recipe.partition("-")[0]))
+    shared = {
+        "tiny-process": ("base", "pretrain", "data.held_out"),  # it has demonstrations and scorers of its own
+        "tiny-loop": ("base", "pretrain", "sft", "data.held_out"),
+        "smollm2-dpo": ("base", "data.held_out", "evaluation.base"),
+        "smollm2-best-of-n": ("base",),  # its held-out set is larger, and the demonstrations leave that out
+    }.get(recipe, ("base", "pretrain", "sft", "data.held_out", "evaluation.sft"))
+    assert [graph[name].ref for name in shared] == [parent[name].ref for name in shared]
+    if recipe == "tiny-loop":
+        assert graph["evaluation.accepted"].ref == parent["evaluation.sft"].ref
 
 
 @pytest.mark.parametrize("recipe", WITH_RL)
@@ -140,6 +145,14 @@ def test_the_typos_cover_every_section() -> None:
         "again",
         "by_letters",
         "on_policy",
+        "sampled",
+        "dpo",
+        "conditional_sft",
+        "right",
+        "wrong",
+        "asked_for_right",
+        "asked_for_wrong",
+        "before",
     ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 
@@ -188,6 +201,15 @@ def test_the_made_pairs_of_smollm2_reject_a_wrong_answer() -> None:
     for row in rows[20:]:
         assert row["rejected"].split(", ") == row["chosen"].split(", ")[::-1] != row["chosen"].split(", ")
     assert rows == make(tasks=tasks, seed=1, size=20)
+
+
+def test_people_s_pairs_are_in_one_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    file = "smollm2_data.py"
+    pairs = load_function(RECIPES_FOLDER / file, "pairs_of_part", file)
+    made = [{"conversations": [], "chosen": {"value": str(index)}, "rejected": {}} for index in range(7)]
+    monkeypatch.setitem(pairs.__globals__, "_demonstration_pairs", lambda: made)
+    found = {part: [row["chosen"]["value"] for row in pairs(part=part)] for part in ("training", "held_out")}
+    assert found == {"training": ["1", "2", "4", "5"], "held_out": ["0", "3", "6"]}
 
 
 def test_smollm2_says_how_to_go_on_where_pip_cannot_download(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.data.formats import RowError, canonical_row, row_id
-from rlhf_core.data.sampled import best_of, by_reward, comparisons, labelled, preferences
+from rlhf_core.data.sampled import best_of, by_reward, comparisons, conditional, labelled, preferences, with_reward
 from rlhf_core.errors import StageError
 
 QUESTION = [{"role": "user", "content": "2+2?"}]
@@ -120,3 +120,28 @@ def test_completions_as_files_have_them(completions: Any, expected: Any) -> None
 def test_completions_that_are_none(completions: Any, message: str) -> None:
     with pytest.raises(RowError, match=message):
         canonical_row({"prompt": "2+2?", "completions": completions}, "completions", {})
+
+
+def test_each_completion_is_told_its_reward() -> None:
+    counts: Counter[str] = Counter()
+    written: Counter[str] = Counter()
+    given = row(("a", 1.0), ("b", -0.01), ("b", 0.5), ("c", 1.04))
+    made = list(conditional(given, text=" [{reward}]", decimals=1, counts=counts, written=written))
+    told = [tuple(message["content"] for message in conversation["messages"]) for conversation in made]
+    assert told == [("2+2? [1.0]", "a"), ("2+2? [0.0]", "b"), ("2+2? [1.0]", "c")]
+    assert written == {"1.0": 2, "0.0": 1}
+    assert counts == {"equal_completions": 1}
+    assert len({conversation["id"] for conversation in made}) == 3
+
+
+def test_a_reward_is_asked_for_behind_the_last_message_of_the_user() -> None:
+    prompt = [{"role": "user", "content": "one"}, {"role": "assistant", "content": "two"}, *QUESTION,
+              {"role": "tool", "content": "4"}]  # fmt: skip
+    given = {"id": "r", "prompt": prompt, "answer": "4"}
+    asked = with_reward(given, 2.0, text="\nReward: {reward}", decimals=0)
+    assert asked["prompt"] == [*prompt[:2], {"role": "user", "content": "2+2?\nReward: 2"}, prompt[3]]
+    assert asked["answer"] == "4"
+    assert asked["id"] != "r"
+    assert given["prompt"][2] == QUESTION[0]
+    with pytest.raises(StageError, match="row r: its prompt has no message of the user"):
+        with_reward({"id": "r", "prompt": prompt[3:]}, 1.0, text="{reward}", decimals=0)

@@ -295,6 +295,25 @@ def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(
     assert (more["sft"].ref, more["rl"].ref) == (one["sft"].ref, one["rl"].ref)
 
 
+def test_prompts_that_ask_for_a_reward_are_compared_as_they_were_before(tmp_path: Path) -> None:
+    stages = [
+        "sft=" + TRAIN,
+        "wanted={stage: conditional_prompts, dataset: f, reward: 1.0}",
+        "more={stage: conditional_prompts, dataset: e, reward: 1.0}",
+        "rl=" + RL,
+        "evaluation=" + EVALUATION,
+    ]
+    data = (f"data.e={DATA}", f"data.f={DATA}", "data.d.on_overlap=error", "data.e.on_overlap=error")
+    graph = build_graph(load(tmp_path, *data, *stages, "rl.dataset=more", "evaluation.dataset=wanted"), {})
+    overlaps = {name: dict(node.inputs) for name, node in graph.items() if name.startswith("overlap.")}
+    assert overlaps == {
+        "overlap.d": {"dataset": "data.d", "held_out.f": "data.f"},
+        "overlap.e": {"dataset": "data.e", "held_out.f": "data.f"},
+    }
+    assert graph["rl"].after == ("overlap.e",)
+    assert graph["wanted"].after == graph["more"].after == ()
+
+
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [

@@ -76,6 +76,8 @@ SMALL["own"] = {
 SMALL["own-pairs"] = {"stage": "pairs", "dataset": "own", "select": "all", "margin": 0.5}
 SMALL["own-labels"] = {"stage": "unpaired", "dataset": "own", "threshold": 0.5, "margin": 0.25}
 SMALL["best"] = {"stage": "best_of_n", "dataset": "own", "least_reward": 1.0}
+SMALL["told"] = {"stage": "conditional", "dataset": "own", "text": " [{reward}]", "decimals": 2}
+SMALL["wanted"] = {"stage": "conditional_prompts", "dataset": "held-out", "reward": 1.0}
 SMALL["again"] = {**RECIPE["sft"], "stage": "sft", "model": "sft", "dataset": "best"}
 SMALL["orpo"] = {
     **PAIRS,

@@ -15,13 +15,19 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, PairsConfig, UnpairedConfig
+from rlhf_core.config.sampled import (
+    BestOfNConfig,
+    ConditionalConfig,
+    GenerateConfig,
+    PairsConfig,
+    UnpairedConfig,
+)
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_prompt, load_tokenizer
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.reading import read_rows, write_dataset
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.stages import base, generate, sampled
+from rlhf_core.stages import base, conditional, generate, sampled
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
@@ -117,6 +123,14 @@ def test_nothing_left_is_an_error(inputs: dict[str, Input], tmp_path: Path) -> N
         sampled.pairs(PairsConfig(dataset="d", margin=5.0), completions, LocalContext(tmp_path / "pairs"))
     with pytest.raises(StageError, match="5 prompts left out; lower `least_reward`"):
         sampled.best_of_n(BestOfNConfig(dataset="d", least_reward=9.0), completions, LocalContext(tmp_path / "best"))
+    for name, rows in (("equal", [("a", 0.51), ("b", 0.52)]), ("none", [(" ", 0.0), ("", 1.0)])):
+        entries = [{"text": text, "reward": reward} for text, reward in rows]
+        asked = [{"role": "user", "content": "2+2?"}]
+        write_dataset(tmp_path / name, [{"id": "r", "prompt": asked, "completions": entries}], {})
+        given = {"dataset": local_input(tmp_path / name, Kind.DATASET)}
+        what = "all 2 completions have the reward 0.5" if name == "equal" else "none is left; .*2 empty completions"
+        with pytest.raises(StageError, match=f"no completions of different rewards .{what}.*more `decimals`"):
+            conditional.conversations(ConditionalConfig(dataset="d"), given, LocalContext(tmp_path / f"{name}-told"))
 
 
 def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Path) -> None:

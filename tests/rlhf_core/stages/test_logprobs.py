@@ -16,6 +16,8 @@ from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import logprobs, preference
+from rlhf_core.stages.logprobs import preferred
+from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.preference import PreferenceWorker
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, dataset, inline, no_cluster, pairs
@@ -49,6 +51,37 @@ def test_what_is_stored(inputs: dict[str, Input], tmp_path: Path, monkeypatch: p
     assert [line["id"] for line in lines] == [f"row{index}" for index in range(32)]
     found = torch.tensor([line["logprobs"] for line in lines], dtype=torch.float64)
     assert torch.allclose(found, logprobs_by_transformers(inputs["reference.model"].folder, PAIRS[:32]), atol=1e-4)
+
+
+def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], tmp_path: Path) -> None:
+    # The first pair by every measure, the second by the mean log-prob of its tokens alone; the third is a tie.
+    lengths = ((2, 2), (4, 1), (1, 1))
+    examples = [
+        Example(f"row{i}", ([0] * 5, [0] * 5), tuple([True] * n for n in both), reference=(-1.0, -1.5))
+        for i, both in enumerate(lengths)
+    ]
+    found = torch.tensor([[-1.0, -2.0], [-4.0, -3.0], [-2.0, -2.0]], dtype=torch.float64)
+    metrics = preferred(examples, found, seed=0)
+    assert metrics["accuracy"] == pytest.approx(1 / 3)
+    assert metrics["token_accuracy"] == pytest.approx(2 / 3)
+    assert metrics["gap"] == pytest.approx(0.0)
+    assert (metrics["gap_low"], metrics["gap_high"]) == (-1.0, 1.0)  # all resamples of three pairs
+    assert metrics["reward_accuracy"] == pytest.approx(1 / 3)
+    assert metrics["reward_gap"] == pytest.approx(-0.5)
+    for name in ("accuracy", "token_accuracy", "reward_accuracy"):
+        assert metrics[f"{name}_low"] < metrics[name] < metrics[f"{name}_high"]
+
+    before = read(tmp_path / "before", inputs["reference.model"], inputs["dataset"])
+    given = {"model": inputs["model"], "dataset": inputs["dataset"], "reference": before}
+    config = LogprobsConfig.model_validate({"dataset": "d", "max_length": 32, "engine": ENGINE, "reference": "before"})
+    whole = logprobs.run(config, given, context_of(tmp_path / "after", given), inline).metrics
+    now, then = (logprobs_by_transformers(inputs[name].folder, PAIRS[:32]) for name in ("model", "reference.model"))
+    gaps = (now - then)[:, 0] - (now - then)[:, 1]
+    assert whole["reward_gap"] == pytest.approx(gaps.mean().item(), abs=1e-4)
+    assert whole["reward_accuracy"] == (gaps > 0).sum().item() / 32
+    with pytest.raises(StageError, match="reference: no stage has read the tokens of row row0"):
+        logprobs.run(config, given | {"reference": read(tmp_path / "v", inputs["model"], inputs["validation.dataset"])},
+                     context_of(tmp_path / "other", given), inline)  # fmt: skip
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
