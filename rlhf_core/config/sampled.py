@@ -215,9 +215,12 @@ class ConditionalPromptsConfig(_Condition):
     """Prompts that ask a model, trained by conditional SFT, for completions of one reward."""
 
     made_format: ClassVar[str] = "prompts"
-    asks_again: ClassVar[bool] = True
 
     dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")
+
+    @property
+    def asks_again(self) -> str:
+        return self.dataset

@@ -48,7 +48,11 @@ class StageConfig(Config):
     """Settings of one stage."""
 
     made_format: ClassVar[str | None] = None  # of the dataset that it makes, where all of its datasets have one
-    asks_again: ClassVar[bool] = False  # its dataset asks what `dataset` asks: who reads it trains or tests on that
+
+    @property
+    def asks_again(self) -> str | None:
+        """The dataset whose prompts it asks in other words: who reads the result trains or tests on that dataset."""
+        return None
 
     @property
     def makes(self) -> Role | None:

@@ -244,10 +244,10 @@ class Drafter:
 
 def asked_dataset(recipe: Recipe, name: str) -> str:
     """The dataset whose prompts those of the dataset `name` are, perhaps in other words."""
-    passed = set()
-    while name in recipe.stages and recipe.stages[name].asks_again and name not in passed:
+    passed: set[str] = set()
+    while name in recipe.stages and name not in passed:
         passed.add(name)
-        name = recipe.stages[name].dataset
+        name = recipe.stages[name].asks_again or name
     return name
 
 

@@ -57,7 +57,7 @@ def preferred(examples: Sequence[Example], logprobs: torch.Tensor, seed: int) ->
     compared = {"": logprobs, "token_": logprobs / lengths}
     if examples[0].reference:
         compared["reward_"] = logprobs - torch.tensor([example.reference for example in examples]).double()
-    metrics = {}
+    metrics: dict[str, float] = {}
     for prefix, values in compared.items():
         gaps = values[:, 0] - values[:, 1]
         estimates = {"accuracy": wilson(int((gaps > 0).sum()), len(examples))}

@@ -32,7 +32,11 @@ def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageCon
     def read(dataset: Input) -> Fitted[Example]:
         policy = row_policy(dataset.folder)
         fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
-        return replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs")) if config.reference.logprobs else fitted
+        return (
+            replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs"))
+            if config.reference.logprobs
+            else fitted
+        )
 
     return train_language_model(
         config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,
