@@ -19,7 +19,7 @@ from flows.running import CANCELLED, Row, compute, conclude
 from rlhf_core.artifacts.leases import Holder
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
-from rlhf_core.errors import StageError
+from rlhf_core.errors import NothingLeftError, StageError
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.pipeline.round_drafting import PROMPTS, ROUND
@@ -31,7 +31,7 @@ def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] 
 
     Returns a row per round, or the state Skipped or Cancelled.
     Raises RecipeError, StoreError or StackError before any job, StageError when a stage failed: the round stays as it
-    is, and the next run finishes it.
+    is, and the next run finishes it; but one whose completions leave nothing to train on is skipped.
     """
     run_id = str(runtime.flow_run.id)
     loop = Rounds(open_store(store_url()), load_recipe(recipe, overrides).recipe.name)
@@ -64,8 +64,12 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
     futures = compute(prepared, prepared.graph, cancel)
     if cancel.is_set():
         return
-    conclude(prepared, overrides, started_at, prepared.graph, futures)
-    end = _end(loop, prepared, run_id)
+    try:
+        conclude(prepared, overrides, started_at, prepared.graph, futures)
+    except NothingLeftError as error:  # however often it is run: the next round has other prompts
+        end = loop.give_up(start, str(error), run_id)
+    else:
+        end = _end(loop, prepared, run_id)
     get_run_logger().info("round %d: %s: %s", end.number, end.verdict, end.reason)
     ends, title = loop.ends(), f"The rounds of {prepared.loaded.recipe.name}"
     create_table_artifact([_row(each) for each in ends], key="rounds", description=title)

@@ -20,7 +20,7 @@ from flows.cancellation import noticed_cancellation
 from flows.names import name_run, run_name
 from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
-from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.errors import NothingLeftError, RecipeError, StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
@@ -77,7 +77,10 @@ def conclude(
     nodes: Mapping[str, Node],
     futures: Futures,
 ) -> list[Row]:
-    """Writes the run's record, table and report. Returns one table row per node; raises StageError if one failed."""
+    """Writes the run's record, table and report. Returns one table row per node.
+
+    Raises StageError if one failed, NothingLeftError if only stages failed that had nothing to make rows of.
+    """
     record = _record(prepared, overrides, started_at, nodes, futures)
     write_record(prepared.store, record)
     rows = [_row(node) for node in record.nodes]
@@ -157,11 +160,13 @@ def _failure(state: State[StageResult]) -> str:
 
 
 def _raise_failures(futures: Futures) -> None:
-    failures = [error for future in futures.values() if (error := _failure(future.state))]
-    for error in failures:
+    failed = {error: future.state for future in futures.values() if (error := _failure(future.state))}
+    for error in failed:
         get_run_logger().error("%s", error)
-    if failures:
-        raise StageError("; ".join(failures))
+    if failed:
+        errors = [state.result(raise_on_failure=False) for state in failed.values()]
+        kind = NothingLeftError if all(isinstance(error, NothingLeftError) for error in errors) else StageError
+        raise kind("; ".join(failed))
 
 
 def _row(node: NodeRecord) -> Row:

@@ -30,6 +30,10 @@ class StageError(AlignmentError):
     """A stage failed; it has published no artifact."""
 
 
+class NothingLeftError(StageError):
+    """Of a stage's completions none can be used: those of other prompts may be."""
+
+
 class ConversationError(StageError):
     """The chat template cannot write this row as it is; it may write others."""
 

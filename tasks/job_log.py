@@ -33,7 +33,7 @@ class JobLog:
     def __init__(
         self, source: LogSource, job_id: str, on_line: Callable[[str], None], on_progress: Callable[[Progress], None]
     ):
-        self.error: str | None = None  # the newest message of that kind
+        self.error: JobError | None = None  # the newest message of that kind
         self.last_line = ""  # of the job, not of Ray
         self._on_line = on_line
         self._on_progress = on_progress
@@ -78,7 +78,7 @@ class JobLog:
             self._on_progress(message)
             return
         if isinstance(message, JobError):
-            self.error = str(message)
+            self.error = message
         elif line.strip() and not line.startswith(LINE_OF_RAY):
             self.last_line = line.strip()
         self._on_line(line)

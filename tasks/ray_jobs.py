@@ -20,7 +20,7 @@ from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attemp
 
 from rlhf_core.actors import forwarding
 from rlhf_core.actors.placement import runtime_environment
-from rlhf_core.errors import StackError, StageError
+from rlhf_core.errors import NothingLeftError, StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
@@ -40,6 +40,10 @@ Result = TypeVar("Result")
 
 class JobEndedError(StageError):
     """The job failed, was stopped by someone else, or is lost with its cluster: there is nothing left to stop."""
+
+
+class JobWithNothingLeftError(JobEndedError, NothingLeftError):
+    """The job failed since its stage had nothing to make rows of."""
 
 
 class JobCancelledError(StageError):
@@ -246,7 +250,8 @@ class RayJobs:
         # Ray's message repeats the end of the log after a comma.
         ended = _one_line((details.message or "no reason given").partition(", last available logs")[0])
         reason = log.error or f"{_cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
-        raise JobEndedError(f"{reason}; {where}")
+        nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
+        raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """A request, repeated over connection blips. Raises JobEndedError when they last longer than the patience."""

@@ -136,13 +136,17 @@ class Rounds:
             start = self.current()
             if self.start_of(start.number) is None:
                 raise ConflictError(f"no round of {self._name} has been started and has not ended")
-            used = start.prompts is not None and ArtifactRepository(self._store).manifest(start.prompts) is not None
-            skipped = RoundEnd(
-                number=start.number, verdict="skipped", reason=reason, record=None, candidate=None,
-                prompts=start.prompts if used else start.previous_prompts, ended_at=datetime.now(UTC), run_id="",
-            )  # fmt: skip
-            self.end(skipped)
-            return skipped
+            return self.give_up(start, reason, run_id="")
+
+    def give_up(self, start: RoundStart, reason: str, run_id: str) -> RoundEnd:
+        """As `skip`, by whoever runs the round."""
+        used = start.prompts is not None and ArtifactRepository(self._store).manifest(start.prompts) is not None
+        skipped = RoundEnd(
+            number=start.number, verdict="skipped", reason=reason, record=None, candidate=None,
+            prompts=start.prompts if used else start.previous_prompts, ended_at=datetime.now(UTC), run_id=run_id,
+        )  # fmt: skip
+        self.end(skipped)
+        return skipped
 
     @property
     def page_path(self) -> str:

@@ -15,13 +15,13 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import iterate_rows, write_dataset
 from rlhf_core.data.sampled import conditional, with_reward
-from rlhf_core.errors import StageError
+from rlhf_core.errors import NothingLeftError
 
 _COUNTS = ("equal_completions", "empty_completions")
 
 
 def conversations(config: ConditionalConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if there is no completion, or if all have one reward as it is written: nothing is learned."""
+    """Raises NothingLeftError if there is no completion, or if all have one reward as it is written."""
     counts = Counter(dict.fromkeys(_COUNTS, 0))
     written: Counter[str] = Counter()
     rows = [
@@ -32,7 +32,7 @@ def conversations(config: ConditionalConfig, inputs: Mapping[str, Input], contex
     if len(written) < 2:
         rewards = f"all {len(rows)} completions have the reward {next(iter(written))}" if rows else "none is left"
         listed = ", ".join(f"{count} {name.replace('_', ' ')}" for name, count in counts.items())
-        raise StageError(
+        raise NothingLeftError(
             f"no completions of different rewards ({rewards}; {listed}): there is no condition to learn: sample more "
             "of each prompt, at a higher temperature, or write more `decimals`"
         )

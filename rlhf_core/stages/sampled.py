@@ -21,7 +21,7 @@ from rlhf_core.data.sampled import (
     labelled,
     preferences,
 )
-from rlhf_core.errors import StageError
+from rlhf_core.errors import NothingLeftError, StageError
 
 _PAIR_COUNTS = ("ties", "equal_completions", "empty_completions", "prompts_without_pair")
 _JUDGED_COUNTS = (*_PAIR_COUNTS, "order_dependent", "unjudged")
@@ -31,7 +31,7 @@ _BEST_COUNTS = ("equal_completions", "empty_completions", "prompts_left_out")
 
 
 def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if no prompt has a pair, or if the judge fails for more pairs than it may."""
+    """Raises NothingLeftError if no prompt has a pair, StageError if the judge fails for more pairs than it may."""
     judge, every = config.judge, config.select == "all"
     counts = Counter(dict.fromkeys(_PAIR_COUNTS if judge is None else _JUDGED_COUNTS, 0))
     completions = iterate_rows(inputs["dataset"].folder)
@@ -56,7 +56,7 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
             f"{judge.tolerated_failures:g}"
         )
     if not made:
-        raise StageError(_no_pair(config, counts))
+        raise NothingLeftError(_no_pair(config, counts))
     return _dataset(config.made_format, made, counts, context)
 
 
@@ -80,7 +80,7 @@ def _no_pair(config: PairsConfig, counts: Counter[str]) -> str:
 
 
 def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError unless there are completions of both labels."""
+    """Raises NothingLeftError unless there are completions of both labels."""
     counts = Counter(dict.fromkeys(_LABEL_COUNTS, 0))
     threshold, margin = config.threshold, config.margin
     rows = [
@@ -90,7 +90,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
     ]
     for label, change in (("desirable", "lower"), ("undesirable", "raise")):
         if not counts[label]:
-            raise StageError(
+            raise NothingLeftError(
                 f"no completion is {label} by a threshold of {threshold:g} and a margin of {margin:g}: "
                 f"{_listed(counts)}; {change} `threshold`, or sample more of each prompt: KTO needs both"
             )
@@ -98,7 +98,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
 
 
 def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
-    """Raises StageError if no prompt is left."""
+    """Raises NothingLeftError if no prompt is left."""
     counts = Counter(dict.fromkeys(_BEST_COUNTS, 0))
     rows = [
         best
@@ -106,7 +106,7 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
         for best in best_of(row, least_reward=config.least_reward, counts=counts)
     ]
     if not rows:
-        raise StageError(f"no prompt has a completion of this reward: {_listed(counts)}; lower `least_reward`")
+        raise NothingLeftError(f"no prompt has a completion of this reward: {_listed(counts)}; lower `least_reward`")
     return _dataset(config.made_format, rows, counts, context)
 
 

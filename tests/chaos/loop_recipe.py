@@ -35,7 +35,7 @@ RECIPE: dict[str, Any] = {
     "pairs": {"dataset": "sampled"},
     "dpo": {
         "stage": "preference", "dataset": "pairs", "model": "accepted", "batch_size": 4, "max_length": 24,
-        "epochs": 4, "losses": {"dpo": {"type": "dpo", "beta": 0.5}}, "optimizer": {"learning_rate": 3e-3},
+        "epochs": 4, "losses": {"dpo": {"type": "dpo", "beta": 0.5}},
         "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
     },
     "evaluation": {
@@ -49,7 +49,7 @@ def share(completions, prompts, rows):
 '''
 
 
-def write_loop_recipe(folder: Path) -> Path:
+def write_loop_recipe(folder: Path, learning_rate: float) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "letters.py").write_text(_CODE)
     for name, size in (("fresh", PROMPTS), ("held_out", 32)):
@@ -57,5 +57,6 @@ def write_loop_recipe(folder: Path) -> Path:
             "".join(json.dumps({"prompt": f"{name[0]}{number}"}) + "\n" for number in range(size))
         )
     path = folder / "letters.yaml"
-    path.write_text(json.dumps(RECIPE))  # which is YAML too
+    dpo = RECIPE["dpo"] | {"optimizer": {"learning_rate": learning_rate}}
+    path.write_text(json.dumps(RECIPE | {"dpo": dpo}))  # which is YAML too
     return path

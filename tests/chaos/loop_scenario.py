@@ -1,4 +1,5 @@
-"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused."""
+"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused, and
+a round without pairs skipped."""
 
 from __future__ import annotations
 
@@ -30,7 +31,8 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, rounds: int) -> None:
     """Round 2 is killed in its DPO; of more rounds, those after it at random moments."""
-    recipe = str(write_loop_recipe(folder / "letters"))
+    # Slowly in many rounds: a model that always says the letter has no pairs.
+    recipe = str(write_loop_recipe(folder / "letters", learning_rate=3e-3 if rounds < 5 else 5e-4))
     store = open_store(place.environment["ALIGNMENT_STORE"])
     loop = Rounds(store, "letters")
     scheduled = command("schedule", recipe, "--every", _EVERY)
@@ -51,10 +53,12 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
     until(lambda: not unfinished(client), lambda: f"the end of {unfinished(client)}")
 
     before = read_alias(store, "letters", "accepted")
-    worse = command("loop", recipe, "sampled.rewards.own.weight=-1", "--rounds", "1")
-    assert worse.returncode == 0, worse.stderr
-    ends = loop.ends()
-    assert ends[-1].verdict == "refused"
+    for change in ("pairs.margin=5", "sampled.rewards.own.weight=-1"):
+        by_hand = command("loop", recipe, change, "--rounds", "1")
+        assert by_hand.returncode == 0, by_hand.stderr
+    *_, without_pairs, worse = ends = loop.ends()
+    assert (without_pairs.verdict, worse.verdict) == ("skipped", "refused")
+    assert "no prompt has two different completions whose rewards are more than 5 apart" in without_pairs.reason
     assert read_alias(store, "letters", "accepted") == before
     assert [end.number for end in ends] == list(range(1, len(ends) + 1))
     starts_follow(loop, ends)
