@@ -1,5 +1,4 @@
-"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused, and
-a round without pairs skipped."""
+"""A loop on a schedule: each round starts from what the last accepted, whatever is killed; a worse model is refused."""
 
 from __future__ import annotations
 
