@@ -45,10 +45,9 @@ class Stage:
     # Input name, or a pattern of names -> the files of it that the job fetches; other inputs come whole.
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
-    @property
-    def job_cpus(self) -> float:
-        """CPUs that its job's process reserves."""
-        return 1.0 if self.runs == "job" else DRIVER_CPUS
+    def job_cpus(self, config: StageConfig) -> float:
+        """CPUs that its job reserves for its own process, and those that it starts."""
+        return float(config.job_processes) if self.runs == "job" else DRIVER_CPUS
 
 
 @dataclass(frozen=True, slots=True)

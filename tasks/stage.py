@@ -113,8 +113,8 @@ def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
         stage=node.stage.name,
         key=node.ref.key,
         entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage
-        environment={**environment, JOB_CPUS_VARIABLE: str(node.stage.job_cpus)},
+        environment={**environment, JOB_CPUS_VARIABLE: str(node.stage.job_cpus(node.config))},
         metadata={"node": node.name, "run_id": settings.run_id},
-        cpus=node.stage.job_cpus,
+        cpus=node.stage.job_cpus(node.config),
         memory=memory,
     )

@@ -9,7 +9,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.format_table import FORMATS, known_format
-from rlhf_core.config.numbers import LongSeed, Rows, Similarity, Weight
+from rlhf_core.config.numbers import LongSeed, PositiveShare, Processes, Rows, Similarity, Weight
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
@@ -18,6 +18,7 @@ from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 BadRowPolicy = Literal["error", "drop"]
 LongRowPolicy = Literal["error", "drop", "truncate"]
 OnOverlap = Literal["error", "allow"]
+StoppingRule = Literal["first_exhausted", "all_exhausted"]
 
 
 class FilesSource(Config):
@@ -28,6 +29,11 @@ class FilesSource(Config):
         min_length=1,
         description="files, folders, patterns such as `part-*.jsonl`, or URLs of files; relative paths start at the "
         "recipe's folder",
+    )
+    streaming: bool = Field(
+        default=False,
+        description="read rows as they come, without a copy of the files, until `limit` of them are kept, which "
+        "`shuffle` shuffles",
     )
 
     def named_files(self) -> Iterator[str]:
@@ -41,6 +47,11 @@ class HubSource(Config):
     split: NonEmpty = Field(default="train", description="which of its splits")
     revision: Revision = Field(
         default="main", description="a commit, or a branch or tag, whose commit is part of the key"
+    )
+    streaming: bool = Field(
+        default=False,
+        description="read rows as they come, without a copy of the data set, until `limit` of them are kept, which "
+        "`shuffle` shuffles",
     )
 
     @property
@@ -91,8 +102,16 @@ class DatasetConfig(StageConfig):
     mix: tuple[WeightedSource, ...] = Field(
         default=(), description="several sources, drawn by weight, instead of `source`"
     )
+    stop: StoppingRule = Field(
+        default="first_exhausted",
+        description="when a mix ends: once one source has given all its rows, or once every one has, those that end "
+        "earlier beginning again",
+    )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
     limit: Rows | None = Field(default=None, description="rows at most; none: all")
+    share: PositiveShare | None = Field(
+        default=None, description="of its rows, as `limit` takes them; with `exclude` another dataset has the rest"
+    )
     exclude: Annotated[tuple[str, ...], Reads("dataset")] = Field(
         default=(), description="datasets whose prompts must not occur here: drop such rows"
     )
@@ -121,9 +140,36 @@ class DatasetConfig(StageConfig):
     )
     shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")
 
+    processes: Processes = operational(1, description="that check its rows; the job reserves as many CPUs")
+
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def job_processes(self) -> int:
+        return self.processes
+
+    def most_rows(self, count: int) -> int:
+        """How many of `count` rows `limit` or `share` leaves."""
+        if self.share is not None:
+            return max(1, round(self.share * count))
+        return count if self.limit is None else min(count, self.limit)
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.mix else frozenset({"stop"})
+
+    @model_validator(mode="after")
+    def _a_limit_is_one_number(self) -> DatasetConfig:
+        if self.share is not None and self.limit is not None:
+            raise ValueError("share: `limit` says how many rows; leave one of them out")
+        return self
+
+    @model_validator(mode="after")
+    def _what_stops_is_a_mix(self) -> DatasetConfig:
+        if self.stop != "first_exhausted" and not self.mix:
+            raise ValueError("stop: it says when a `mix` ends, and there is none; leave it out")
+        return self
 
     @model_validator(mode="after")
     def _columns_are_read_once(self) -> DatasetConfig:

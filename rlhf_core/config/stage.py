@@ -70,6 +70,11 @@ class StageConfig(Config):
         return None
 
     @property
+    def job_processes(self) -> int:
+        """How many processes compute where it computes in its job."""
+        return 1
+
+    @property
     def input_copies(self) -> float:
         """Host memory that its job's own process needs, in sizes of its inputs."""
         return 0.0

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,59 +23,43 @@ _WORDS_IN_SEQUENCE = 5
 _WORD = re.compile("[\u2e80-\U0003ffff]|[^\\s\u2e80-\U0003ffff]+")  # East Asian scripts write no spaces: sign by sign
 _MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)  # odd: its powers hash the slots of a band to 64 bits
 _ROWS_AT_ONCE = 1 << 16
-_CHARACTERS_AT_ONCE = 1 << 22
 _CHARACTERS_IN_BATCH = 1 << 18
 _NONE = -1
 
 
-@dataclass
-class NearDuplicates:
-    """Finds, among rows that are added one by one, those that resemble an earlier one or ask a known prompt.
+class Sketcher:
+    """Sketches rows, and says which of them ask nearly a prompt that is known. Holds nothing of the rows."""
 
-    Holds 256 bytes for each row.
-    """
+    def __init__(self, prompts: Sequence[str], threshold: float) -> None:
+        """prompts: that rows should not resemble, such as those of held-out datasets."""
+        self._threshold = threshold
+        self._of_prompts = sketch(prompts)
 
-    prompts: Sequence[str]  # that rows should not resemble, such as those of held-out datasets
-    threshold: float
-    _texts: list[str] = field(default_factory=list)  # of the last rows, not sketched yet
-    _asked: list[str] = field(default_factory=list)
-    _waiting: int = 0  # characters in these
-    _sketches: list[Sketches] = field(default_factory=list)
-    _near_prompt: list[NDArray[np.bool_]] = field(default_factory=list)
+    def __call__(self, texts: Sequence[str], asked: Sequence[str]) -> tuple[Sketches, NDArray[np.bool_]]:
+        """The sketches of rows, and (rows,) whether each resembles one of the prompts. texts: the whole of each row;
+        asked: what it asks."""
+        sketches = sketch(texts)
+        if not len(self._of_prompts):
+            return sketches, np.zeros(len(sketches), dtype=np.bool_)
+        of_asked = sketches if list(asked) == list(texts) else sketch(asked)
+        return sketches, similar_of(of_asked, self._of_prompts, self._threshold) != _NONE
 
-    def __post_init__(self) -> None:
-        self._prompt_sketches = sketch(self.prompts)
 
-    def add(self, text: str, asked: str) -> None:
-        """A row: its whole text, and what it asks."""
-        self._texts.append(text)
-        self._asked.append(asked if self.prompts else "")
-        self._waiting += len(text)
-        if self._waiting >= _CHARACTERS_AT_ONCE:
-            self._sketch_waiting()
+class SketchFile:
+    """Sketches on disk: 256 bytes a row, read from memory-mapped pages."""
 
-    def finish(self) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """(rows,) each: an earlier row that it resembles, or -1; whether it resembles one of the prompts."""
-        self._sketch_waiting()
-        if not self._sketches:
-            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.bool_)
-        near_prompt = np.concatenate(self._near_prompt)
-        sketches = np.concatenate(self._sketches)
-        self._sketches, self._near_prompt = [], []
-        return similar_earlier(sketches, self.threshold), near_prompt
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.touch()
 
-    def _sketch_waiting(self) -> None:
-        if not self._texts:
-            return
-        sketches = sketch(self._texts)
-        if self.prompts:
-            asked = sketches if self._asked == self._texts else sketch(self._asked)
-            near_prompt = similar_of(asked, self._prompt_sketches, self.threshold) != _NONE
-        else:
-            near_prompt = np.zeros(len(sketches), dtype=np.bool_)
-        self._sketches.append(sketches)
-        self._near_prompt.append(near_prompt)
-        self._texts, self._asked, self._waiting = [], [], 0
+    def append(self, sketches: Sketches) -> None:
+        with self._path.open("ab") as file:
+            file.write(np.ascontiguousarray(sketches).tobytes())
+
+    def read(self) -> Sketches:
+        if not self._path.stat().st_size:
+            return np.empty((0, _SLOTS), dtype=np.uint16)
+        return np.memmap(self._path, dtype=np.uint16, mode="r").reshape(-1, _SLOTS)
 
 
 def sketch(texts: Sequence[str]) -> Sketches:

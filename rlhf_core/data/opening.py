@@ -72,13 +72,20 @@ def open_data(path: str, shown: str) -> Iterator[IO[bytes]]:
     if problem:
         raise RowError(f"{shown}: {problem}")
     try:
-        with fsspec.open(path, "rb") if remote else Path(path).open("rb") as file:
-            yield _OPENERS[compression](file, shown) if compression else file
+        with _remote(path, shown) if remote else Path(path).open("rb") as file:
+            content = io.BufferedReader(file, HEAD_BYTES) if remote else file
+            yield _OPENERS[compression](content, shown) if compression else content
     except FileNotFoundError as error:
         raise RowError(f"{shown}: there is no such file") from error
     except _DAMAGED as error:
         what = f"is cut off, damaged, or no {compression} file: copy it again" if compression else "cannot be read"
         raise RowError(f"{shown}: {what} ({type(error).__name__}: {error})") from error
+
+
+def _remote(url: str, shown: str) -> Any:
+    """Read from beginning to end, which any server can send, unless the end says where the parts of the file are."""
+    parts = shown.lower().endswith((".parquet", ".zip")) or not url.startswith(("http://", "https://"))
+    return fsspec.open(url, "rb", **({} if parts else {"block_size": 0}))
 
 
 def compression_of(shown: str) -> str:

@@ -1,4 +1,8 @@
-"""Dataset artifacts: `data.jsonl` with one canonical row a line, `info.json` with how it came to be."""
+"""Dataset artifacts: `data.arrow` with one canonical row a row, `info.json` with how it came to be.
+
+A row is its `id` and the row itself as JSON, in Arrow's own type for that: columns of Arrow would give the arguments of
+one tool call the names of all others'. `datasets.Dataset.from_file` reads the file, and gives rows as mappings.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +12,14 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.format_table import FORMATS
+from rlhf_core.data.arrow_file import ArrowWriter, record_batches
 from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.formats import Rows, format_of
 from rlhf_core.errors import StageError
 
-DATA_FILE = "data.jsonl"
+DATA_FILE = "data.arrow"
 INFO_FILE = "info.json"
+_OLD_DATA_FILE = "data.jsonl"  # of dataset artifacts before version 7 of the stage: a row a line
 
 
 def read_rows(folder: Path) -> list[dict[str, Any]]:
@@ -23,12 +29,14 @@ def read_rows(folder: Path) -> list[dict[str, Any]]:
 
 def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
     """As read_rows, one at a time. Raises StageError if the folder is not a dataset artifact."""
-    path = folder / DATA_FILE
-    if not path.is_file():
+    if (folder / DATA_FILE).is_file():
+        for batch in record_batches(folder / DATA_FILE):
+            yield from map(json.loads, batch.column("row").storage.to_pylist())
+    elif (folder / _OLD_DATA_FILE).is_file():
+        with (folder / _OLD_DATA_FILE).open(encoding="utf-8") as file:
+            yield from map(json.loads, file)
+    else:
         raise StageError(f"{folder}: there is no {DATA_FILE}, so this is not a dataset artifact")
-    with path.open(encoding="utf-8") as file:
-        for line in file:
-            yield json.loads(line)
 
 
 def read_dataset(folder: Path) -> Rows:
@@ -58,15 +66,24 @@ def dataset_info(folder: Path) -> dict[str, Any]:
 
 def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:
     """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes."""
-    write_rows(folder, rows)
+    write_rows(folder, ((row["id"], row_text(row)) for row in rows))
     write_info(folder, info)
 
 
-def write_rows(folder: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(folder: Path, rows: Iterable[tuple[str, str]]) -> None:
+    """rows: the id of each, and its text."""
+    import pyarrow as pa
+
     folder.mkdir(parents=True, exist_ok=True)
-    with (folder / DATA_FILE).open("w", encoding="utf-8", newline="\n") as file:
-        for row in rows:
-            file.write(json.dumps(row, ensure_ascii=False, separators=(",", ":")) + "\n")
+    schema = pa.schema([("id", pa.string()), ("row", pa.json_())])
+    with ArrowWriter(folder / DATA_FILE, schema) as writer:
+        for row_id, text in rows:
+            writer.append({"id": row_id, "row": text}, len(text))
+
+
+def row_text(row: Mapping[str, Any]) -> str:
+    """A canonical row as JSON, as dataset artifacts hold it."""
+    return json.dumps(row, ensure_ascii=False, separators=(",", ":"))
 
 
 def write_info(folder: Path, info: Mapping[str, Any]) -> None:

@@ -63,6 +63,31 @@ def fetch_file(url: str, pinned: str | None, target: Path) -> None:
         raise StageError(f"{url}: cannot be read ({error})") from error
 
 
+@contextmanager
+def reading(url: str) -> Iterator[None]:
+    """For what reads the file at `url` without a copy of it. What goes wrong becomes StageError."""
+    try:
+        yield
+    except aiohttp.ClientError as error:
+        raise StageError(f"{url}: cannot be read ({type(error).__name__}: {error})") from error
+
+
+def require_unchanged(url: str, pinned: str | None) -> None:
+    """For what was read without a copy: raise StageError if it has another version than `pinned`, its identity when the
+    run was planned, or cannot be read."""
+    if pinned is not None:
+        try:
+            with _filesystem(url) as (filesystem, path):
+                _require(_version(filesystem.info(path)), pinned, url)
+        except UnreadableError as error:
+            raise StageError(f"{url}: cannot be read ({error})") from error
+
+
+def is_versioned(identity: str) -> bool:
+    """Whether the filesystem reports a version, so that what was read can be told from what was planned."""
+    return not identity.startswith(_SHA256)
+
+
 def fetch_folder(url: str, pinned: str | None, suffixes: tuple[str, ...], target: Path) -> None:
     """Copy the files that `folder_identity` knows to the new folder `target`: the pinned ones, else those there now.
 
@@ -153,7 +178,7 @@ def _content_hash(filesystem: Any, path: str) -> str:
 
 
 def _fetch(filesystem: Any, path: str, url: str, pinned: str | None, target: Path) -> None:
-    versioned = pinned is not None and not pinned.startswith(_SHA256)
+    versioned = pinned is not None and is_versioned(pinned)
     if versioned:
         _require(_version(filesystem.info(path)), pinned, url)  # before what may be a long download
     filesystem.get_file(path, str(target))

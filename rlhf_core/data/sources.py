@@ -20,7 +20,7 @@ from rlhf_core.data.arrow_rows import without_added_nulls
 from rlhf_core.data.files import BadRow, iterate_file, raise_bad_row
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
-from rlhf_core.data.remote import fetch_file
+from rlhf_core.data.remote import fetch_file, reading, require_unchanged
 from rlhf_core.data.user_code import load_function
 from rlhf_core.errors import StageError
 
@@ -38,8 +38,12 @@ def iterate_source(
     match source:
         case FilesSource():
             for path in source.paths:
-                local = _fetched(path, context) if "://" in path else context.user_file(path)
-                yield from iterate_file(str(local), shown=path, bad_row=bad_row)
+                if "://" in path and source.streaming:
+                    with reading(path):
+                        yield from iterate_file(path, shown=path, bad_row=bad_row)
+                else:
+                    local = _fetched(path, context) if "://" in path else context.user_file(path)
+                    yield from iterate_file(str(local), shown=path, bad_row=bad_row)
         case HubSource():
             yield from _hub_rows(source, context.pin(source.url) or source.revision)
         case ReasoningGymSource():
@@ -48,6 +52,19 @@ def iterate_source(
                 yield from ((f"{task} {index}", row) for index, row in enumerate(rows))
         case FunctionSource():
             yield from _function_rows(source, context.user_file(source.path), bad_row)
+
+
+def streams(source: Source) -> bool:
+    """Whether no more of the source is read than its dataset takes."""
+    return isinstance(source, FilesSource | HubSource) and source.streaming
+
+
+def require_as_planned(source: Source, context: StageContext) -> None:
+    """To be called when a source that streams was read. Raises StageError if its content is not what was planned."""
+    if isinstance(source, FilesSource):
+        for url in source.paths:
+            if "://" in url:
+                require_unchanged(url, context.pin(url))
 
 
 def _fetched(url: str, context: StageContext) -> Path:
@@ -64,11 +81,13 @@ def _hub_rows(source: HubSource, revision: str) -> Iterator[Located]:
 
     name = source.repository if source.subset is None else f"{source.repository}/{source.subset}"
     try:
-        rows = datasets.load_dataset(source.repository, name=source.subset, split=source.split, revision=revision)
+        rows = datasets.load_dataset(
+            source.repository, name=source.subset, split=source.split, revision=revision, streaming=source.streaming
+        )
+        for index, row in enumerate(rows):
+            yield f"{name} row {index}", without_added_nulls(row)
     except Exception as error:  # the library raises many types; all mean that this source cannot be had
         raise StageError(f"{name}, split {source.split}, revision {revision}: {error}") from error
-    for index, row in enumerate(rows):
-        yield f"{name} row {index}", without_added_nulls(row)
 
 
 def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Iterator[Located]:

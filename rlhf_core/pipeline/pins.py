@@ -9,7 +9,7 @@ from functools import partial
 from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel, HubModel
 from rlhf_core.config.data import FilesSource, HubSource
-from rlhf_core.data.remote import UnreadableError, file_identity, folder_identity
+from rlhf_core.data.remote import UnreadableError, file_identity, folder_identity, is_versioned
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.user_files import configs_below
 
@@ -40,8 +40,8 @@ def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
                 yield found.url, partial(_commit, found)
             case FolderModel(path=path) if "://" in path:
                 yield path, partial(_folder, path)
-            case FilesSource(paths=paths):
-                yield from ((path, partial(_file, path)) for path in paths if "://" in path)
+            case FilesSource(paths=paths, streaming=streaming):
+                yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
 
 
 def _commit(source: HubModel | HubSource) -> str:
@@ -67,11 +67,17 @@ def _unresolved(source: HubModel | HubSource, reason: str) -> str:
     )
 
 
-def _file(url: str) -> str:
+def _file(url: str, streaming: bool) -> str:
     try:
-        return file_identity(url)
+        identity = file_identity(url)
     except UnreadableError as error:
         raise RecipeError(_unreadable(url, error)) from error
+    if streaming and not is_versioned(identity):
+        raise RecipeError(
+            f"{url}: its server reports no ETag or other version, by which a change would be seen while rows are read: "
+            "leave `streaming` out"
+        )
+    return identity
 
 
 def _folder(url: str) -> str:

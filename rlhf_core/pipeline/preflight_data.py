@@ -159,7 +159,7 @@ def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int 
             rows = len(tasks) * size
         case FilesSource(paths=paths) if sample is not None and _is_whole(sample, [root / path for path in paths]):
             rows = len(sample.rows)
-    return rows if rows is None or config.limit is None else min(rows, config.limit)
+    return None if rows is None else config.most_rows(rows)
 
 
 def _is_whole(sample: Sample, files: Iterable[Path]) -> bool:
@@ -192,7 +192,7 @@ def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[
 def _is_used_whole(recipe: Recipe, name: str) -> bool:
     """Whether all rows of a dataset's source are in it: else only its job knows what a model is tested on."""
     config = recipe.data.get(name)
-    return config is not None and not (config.mix or config.exclude) and config.limit is None
+    return config is not None and not (config.mix or config.exclude) and config.limit is config.share is None
 
 
 def _rows(recipe: Recipe, samples: Mapping[str, Sample], name: str) -> Rows:

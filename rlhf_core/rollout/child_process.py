@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
@@ -17,6 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import psutil
 
+from rlhf_core.children import end_with_parent
 from rlhf_core.errors import StageError
 
 P = ParamSpec("P")
@@ -70,12 +69,4 @@ class ChildProcess:
 
 def _begin(environment: Mapping[str, str]) -> None:
     os.environ.update(environment)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)  # the parent is gone
+    end_with_parent()

@@ -3,26 +3,35 @@
 from __future__ import annotations
 
 import hashlib
-import json
-import random
-from collections.abc import Iterator, Mapping, Sequence
+import shutil
+from collections.abc import Iterator, Mapping
+from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import DatasetConfig, Source, WeightedSource
+from rlhf_core.config.data import DatasetConfig, Source
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
-from rlhf_core.data.formats import Row, RowError, format_of, normalised
-from rlhf_core.data.mixing import mix
-from rlhf_core.data.near_duplicates import NearDuplicates
+from rlhf_core.data.bad_rows import BadRows, bad_row_policy
+from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
+from rlhf_core.data.formats import RowError, format_of, normalised
+from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
+from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
 from rlhf_core.data.overlap import PromptIndex
+from rlhf_core.data.processes import in_order
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
-from rlhf_core.data.sources import iterate_source
-from rlhf_core.data.spool import RowSpool
+from rlhf_core.data.sources import iterate_source, require_as_planned, streams
 from rlhf_core.errors import StageError
 
-_PROGRESS_EVERY = 2000  # rows
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_CHECKED_AT_ONCE = 256  # rows
+_BATCHES_OF_PROGRESS = 8
 _NEAR_EXAMPLES = 3
 _SHOWN_CHARACTERS = 200
 
@@ -37,7 +46,7 @@ class _Counts:
     near_excluded: int = 0  # that ask nearly an excluded prompt
     near_examples: list[dict[str, str]] = field(default_factory=list)
     near_dropped: int = 0
-    not_drawn: int = 0  # left over when the mix's first source ran out
+    not_drawn: int = 0  # left over when the mix stopped
     over_limit: int = 0
 
 
@@ -47,138 +56,159 @@ def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContex
     inputs: `exclude.NAME`, datasets whose prompts are dropped.
     Raises StageError that names the row which does not fit, or says why nothing is left.
     """
-    sources = config.mix or (WeightedSource(source=_only_source(config)),)
-    with RowSpool(context.workdir / "rows.jsonl") as spool:
-        selection = _Selection(config, inputs, context, spool)
-        kept = [selection.read(entry.source) for entry in sources]
-        kept = selection.without_near_duplicates(kept)
-        counts = selection.counts
-        order, drawn = _ordered(config, [entry.weight for entry in sources], kept, context.seed, counts)
-        if not order:
-            raise StageError(f"{context.name}: no row is left of {sum(counts.read)} read: {_reasons(config, counts)}")
-        folder = context.workdir / "dataset"
-        summary = _Summary()
-        write_rows(folder, summary.of(spool.read(order)))
-    write_info(folder, _info(config, summary, drawn, counts))
+    sources = _sources(config)
+    folder, work = context.workdir / "dataset", context.workdir / "rows"
+    work.mkdir()
+    counts = _Counts()
+    selection = _Selection(config, inputs, context, work, counts)
+    with selection.kept:
+        for number, source in enumerate(sources):
+            selection.read(source, number)
+    kept = selection.of_sources()
+    rows = _drawn(config, kept, context, counts)
+    summary = _Summary(len(sources))
+    write_rows(folder, summary.of(iterate(rows)))
+    write_info(folder, _info(config, summary, list(map(len, kept)), counts))
+    shutil.rmtree(work)
     # Not logged: one line is no curve, and starting the trackers would take longer than most datasets.
-    return Output(Kind.DATASET, folder, _metrics(config, len(order), counts))
+    return Output(Kind.DATASET, folder, _metrics(config, summary, counts))
 
 
 class _Selection:
-    """Reads sources one after another and decides of each row whether it is kept. Kept rows go to the spool."""
+    """Reads sources one after another and decides of each row whether it is kept. Kept rows wait on disk."""
 
     def __init__(
-        self, config: DatasetConfig, inputs: Mapping[str, Input], context: StageContext, spool: RowSpool
+        self,
+        config: DatasetConfig,
+        inputs: Mapping[str, Input],
+        context: StageContext,
+        work: Path,
+        counts: _Counts,
     ) -> None:
-        self.counts = _Counts()
-        self._config = config
-        self._format = format_of(config.format)
-        self._context = context
-        self._spool = spool
-        self._bad_row = bad_row_policy(config, self.counts.bad)
-        self._excluded = PromptIndex({name: read_dataset(given.folder) for name, given in inputs.items()})
-        self._seen: set[str] = set()
-        self._near: NearDuplicates | None = None
-        if config.near_duplicates != "off":
-            self._near = NearDuplicates(self._excluded.prompts, config.near_duplicate_threshold)
+        self._config, self._context, self._counts = config, context, counts
+        self._bad_row = bad_row_policy(config, counts.bad)
+        excluded = PromptIndex({name: read_dataset(given.folder) for name, given in inputs.items()})
+        self._checker = Checker(config, excluded)
+        self._seen: set[int] = set()
+        self._sketches = SketchFile(work / "sketches")
+        self._near_prompt: list[NDArray[np.bool_]] = []  # of the rows that are kept
+        self.kept = KeptRows(work / "rows.arrow", len(_sources(config)))
 
-    def read(self, source: Source) -> list[int]:
-        """The numbers in the spool of the source's rows that are kept, in the source's order."""
-        kept: list[int] = []
-        read = 0
+    def read(self, source: Source, number: int) -> None:
+        """Keep the source's rows, in their order."""
+        self._counts.read.append(0)
+        most = self._config.limit if streams(source) else None
+        batches = _batches(source, self._config.format, self._context)
         try:
-            for where, raw in iterate_source(source, self._config.format, self._context, self._bad_row):
-                row = canonical(where, raw, self._config, self._bad_row)
-                if row is None:
-                    continue
-                read += 1
-                if read % _PROGRESS_EVERY == 0:
-                    self._context.progress(read, 0, "reading", kept=len(kept))
-                if self._keeps(row):
-                    kept.append(len(self._spool))
-                    self._spool.append(row)
-                    if self._near is not None:
-                        self._near.add(self._text(row), normalised(self._format.asked_text(row)))
+            with closing(in_order(self._checker, batches, self._config.processes)) as checked:
+                for count, batch in enumerate(checked, 1):
+                    self._keep(batch, number, most)
+                    if count % _BATCHES_OF_PROGRESS == 0:
+                        self._context.progress(sum(self._counts.read), 0, "reading", kept=sum(self.kept.counts))
+                    if self.kept.counts[number] == most:
+                        break
         except RowError as error:
             raise StageError(f"{self._context.name}: {error}") from error
-        self.counts.read.append(read)
-        return kept
+        if streams(source):
+            require_as_planned(source, self._context)
 
-    def _keeps(self, row: Row) -> bool:
-        if self._excluded.find(row, self._format):
-            self.counts.excluded += 1
-            return False
-        if self._config.drop_duplicates:
-            key = self._format.duplicate_key(row)
-            if key in self._seen:
-                self.counts.duplicates += 1
-                return False
-            self._seen.add(key)
-        return True
+    def _keep(self, batch: CheckedBatch, source: int, most: int | None) -> None:
+        """most: rows of the source that are kept."""
+        counts = self._counts
+        kept: list[int] = []  # in the batch's sketches
+        checked = 0
+        for row in batch.rows:
+            if self.kept.counts[source] == most:
+                break
+            if isinstance(row, Bad):
+                self._bad_row(row.where, row.error)
+                continue
+            counts.read[source] += 1
+            if row is None:
+                counts.excluded += 1
+                continue
+            checked += 1
+            if self._config.drop_duplicates and row.key in self._seen:
+                counts.duplicates += 1
+                continue
+            if self._config.drop_duplicates:
+                self._seen.add(row.key)
+            self.kept.append(row, source)
+            kept.append(checked - 1)
+        if batch.sketches is not None and batch.near_prompt is not None:
+            self._sketches.append(batch.sketches[kept])
+            self._near_prompt.append(batch.near_prompt[kept])
 
-    def _text(self, row: Row) -> str:
-        return normalised(self._format.whole_text(row))
-
-    def without_near_duplicates(self, kept: list[list[int]]) -> list[list[int]]:
-        """`kept`, after all sources were read, without near-duplicates if these are dropped."""
-        counts = self.counts
-        if self._near is None:
-            return kept
+    def of_sources(self) -> list[Dataset]:
+        """The rows of each source, after all were read, without near-duplicates if these are dropped."""
+        counts = self._counts
+        if not self._near_prompt:
+            return self.kept.of_sources(None)
         self._context.progress(sum(counts.read), 0, "comparing")
-        earlier, near_prompt = self._near.finish()
+        earlier = similar_earlier(self._sketches.read(), self._config.near_duplicate_threshold)
+        near_prompt = np.concatenate(self._near_prompt)
         repeats = earlier >= 0
         counts.near_duplicates, counts.near_excluded = int(repeats.sum()), int(near_prompt.sum())
+        text = format_of(self._config.format).whole_text
         for index in repeats.nonzero()[0][:_NEAR_EXAMPLES]:
-            row, resembled = self._spool.read((int(index), int(earlier[index])))
-            counts.near_examples.append({"row": _shown(self._text(row)), "resembles": _shown(self._text(resembled))})
+            row, resembled = (_shown(text(row)) for row in self.kept.rows([int(index), int(earlier[index])]))
+            counts.near_examples.append({"row": row, "resembles": resembled})
         if self._config.near_duplicates != "drop":
-            return kept
+            return self.kept.of_sources(None)
         dropped = repeats | near_prompt
         counts.near_dropped = int(dropped.sum())
-        return [[index for index in of_source if not dropped[index]] for of_source in kept]
+        return self.kept.of_sources(dropped)
 
 
-def _only_source(config: DatasetConfig) -> Source:
-    if config.source is None:
-        raise StageError("this dataset names no `source` and no `mix`; give it one of them")
-    return config.source
+def _batches(source: Source, data_format: str, context: StageContext) -> Iterator[list[Located]]:
+    """The source's rows, and in their places those that cannot be read. What it raises comes after the rows before."""
+    batch: list[Located] = []
+    try:
+        for where, raw in iterate_source(
+            source, data_format, context, lambda where, error: batch.append((where, error))
+        ):
+            batch.append((where, raw))
+            if len(batch) >= _CHECKED_AT_ONCE:
+                yield batch[:]
+                batch.clear()
+    except (RowError, StageError):
+        yield batch
+        raise
+    yield batch
 
 
-def _ordered(
-    config: DatasetConfig, weights: Sequence[float], kept: list[list[int]], seed: int, counts: _Counts
-) -> tuple[list[int], list[int]]:
-    """The rows' numbers in their final order, and how many came from each source."""
-    if config.mix:
-        mixed = mix(kept, weights, seed=seed, shuffle=config.shuffle)
-    else:
-        mixed = [(0, row) for row in kept[0]]
-        if config.shuffle:
-            random.Random(seed).shuffle(mixed)
-    counts.not_drawn = sum(map(len, kept)) - len(mixed)
-    limited = mixed[: config.limit]
-    counts.over_limit = len(mixed) - len(limited)
-    if config.mix and config.shuffle:
-        # The mix interleaves its sources evenly; training wants them in no pattern.
-        random.Random(seed + 1).shuffle(limited)
-    drawn = [sum(1 for index, _ in limited if index == source) for source in range(len(kept))]
-    return [row for _, row in limited], drawn
+def _drawn(config: DatasetConfig, sources: list[Dataset], context: StageContext, counts: _Counts) -> Dataset:
+    """The rows of the result, in their final order."""
+    kept = sum(map(len, sources))
+    if not kept:
+        raise StageError(f"{context.name}: no row is left of {sum(counts.read)} read: {_reasons(config, counts)}")
+    try:
+        rows = ordered(config, sources, context.seed)
+    except StageError as error:
+        raise StageError(f"{context.name}: {error}") from error
+    counts.not_drawn = max(0, kept - len(rows))
+    limited = rows.take(config.most_rows(len(rows)))
+    counts.over_limit = len(rows) - len(limited)
+    return limited
 
 
 class _Summary:
     """What the info file has of the rows, collected while they are written."""
 
-    def __init__(self) -> None:
+    def __init__(self, sources: int) -> None:
         self.rows = 0
         self.tasks: dict[str, int] = {}
+        self.used = [0] * sources
         self._ids = hashlib.sha256()
 
-    def of(self, rows: Iterator[Row]) -> Iterator[Row]:
+    def of(self, rows: Iterator[KeptRow]) -> Iterator[tuple[str, str]]:
         for row in rows:
-            self._ids.update((f"\n{row['id']}" if self.rows else row["id"]).encode())
+            self._ids.update((f"\n{row.id}" if self.rows else row.id).encode())
             self.rows += 1
-            if "task" in row:
-                self.tasks[row["task"]] = self.tasks.get(row["task"], 0) + 1
-            yield row
+            self.used[row.source] += 1
+            if row.task is not None:
+                self.tasks[row.task] = self.tasks.get(row.task, 0) + 1
+            yield row.id, row.text
 
     @property
     def ids_sha256(self) -> str:
@@ -207,9 +237,9 @@ def _reasons(config: DatasetConfig, counts: _Counts) -> str:
     )
 
 
-def _metrics(config: DatasetConfig, rows: int, counts: _Counts) -> dict[str, int]:
+def _metrics(config: DatasetConfig, summary: _Summary, counts: _Counts) -> dict[str, int]:
     metrics = {
-        "rows": rows,
+        "rows": summary.rows,
         "read": sum(counts.read),
         "excluded": counts.excluded,
         "duplicates": counts.duplicates,
@@ -220,7 +250,7 @@ def _metrics(config: DatasetConfig, rows: int, counts: _Counts) -> dict[str, int
     return metrics | {"near_duplicates": counts.near_duplicates, "near_excluded": counts.near_excluded}
 
 
-def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _Counts) -> dict[str, Any]:
+def _info(config: DatasetConfig, summary: _Summary, kept: list[int], counts: _Counts) -> dict[str, Any]:
     return {
         "format": config.format,
         "rows": summary.rows,
@@ -228,8 +258,8 @@ def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _C
         "on_long_row": config.on_long_row,
         "on_bad_row": config.on_bad_row,
         "sources": [
-            {"source": json.loads(source.model_dump_json()), "read": read, "used": used}
-            for source, read, used in zip(_sources(config), counts.read, drawn, strict=True)
+            {"source": source.model_dump(mode="json"), "read": read, "used": used, "repeated": max(0, used - distinct)}
+            for source, read, distinct, used in zip(_sources(config), counts.read, kept, summary.used, strict=True)
         ],
         "dropped": _dropped(counts),
         "bad_rows": counts.bad.info(),
@@ -246,8 +276,11 @@ def _info(config: DatasetConfig, summary: _Summary, drawn: list[int], counts: _C
 
 
 def _shown(text: str) -> str:
+    text = normalised(text)
     return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _sources(config: DatasetConfig) -> list[Source]:
-    return [entry.source for entry in config.mix] or [_only_source(config)]
+    if config.source is None and not config.mix:
+        raise StageError("this dataset names no `source` and no `mix`; give it one of them")
+    return [entry.source for entry in config.mix] if config.source is None else [config.source]

@@ -121,7 +121,7 @@ def _compute(
         reserved = config.reserves()
         manifest = manifest_of(
             spec, output, spec.ref, spec.name, started,
-            device_seconds=(reserved.devices or stage.job_cpus) * seconds, device=_device(reserved),
+            device_seconds=(reserved.devices or stage.job_cpus(config)) * seconds, device=_device(reserved),
         )  # fmt: skip
         computed = repository.upload(manifest, output.folder)
         stored = repository.commit(computed)

@@ -46,7 +46,7 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
             outcomes = compare(compared)
             made += preferences(compared, outcomes, counts)
             with_pair = {
-                pair.row["id"] for pair, outcome in zip(compared, outcomes, strict=True) if outcome in ("one", "other")
+                id(pair.row) for pair, outcome in zip(compared, outcomes, strict=True) if outcome in ("one", "other")
             }
             counts["prompts_without_pair"] += len(part) - len(with_pair)
             asked += len(compared)

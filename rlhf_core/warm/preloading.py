@@ -23,6 +23,7 @@ LIBRARIES = (
     "wandb",
     "tensorboard.summary.writer.event_file_writer",
     "reasoning_gym",
+    "datasets",
 )
 
 
@@ -31,6 +32,7 @@ def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     set_vllm_environment()
     # Else OpenMP and BLAS start threads at their import. Whoever computes in a fork sets its own number.
     os.environ.update(dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1"))
+    os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of Arrow's allocator
     # Ray reads the variables of the worker that it is in when it is first imported: each fork does that itself.
     sys.modules["ray"] = None  # type: ignore[assignment]
     for library in libraries:

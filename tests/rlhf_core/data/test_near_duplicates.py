@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import hashlib
 import random
+from pathlib import Path
 
 import numpy as np
 import pytest
 
-from rlhf_core.data.near_duplicates import NearDuplicates, similar_earlier, similar_of, sketch
+from rlhf_core.data.near_duplicates import Sketcher, SketchFile, similar_earlier, similar_of, sketch
 
 DRAW = random.Random(0)
 WORDS = [f"w{i}" for i in range(5000)]
@@ -71,23 +72,25 @@ def test_short_rows_and_east_asian_scripts() -> None:
     assert similar_earlier(sketch(texts), 0.7).tolist() == [-1, 0, -1, -1, 3]
 
 
-def test_rows_added_in_any_portions_give_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rows_in_any_portions_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     texts = [text_of(30) for _ in range(40)]
     texts += [changed(text) for text in texts[:5]]
-    prompt = changed(texts[3])
-    results = []
-    for characters in (1 << 22, 500):
-        monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_AT_ONCE", characters)
-        monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_IN_BATCH", characters)
-        near = NearDuplicates([prompt], 0.8)
-        for text in texts:
-            near.add(text, asked=text)
-        results.append([array.tolist() for array in near.finish()])
+    sketcher, results = Sketcher([changed(texts[3])], 0.8), []
+    for rows in (45, 7):
+        monkeypatch.setattr("rlhf_core.data.near_duplicates._CHARACTERS_IN_BATCH", rows * 100)
+        stored, near_prompt = SketchFile(tmp_path / f"{rows}"), []
+        for start in range(0, 45, rows):
+            sketches, near = sketcher(texts[start : start + rows], asked=texts[start : start + rows])
+            stored.append(sketches)
+            near_prompt += near.tolist()
+        results.append((similar_earlier(stored.read(), 0.8).tolist(), near_prompt))
     assert results[0] == results[1]
     earlier, near_prompt = results[0]
     assert earlier == [-1] * 40 + [0, 1, 2, 3, 4]
     assert np.flatnonzero(near_prompt).tolist() == [3, 43]
 
 
-def test_no_rows() -> None:
-    assert [len(array) for array in NearDuplicates(["a"], 0.8).finish()] == [0, 0]
+def test_no_rows(tmp_path: Path) -> None:
+    stored = SketchFile(tmp_path / "none")
+    stored.append(Sketcher(["a"], 0.8)([], [])[0])
+    assert similar_earlier(stored.read(), 0.8).tolist() == []

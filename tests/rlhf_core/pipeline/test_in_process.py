@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.prepare import Prepared, prepare
@@ -58,7 +59,7 @@ def test_the_first_result_stays_and_the_new_one_is_shown(prepared: Prepared) -> 
     assert first.kept is None
     assert second.kept == first.manifest == prepared.repository.manifest(node.ref)
     assert second.manifest.finished_at > first.manifest.finished_at
-    assert len((second.folder / "data.jsonl").read_text().splitlines()) == 3
+    assert len(read_rows(second.folder)) == 3
 
 
 def test_of_a_node_whose_result_is_there_the_inputs_are_not_needed(prepared: Prepared, tmp_path: Path) -> None:

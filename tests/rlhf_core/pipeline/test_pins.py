@@ -132,6 +132,15 @@ def test_changed_content_behind_https_is_another_key(tmp_path: Path, files: WebF
     assert graph(tmp_path, url=url)["data.d"].ref != before
 
 
+def test_what_is_not_copied_needs_a_version(tmp_path: Path, files: WebFiles) -> None:
+    url = f"{files.url}/d.jsonl"
+    before = graph(tmp_path, "data.d.source.streaming=true", url=url)["data.d"].ref
+    assert before != graph(tmp_path, url=url)["data.d"].ref
+    files.versions = "nothing"
+    with pytest.raises(RecipeError, match=f"^{url}: its server reports no ETag or other version, by which a change "):
+        graph(tmp_path, "data.d.source.streaming=true", url=url)
+
+
 def test_a_source_is_looked_up_once_in_a_plan(tmp_path: Path, files: WebFiles) -> None:
     url = f"{files.url}/d.jsonl"
     entry = f"{{format: text, source: {{type: files, paths: ['{url}']}}, exclude: [e]}}"

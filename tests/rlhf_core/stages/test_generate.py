@@ -90,8 +90,8 @@ def test_every_prompt_has_its_completions(inputs: dict[str, Input], tmp_path: Pa
 
 
 def test_how_many_prompts_are_given_at_a_time_changes_nothing(inputs: dict[str, Input], tmp_path: Path) -> None:
-    whole = run(tmp_path / "1", inputs, settings()).folder / "data.jsonl"
-    parts = run(tmp_path / "2", inputs, settings(prompts_per_call=2)).folder / "data.jsonl"
+    whole = run(tmp_path / "1", inputs, settings()).folder / "data.arrow"
+    parts = run(tmp_path / "2", inputs, settings(prompts_per_call=2)).folder / "data.arrow"
     assert whole.read_bytes() == parts.read_bytes()
 
 

@@ -47,7 +47,7 @@ def test_a_context_works_on_another_node_but_does_not_log_there(
     assert (context.name, context.key, context.seed) == (spec.name, spec.key, 1)
     item = context.fetch(spec.ref)
     assert item.manifest == made
-    assert (item.folder / "data.jsonl").is_file()
+    assert (item.folder / "data.arrow").is_file()
     assert item.folder.is_relative_to(tmp_path / "other")
     assert context.user_file("code/data.py").read_text() == QUICK
     assert context.workdir.is_dir()

@@ -93,7 +93,7 @@ def test_a_job_publishes_what_its_spec_says(repository: ArtifactRepository, tmp_
     manifest = repository.manifest(spec.ref)
     assert manifest is not None
     assert (manifest.kind, manifest.name, manifest.key) == (Kind.DATASET, "data.text", spec.key)
-    assert [file.path for file in manifest.files] == ["data.jsonl", "info.json", "metrics.jsonl"]
+    assert [file.path for file in manifest.files] == ["data.arrow", "info.json", "metrics.jsonl"]
     assert manifest.metrics["rows"] == 2
     assert manifest.user_files == spec.user_files
     assert manifest.libraries == spec.libraries

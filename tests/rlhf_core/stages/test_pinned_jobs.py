@@ -79,9 +79,12 @@ def run_with(hub: Hub, spec: StageSpec, url: str, home: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_the_planned_commit_of_a_data_set_is_loaded(local: ArtifactRepository, tmp_path: Path, hub: Hub) -> None:
+@pytest.mark.parametrize("streaming", [False, True])
+def test_the_planned_commit_of_a_data_set_is_loaded(
+    local: ArtifactRepository, tmp_path: Path, hub: Hub, streaming: bool
+) -> None:
     commit = hub.commit({"train.jsonl": b'{"text": "planned"}\n'})
-    spec = planned(local, tmp_path, "data.d", data=f"{{type: hub, repository: {REPOSITORY}}}")
+    spec = planned(local, tmp_path, "data.d", data=f"{{type: hub, repository: {REPOSITORY}, streaming: {streaming}}}")
     hub.commit({"train.jsonl": b'{"text": "newer"}\n'})
     run_with(hub, spec, local.store.url, tmp_path / "hub")
     assert [row["text"] for row in read_rows(local.fetch(spec.ref, tmp_path / "cache"))] == ["planned"]

@@ -1,0 +1,22 @@
+"""Processes that a process starts for itself, and that end with it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+
+
+def end_with_parent() -> None:
+    """Called in a process that multiprocessing has started: it ends with its parent, however that ends. Ctrl-C reaches
+    the parent alone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    threading.Thread(target=_wait_and_end, daemon=True).start()
+
+
+def _wait_and_end() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)

@@ -1,0 +1,117 @@
+"""The rows that a dataset keeps, on disk while they are selected: ordered, mixed and cut by the `datasets` library.
+
+The library keeps the order as numbers of rows, 8 bytes each, beside memory-mapped files; rows move when the result is
+written.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
+
+import numpy as np
+from numpy.typing import NDArray
+
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.data.arrow_file import ArrowWriter
+from rlhf_core.data.checking import Checked
+from rlhf_core.errors import StageError
+
+if TYPE_CHECKING:
+    from datasets import Dataset
+
+_READ_AT_ONCE = 256  # rows
+_MOST_REPEATS = 10  # of a row, on average, where small sources are repeated
+
+
+class KeptRow(NamedTuple):
+    id: str
+    text: str  # the row as JSON
+    task: str | None
+    source: int
+
+
+class KeptRows:
+    """Rows of one source after another. Written within its context; read after it, as long as the file is there."""
+
+    def __init__(self, path: Path, sources: int) -> None:
+        import pyarrow as pa
+
+        self._path = path
+        self.counts = [0] * sources
+        columns = {"id": pa.string(), "text": pa.large_string(), "task": pa.string(), "source": pa.int32()}
+        self._writer = ArrowWriter(path, pa.schema(columns))
+
+    def __enter__(self) -> Self:
+        self._writer.__enter__()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._writer.__exit__(kind, error, traceback)
+
+    def append(self, row: Checked, source: int) -> None:
+        kept = KeptRow(row.id, row.text, row.task, source)
+        self._writer.append(kept._asdict(), len(row.text))
+        self.counts[source] += 1
+
+    def rows(self, indices: Sequence[int]) -> list[dict[str, Any]]:
+        """The canonical rows of these numbers, counted over all sources."""
+        return [json.loads(row.text) for row in iterate(self._whole().select(indices))]
+
+    def of_sources(self, dropped: NDArray[np.bool_] | None) -> list[Dataset]:
+        """The rows of each source without those that are `dropped`, of which there is one value a row."""
+        whole, start, found = self._whole(), 0, []
+        for count in self.counts:
+            end = start + count
+            of_source = whole.select(range(start, end) if count else [])
+            if dropped is not None:
+                of_source = of_source.select(np.flatnonzero(~dropped[start:end]))
+            found.append(of_source)
+            start = end
+        return found
+
+    def _whole(self) -> Dataset:
+        from datasets import Dataset
+
+        return Dataset.from_file(str(self._path))
+
+
+def ordered(config: DatasetConfig, sources: Sequence[Dataset], seed: int) -> Dataset:
+    """All rows that the settings draw, in their order, without a limit.
+
+    Each source is shuffled by itself. Of several, the next row comes from a source drawn by weight, until one has given
+    all its rows (`first_exhausted`), or every one has (`all_exhausted`: those that end earlier begin again).
+    Raises StageError if a source of a mix has no row, or would be repeated too often.
+    """
+    if config.shuffle:
+        sources = [
+            rows.shuffle(generator=np.random.default_rng([seed, index]), keep_in_memory=True)
+            for index, rows in enumerate(sources)
+        ]
+    if not config.mix:
+        return sources[0]
+    from datasets import interleave_datasets
+
+    weights = np.array([entry.weight for entry in config.mix])
+    shares = weights / weights.sum()
+    counts = np.array([len(rows) for rows in sources])
+    if not counts.all():
+        raise StageError(f"mix[{int(np.argmin(counts))}]: no row of this source is left")
+    draws = float((counts / shares).max())
+    if config.stop == "all_exhausted" and draws > _MOST_REPEATS * counts.sum():
+        raise StageError(
+            f"stop: about {draws:.2g} rows would be drawn of {counts.sum()} until every source has given all of its "
+            "rows: raise the weight of the source that has most rows for its weight, or set `stop: first_exhausted`"
+        )
+    return interleave_datasets(list(sources), probabilities=shares.tolist(), seed=seed, stopping_strategy=config.stop)
+
+
+def iterate(rows: Dataset) -> Iterator[KeptRow]:
+    """The rows of KeptRows, in the order that the library gives them."""
+    for table in rows.with_format("arrow").iter(_READ_AT_ONCE):
+        yield from map(KeptRow, *(table.column(name).to_pylist() for name in KeptRow._fields))
