@@ -113,4 +113,4 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
 def test_a_loop_on_a_schedule_loses_no_round_and_uses_no_prompt_twice(
     place: Place, client: SyncPrefectClient, tmp_path: Path
 ) -> None:
-    loop_on_a_schedule(place, client, tmp_path, rounds=20 if LONG else 2)
+    loop_on_a_schedule(place, client, tmp_path, rounds=20 if LONG else 1)
