@@ -92,7 +92,7 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
     """Completions whose steps are labelled, right or wrong or how likely right, arXiv:2305.20050 and 2312.08935.
 
     With r the reward at the last token of a step and y its label: -y log sigmoid(r) - (1 - y) log sigmoid(-r), the mean
-    over all steps of the batch. `batch_size` counts completions.
+    over all labelled steps of the batch. `batch_size` counts completions.
     """
 
     LABELLED: ClassVar[str] = "step has the label"
@@ -109,4 +109,4 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
         return {**row, "separator": self.separator}
 
     def labels(self, row: Mapping[str, Any]) -> list[float]:
-        return list(row["labels"])
+        return [label for label in row["labels"] if label is not None]

@@ -38,8 +38,10 @@ def rewarded_completions(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[E
 
 
 def labelled_steps(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
-    """row: of the format `stepwise`, with a `separator`."""
-    return _example(row, *encode_steps(tokenizer, row), row["labels"])
+    """Steps without a label are read and not trained. row: of the format `stepwise`, with a `separator`."""
+    ids, ends = encode_steps(tokenizer, row)
+    judged = [(end, label) for end, label in zip(ends, row["labels"], strict=True) if label is not None]
+    return _example(row, ids, [end for end, _ in judged], [label for _, label in judged])
 
 
 def _example(row: Row, ids: list[int], places: Sequence[int], targets: Sequence[float]) -> Example:

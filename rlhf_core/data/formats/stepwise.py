@@ -1,4 +1,4 @@
-"""Step labels: the steps of a completion, and of each whether it is right."""
+"""Step labels: the steps of a completion, and of each whether it is right, if that was judged."""
 
 from __future__ import annotations
 
@@ -28,6 +28,8 @@ class Stepwise(MessageFormat):
                 f"there are {len(steps)} `steps` and {len(labels)} `labels`: each step needs one",
                 "`steps` and `labels` are not equally many",
             )
+        if all(label is None for label in labels):
+            raise RowError("`labels` are all null: no step was judged")
         return {"prompt": read_prompt(row), "steps": steps, "labels": labels}
 
     def whole_text(self, row: Mapping[str, Any]) -> str:
@@ -80,8 +82,10 @@ def _step(value: Any, where: str) -> str:
     return value
 
 
-def _label(value: Any, where: str) -> float:
-    """Hard (true, false, 1, 0) or soft, between these."""
+def _label(value: Any, where: str) -> float | None:
+    """Hard (true, false, 1, 0) or soft, between these; None: nobody judged it, as those after the first mistake."""
+    if value is None:
+        return None
     label = float(value) if isinstance(value, bool) else number(value, where)
     if not 0 <= label <= 1:
         raise RowError(f"`{where}` must be true, false or from 0 to 1, this is {label:g}", "`labels` has another value")

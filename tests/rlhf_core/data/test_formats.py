@@ -63,6 +63,11 @@ def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str
             {"prompt": [USER], "steps": ["2", "4"], "labels": [1.0, 0.25]},
         ),
         (
+            "stepwise",
+            {"prompt": "2+2?", "steps": ["5", "4"], "labels": [False, None]},
+            {"prompt": [USER], "steps": ["5", "4"], "labels": [0.0, None]},
+        ),
+        (
             "completions",
             {"prompt": "2+2?", "completion": "4", "reward": "3", "verbosity": 2},
             {"prompt": [USER], "completions": [{"text": "4", "reward": 3.0}]},
@@ -152,7 +157,7 @@ def test_a_column_called_unused_is_left_out() -> None:
                 ({"labels": [1, 2]}, "`labels[1]` must be true, false or from 0 to 1, this is 2"),
                 ({"labels": [0, -1]}, "`labels[1]` must be true, false or from 0 to 1, this is -1"),
                 ({"labels": ["good", 1]}, "`labels[0]` must be a number, this is 'good'"),
-                ({"labels": [1, None]}, "`labels[1]` must be a number, this is NoneType"),
+                ({"labels": [None, None]}, "`labels` are all null: no step was judged"),
                 ({"labels": "1,0"}, "`labels` must be a list with one entry a step, this is str"),
                 ({"steps": ["b", " "]}, "`steps[1]` is empty"),
                 ({"steps": ["b", 4]}, "`steps[1]` must be text, this is int"),

@@ -175,6 +175,17 @@ def test_steps_are_trained_where_they_are_read(kind: str, steps: list[str], sepa
     assert example.targets == (0.0,) * len(steps)
 
 
+def test_steps_that_nobody_judged_are_read_and_not_trained() -> None:
+    tokenizer = with_template("words", TEMPLATE)
+    row = {"id": "r", "prompt": ASKED, "steps": ["one", "two", "one"], "labels": [1.0, None, 0.0], "separator": "\n"}
+    whole = labelled_steps(tokenizer, {**row, "labels": [1.0, 0.5, 0.0]})
+    example = labelled_steps(tokenizer, row)
+    assert example.sequences == whole.sequences
+    places, judged = ([i for i, trained in enumerate(e.masks[0]) if trained] for e in (whole, example))
+    assert judged == [places[0], places[2]]
+    assert example.targets == (1.0, 0.0)
+
+
 @pytest.mark.parametrize(
     ("steps", "separator", "message"),
     [
