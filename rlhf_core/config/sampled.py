@@ -30,7 +30,7 @@ class GenerateConfig(EnginesConfig):
 
     made_format: ClassVar[str] = "completions"
 
-    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     model: Annotated[str | None, Reads("model")] = Field(
@@ -56,6 +56,10 @@ class GenerateConfig(EnginesConfig):
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def asks_again(self) -> str:
+        return self.dataset
 
     @property
     def text_rewards(self) -> dict[str, TextReward]:
@@ -131,12 +135,22 @@ class GenerateConfig(EnginesConfig):
 _COMPLETIONS = Field(description="a stage `generate`, or an entry of the recipe's `data`, format completions")
 
 
-class _FromCompletions(NamedStageConfig):
-    dataset: Annotated[str, Reads("dataset", format="completions")] = _COMPLETIONS
+class _FromDataset(NamedStageConfig):
+    """Makes a dataset of another, its `dataset`, which each subclass declares with its format."""
+
+    dataset: str
 
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def asks_again(self) -> str:
+        return self.dataset
+
+
+class _FromCompletions(_FromDataset):
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = _COMPLETIONS
 
 
 class PairsConfig(_FromCompletions):
@@ -189,7 +203,7 @@ def _has_one_place(text: str) -> str:
     return text
 
 
-class _Condition(NamedStageConfig):
+class _Condition(_FromDataset):
     """How a reward is written into a prompt, the same way for training and for sampling."""
 
     text: Annotated[str, AfterValidator(_has_one_place)] = Field(
@@ -198,17 +212,13 @@ class _Condition(NamedStageConfig):
     )
     decimals: Decimals = Field(default=1, description="of the reward, as it is written")
 
-    @property
-    def makes(self) -> Role:
-        return "dataset"
-
 
 class ConditionalConfig(_Condition):
     """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
 
     made_format: ClassVar[str] = "conversations"
 
-    dataset: Annotated[str, Reads("dataset", format="completions")] = _COMPLETIONS
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = _COMPLETIONS
 
 
 class ConditionalPromptsConfig(_Condition):
@@ -220,7 +230,3 @@ class ConditionalPromptsConfig(_Condition):
         description="name of an entry of the recipe's `data`, format prompts"
     )
     reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")
-
-    @property
-    def asks_again(self) -> str:
-        return self.dataset

@@ -51,7 +51,7 @@ class StageConfig(Config):
 
     @property
     def asks_again(self) -> str | None:
-        """The dataset whose prompts it asks in other words: who reads the result trains or tests on that dataset."""
+        """The dataset whose prompts the dataset that it makes asks: who reads the result trains or tests on that one."""
         return None
 
     @property

@@ -243,7 +243,7 @@ class Drafter:
 
 
 def asked_dataset(recipe: Recipe, name: str) -> str:
-    """The dataset whose prompts those of the dataset `name` are, perhaps in other words."""
+    """The dataset whose prompts those of the dataset `name` are, perhaps with answers or in other words."""
     passed: set[str] = set()
     while name in recipe.stages and name not in passed:
         passed.add(name)

@@ -295,6 +295,19 @@ def test_what_is_trained_on_is_compared_with_what_is_held_out_and_keeps_its_key(
     assert (more["sft"].ref, more["rl"].ref) == (one["sft"].ref, one["rl"].ref)
 
 
+def test_what_is_sampled_is_compared_where_it_is_trained_on(tmp_path: Path) -> None:
+    sampled = "{stage: generate, samples: 2, sampling: {max_tokens: 4}, rollout: {max_length: 8}, dataset: "
+    data = (f"data.e={DATA}", f"data.f={DATA}", "data.e.on_overlap=error", "data.f.on_overlap=error")
+    stages = (
+        "own=" + sampled + "e}", "drift=" + sampled + "f}", "best={stage: best_of_n, dataset: own}",
+        "again={stage: sft, " + TRAIN[1:], "again.dataset=best", "evaluation=" + EVALUATION, "evaluation.dataset=f",
+    )  # fmt: skip
+    graph = build_graph(load(tmp_path, *data, *stages), {})
+    overlaps = {name: dict(node.inputs) for name, node in graph.items() if name.startswith("overlap.")}
+    assert overlaps == {"overlap.e": {"dataset": "data.e", "held_out.f": "data.f"}}
+    assert graph["again"].after == ("overlap.e",)
+
+
 def test_prompts_that_ask_for_a_reward_are_compared_as_they_were_before(tmp_path: Path) -> None:
     stages = [
         "sft=" + TRAIN,
