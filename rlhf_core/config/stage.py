@@ -51,7 +51,7 @@ class StageConfig(Config):
 
     @property
     def asks_again(self) -> str | None:
-        """The dataset whose prompts the dataset that it makes asks: who reads the result trains or tests on that one."""
+        """The dataset whose prompts are in the dataset that it makes: who reads that trains or tests on these."""
         return None
 
     @property
