@@ -1,0 +1,106 @@
+"""Our side of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl`: the stages as they ship.
+
+`python -m benchmarks.supervised_ours WORKLOAD MODEL RESULT`. One training rank (DeepSpeed) is a Ray actor in its own
+process, and the loop is in this one.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+from benchmarks.stage_alone import stage_inputs
+from benchmarks.supervised_workload import LEARNING_RATES, SupervisedWorkload, reply, result, rows
+from benchmarks.workload import Result, answer
+from rlhf_core.actors.worker_group import RayWorkerGroup
+from rlhf_core.config.placement import Placement
+from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.data.reading import write_dataset
+from rlhf_core.stages import preference, sft
+from rlhf_core.stages.key import computing_libraries
+from rlhf_core.stages.ray_cluster import RayCluster
+from rlhf_core.supervised.examples import Shard
+from rlhf_core.supervised.worker import SupervisedWorker
+
+W = TypeVar("W")
+DATASET = "rows"
+
+
+class CountingCluster(RayCluster):
+    """Counts what the one rank is sent to train."""
+
+    def __init__(self) -> None:
+        self.steps: list[dict[str, int]] = []
+
+    @contextmanager
+    def workers(self, placement: Placement, factory: Callable[..., W], /, *args: Any) -> Iterator[RayWorkerGroup[W]]:
+        with super().workers(placement, factory, *args) as group:
+            scatter = group.scatter
+
+            def counted(method: Callable[..., Any], shards: Sequence[Any], /, *more: Any, **named: Any) -> list[Any]:
+                if method is SupervisedWorker.train:
+                    self.steps += map(_counts, *shards)
+                return scatter(method, shards, *more, **named)
+
+            group.scatter = counted
+            yield group
+
+
+def _counts(shard: Shard) -> dict[str, int]:
+    tokens = sum(batch.num_tokens for batch in shard.micro_batches)
+    return {"examples": shard.num_examples, "tokens": tokens, "trained": shard.num_tokens}
+
+
+def config(workload: SupervisedWorkload) -> PreferenceConfig | SFTConfig:
+    """The stage's settings; what is not said is what the stage does by default."""
+    shared = {
+        "dataset": DATASET,
+        "max_length": workload.max_length,
+        "batch_size": workload.batch,
+        "placement": {"threads": workload.threads},
+        "engine": {
+            "dtype": workload.dtype,
+            "zero_stage": 0,
+            "tokens_per_micro_batch": workload.tokens_per_micro_batch,
+        },
+        "checkpoint": {"every_minutes": None},
+        "log_every": 1,
+        "optimizer": {
+            "learning_rate": LEARNING_RATES[workload.method], "schedule": "constant", "warmup_share": 0.0
+        },
+    }  # fmt: skip
+    if workload.method == "sft":
+        return SFTConfig.model_validate(shared)
+    return PreferenceConfig.model_validate({**shared, "losses": {"dpo": {"type": "dpo", "beta": 0.1}}})
+
+
+def dataset(workload: SupervisedWorkload) -> list[dict[str, Any]]:
+    """Rows of format `preferences` or `conversations`."""
+    made = rows(workload)
+    if workload.method == "dpo":
+        return made
+    return [{"id": row["id"], "messages": [*row["prompt"], reply(row["completion"])]} for row in made]
+
+
+def run(workload: SupervisedWorkload, model: Path) -> Result:
+    cluster = CountingCluster()
+    with tempfile.TemporaryDirectory(prefix=f"{workload.method}-") as name:
+        folder = Path(name)
+        write_dataset(folder / DATASET, dataset(workload), {})
+        inputs, context = stage_inputs(model, folder / DATASET, folder)
+        settings = config(workload)
+        if isinstance(settings, SFTConfig):
+            sft.run(settings, inputs, context, cluster)
+        else:
+            preference.run(settings, inputs, context, cluster)
+    ended = [(time, metrics["loss"]) for time, metrics in context.ended]
+    return result(workload, ended, cluster.steps, computing_libraries())
+
+
+if __name__ == "__main__":
+    answer(sys.argv[1:], SupervisedWorkload, run)

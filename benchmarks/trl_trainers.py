@@ -1,0 +1,60 @@
+"""TRL's side of the benchmarks against it: what its trainers share, set up as a user would for speed on a CPU.
+
+Nothing of TRL is changed; some of its methods are watched.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any
+
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from benchmarks.workload import Workload
+
+# What differs from one path to another, for float32 and for bfloat16; `dtype` is that of the weights it trains.
+PATHS: dict[str, dict[str, dict[str, Any]]] = {
+    "trl": {  # bfloat16 by autocast over float32 weights, which is TRL's own default
+        "float32": {"dtype": "float32", "bf16": False},
+        "bfloat16": {"dtype": "float32", "bf16": True},
+    },
+    "trl-bf16-weights": {  # and a bfloat16 optimizer: less work and less exact than a float32 master copy
+        "bfloat16": {"dtype": "bfloat16", "bf16": False},
+    },
+}
+
+
+@dataclass
+class StepTimer(TrainerCallback):
+    """When training began, and when each step ended."""
+
+    ended: list[float] = field(default_factory=list)
+
+    def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        self.ended.append(time.perf_counter())
+
+
+def arguments(workload: Workload, path: str, folder: str) -> dict[str, Any]:
+    """What the config of any trainer is given."""
+    options = dict(PATHS[path][workload.dtype])
+    return {
+        "output_dir": folder,
+        "use_cpu": True,
+        "gradient_checkpointing": False,
+        "model_init_kwargs": {"dtype": options.pop("dtype"), "attn_implementation": "sdpa"},
+        "lr_scheduler_type": "constant",
+        "max_grad_norm": 1.0,
+        "logging_steps": 1,
+        "report_to": "none",
+        "save_strategy": "no",
+        "dataloader_pin_memory": False,
+        "disable_tqdm": True,
+        "seed": 0,
+        **options,
+    }
+
+
+def versions() -> dict[str, str]:
+    return {name: version(name) for name in ("torch", "transformers", "trl")}
