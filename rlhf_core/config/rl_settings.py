@@ -1,0 +1,198 @@
+"""The settings of the RL stage, and what they answer; what they must be to each other is in rl.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, cast
+
+from pydantic import AfterValidator, Field
+
+from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
+from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
+from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
+from rlhf_core.config.keep import KeepConfig
+from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
+from rlhf_core.config.placement import Placement, Reservation
+from rlhf_core.config.rewards import ScorerConfig
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
+
+
+class RLSettings(EnginesConfig, KeyedConfig):
+    """Each setting alone; RLConfig adds what they must be to each other."""
+
+    algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
+        description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
+    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    steps: Steps = Field(description="rollout-and-update steps")
+    prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
+    sampling: SamplingConfig = Field(description="of the rollouts")
+    environment: EnvironmentConfig = Field(
+        default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+    )
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+    dropout: bool = Field(
+        default=False,
+        description="update policy and critic with the dropout and router noise of their config.json and of an "
+        "adapter: the updated policy is then another than the one that sampled",
+    )
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
+    )
+    ema_decay: EMADecay | None = Field(
+        default=None,
+        description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
+        "validated, and the stage's result; none: the weights themselves",
+    )
+    validation: ValidationConfig | None = Field(
+        default=None, description="held-out prompts that are answered while training runs; none: the last weights"
+    )
+    keep: KeepConfig = Field(default=KeepConfig(), description="what is kept of its steps, as artifacts of their own")
+    placement: Placement = operational(Placement, description="what the training workers reserve")
+    hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
+    checkpoint: CheckpointConfig = operational(
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
+    )
+    monitors: dict[str, ScorerConfig] = operational(
+        dict, description="scores that are logged each step, never trained on"
+    )
+    probe_tolerance: Tolerance | None = Field(
+        default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
+    )
+
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        return next((entry.config for entry in ALGORITHMS.values() if entry.block == key), None)
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        return [entry.block for entry in ALGORITHMS.values()]
+
+    @property
+    def has_environment(self) -> bool:
+        return self.environment != SingleTurn()
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most that the policy can sample in one episode."""
+        return self.sampling.max_tokens * self.environment.max_turns
+
+    def unused_fields(self) -> frozenset[str]:
+        # What every run was before there were environments, or anything was kept, stays out of the key.
+        unused = {"keep": self.keep == KeepConfig(), "environment": not self.has_environment}
+        return frozenset(self.blocks) - {self.block} | {name for name, is_unused in unused.items() if is_unused}
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.validation is not None and self.validation.keep == "best"
+
+    @property
+    def validation_sets(self) -> Mapping[str, ValidationSet]:
+        """By name, the main one first; empty without validation."""
+        return self.validation.sets if self.validation is not None else {}
+
+    @property
+    def block(self) -> str:
+        """Key of the chosen algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+        return ALGORITHMS[self.algorithm].block
+
+    @property
+    def settings(self) -> AlgorithmConfig:
+        """The block of the chosen algorithm."""
+        return cast(AlgorithmConfig, self.blocks[self.block])
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy's own base with the adapter switched off."""
+        kl = self.settings.kl
+        return self.settings.uses_reference and self.lora is not None and kl.reference is None
+
+    def engine_of(self, role: str) -> EngineConfig:
+        """How the model of a role is run: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward NAME."""
+        return self.engines_by_role()[role]
+
+    def engines_by_role(self) -> Mapping[str, EngineConfig]:
+        settings = self.settings
+        own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.engine
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.engine
+        if settings.critic_settings is not None:
+            own["critic"] = settings.critic_settings.engine
+        return {role: engine or self.engine for role, engine in own.items()}
+
+    @property
+    def own_placements(self) -> Mapping[str, Placement]:
+        """The frozen models that run in workers of their own, by role; all others are on the policy's."""
+        settings = self.settings
+        own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.placement
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.placement
+        return {role: placement for role, placement in own.items() if placement is not None}
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def trains_adapter(self) -> bool:
+        return self.lora is not None
+
+    @property
+    def checkpoints(self) -> CheckpointConfig:
+        return self.checkpoint
+
+    @property
+    def served_lora(self) -> LoraConfig | None:
+        """Of the adapters that are published; None where publishes bring the whole model, its adapter merged."""
+        return None if self.rollout.merges_adapters else self.lora
+
+    def reserves(self) -> Reservation:
+        ranks, engines = self.placement.reserves(), super().reserves()
+        shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same
+        return sum(self._own_reservations(), ranks + engines + shared)
+
+    def _own_reservations(self) -> list[Reservation]:
+        """One for each frozen model in workers of its own; rewards of one model, run in the same way, share it."""
+        judges = {f"reward:{name}": reward.model for name, reward in self.settings.model_rewards.items()}
+        distinct = {
+            (role in judges, judges.get(role), self.engine_of(role), placement): placement
+            for role, placement in self.own_placements.items()
+        }
+        return [placement.reserves() for placement in distinct.values()]
+
+    def judges(self) -> Iterator[JudgedBy]:
+        yield JudgedBy("environment", self.environment, "dataset")
+        for name, reward in self.settings.rewards.items():
+            yield JudgedBy(f"{self.block}.rewards.{name}", reward, "dataset")
+        for name, monitor in self.monitors.items():
+            yield JudgedBy(f"monitors.{name}", monitor, "dataset")
+        for place, held_out in self.sets_by_place().items():
+            for name, scorer in held_out.scorers.items():
+                yield JudgedBy(f"{place}.scorers.{name}", scorer, f"{place}.dataset")
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        for place, held_out in self.sets_by_place().items():
+            if dataset == f"{place}.dataset" and held_out.sampling is not None:
+                return self.prompt_limit(held_out.sampling, f"{place}.sampling")
+        return super().row_limit(dataset)
+
+    def sets_by_place(self) -> Mapping[str, ValidationSet]:
+        return {path_of_set(name): held_out for name, held_out in self.validation_sets.items()}
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {f"{self.block}.moe_coefficient": self.settings.moe_coefficient}
