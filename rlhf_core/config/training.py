@@ -22,6 +22,7 @@ from rlhf_core.config.numbers import (
     LearningRate,
     LoraAlpha,
     LoraRank,
+    Processes,
     Share,
     Steps,
     TrainedTokens,
@@ -148,6 +149,9 @@ class RanksConfig(NamedStageConfig):
     max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
     placement: Placement = operational(Placement, description="what its workers reserve")
+    processes: Processes = operational(
+        1, description="that tokenise its datasets before its workers start; CPUs are not reserved for them"
+    )
 
     def reserves(self) -> Reservation:
         return self.placement.reserves()

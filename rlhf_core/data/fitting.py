@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any, Generic, TypeVar
 
 from rlhf_core.config.data import BadRowPolicy, LongRowPolicy
 from rlhf_core.data.bad_rows import BadRows
 from rlhf_core.data.formats import RowError
+from rlhf_core.data.processes import in_order
 from rlhf_core.errors import ConversationError, StageError
 
 T = TypeVar("T")
+S = TypeVar("S", bound=Sequence[Any], covariant=True)
 Row = Mapping[str, Any]
+_ROWS_AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,10 +29,10 @@ class RowPolicy:
 
 
 @dataclass(frozen=True, slots=True)
-class Fitted(Generic[T]):
+class Fitted(Generic[S]):
     """What a stage reads, and what became of the rest."""
 
-    rows: list[T]
+    rows: S
     policy: RowPolicy
     bad: int = 0  # rows dropped that the chat template cannot write
     too_long: int = 0  # rows dropped, of those that it can
@@ -45,51 +50,84 @@ class Fitted(Generic[T]):
         return {f"{prefix}{name}": count for name, count in counts.items()}
 
 
-def fit(
-    rows: Iterable[Row],
-    encode: Callable[[Row], Iterable[T]],
-    policy: RowPolicy,
-    *,
-    problem: Callable[[T], str | None],
-    truncate: Callable[[T], T | None],
-) -> Fitted[T]:
-    """What `encode` makes of canonical rows, without what is too long, or with that truncated.
+@dataclass(frozen=True, slots=True)
+class Fitting(Generic[T]):
+    """How a stage reads canonical rows. Picklable, where its functions are.
 
     encode: a row as what the stage reads; raises ConversationError for one that the chat template cannot write;
     problem: the sentence that says that something is too long, None if it fits; truncate: the same, cut to fit, or None
     if nothing would be left of what it is for: it is dropped then.
-    Raises StageError with the first such sentence where the policy is `error`.
+    """
+
+    encode: Callable[[Row], Iterable[T]]
+    problem: Callable[[T], str | None]
+    truncate: Callable[[T], T | None]
+    policy: RowPolicy
+
+    def __call__(self, rows: Sequence[Row]) -> _Part[T]:
+        """Raises StageError with the first sentence where the policy is `error`."""
+        part: _Part[T] = _Part()
+        for item in self._encoded(rows, part):
+            sentence = self.problem(item)
+            if sentence is None:
+                part.kept.append(item)
+                continue
+            if self.policy.long == "error":
+                raise StageError(sentence)
+            cut = self.truncate(item) if self.policy.long == "truncate" else None
+            if cut is None:
+                part.too_long += 1
+            else:
+                part.kept.append(cut)
+                part.truncated += 1
+        return part
+
+    def _encoded(self, rows: Sequence[Row], part: _Part[T]) -> Iterator[T]:
+        for row in rows:
+            try:
+                yield from self.encode(row)
+            except ConversationError as error:
+                place = f"row {row['id']}"
+                if self.policy.bad == "error":
+                    raise StageError(f"{place}: {error}; or drop such rows (the dataset's on_bad_row)") from error
+                part.bad.append((place, str(error)))
+
+
+@dataclass(slots=True)
+class _Part(Generic[T]):
+    """Of some rows."""
+
+    kept: list[T] = field(default_factory=list)
+    bad: list[tuple[str, str]] = field(default_factory=list)  # place and reason
+    too_long: int = 0
+    truncated: int = 0
+
+
+def fit(rows: Iterable[Row], fitting: Fitting[T], *, keep: Callable[[Iterable[T]], S], processes: int = 1) -> Fitted[S]:
+    """What a stage reads of canonical rows, without what is too long, or with that truncated.
+
+    keep: puts it where it is to be, in memory or elsewhere, as it comes.
+    Raises StageError as `fitting` does, or if the chat template can write none of the rows.
     """
     bad = BadRows()
-    kept: list[T] = []
-    dropped = truncated = 0
-    for item in _encoded(rows, encode, policy.bad, bad):
-        sentence = problem(item)
-        if sentence is None:
-            kept.append(item)
-            continue
-        if policy.long == "error":
-            raise StageError(sentence)
-        cut = truncate(item) if policy.long == "truncate" else None
-        if cut is None:
-            dropped += 1
-        else:
-            kept.append(cut)
-            truncated += 1
-    if bad.count and not kept and not dropped:
+    total: _Part[T] = _Part()
+
+    def kept() -> Iterator[T]:
+        with closing(in_order(fitting, _batches(rows), processes)) as parts:
+            for part in parts:
+                for place, reason in part.bad:
+                    bad(place, RowError(reason, "the chat template cannot write it"))
+                total.too_long += part.too_long
+                total.truncated += part.truncated
+                yield from part.kept
+
+    found = keep(kept())
+    if bad.count and not found and not total.too_long:
         raise StageError(f"the chat template can write none of the {bad.count} rows; the first, {bad.examples[0]}")
-    return Fitted(kept, policy, bad.count, dropped, truncated)
+    return Fitted(found, fitting.policy, bad.count, total.too_long, total.truncated)
 
 
-def _encoded(
-    rows: Iterable[Row], encode: Callable[[Row], Iterable[T]], policy: BadRowPolicy, bad: BadRows
-) -> Iterator[T]:
-    """bad: counts the rows that cannot be encoded."""
-    for row in rows:
-        try:
-            yield from encode(row)
-        except ConversationError as error:
-            place = f"row {row['id']}"
-            if policy == "error":
-                raise StageError(f"{place}: {error}; or drop such rows (the dataset's on_bad_row)") from error
-            bad(place, RowError(str(error), "the chat template cannot write it"))
+def _batches(rows: Iterable[Row]) -> Iterator[list[Row]]:
+    left = iter(rows)
+    while batch := list(islice(left, _ROWS_AT_ONCE)):
+        yield batch

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_core.data.chat import Tokenizer, encode_prompt
-from rlhf_core.data.fitting import Fitted, RowPolicy, fit
+from rlhf_core.data.fitting import Fitted, Fitting, RowPolicy, fit
 from rlhf_core.errors import StageError
 from rlhf_core.types import Prompt
 
@@ -18,7 +18,7 @@ def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_t
 
 def fit_prompts(
     rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int, policy: RowPolicy
-) -> Fitted[Prompt]:
+) -> Fitted[list[Prompt]]:
     """Each row's messages through the chat template, ready for a completion.
 
     Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot write, if their policy
@@ -40,4 +40,4 @@ def fit_prompts(
         ids = encode_prompt(tokenizer, row["prompt"], row.get("tools"))
         return [Prompt(id=row["id"], text=row["prompt"][-1]["content"], token_ids=tuple(ids), row=row)]
 
-    return fit(rows, encode, policy, problem=problem, truncate=lambda prompt: None)
+    return fit(rows, Fitting(encode, problem, lambda prompt: None, policy), keep=list)

@@ -12,14 +12,14 @@ from rlhf_core.config.distillation import TEACHER_INPUT, DistillationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
-from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.models.readers import same_tokens, teacher_problem, vocabulary_problem
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.supervised.distillation import DistillationWorker
-from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
+from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.stored_top_logprobs import StoredTop
 
 
@@ -30,9 +30,8 @@ def run(config: DistillationConfig, inputs: Mapping[str, Input], context: StageC
     stored = _stored(config, inputs)
     teacher = _teacher(config, inputs) if stored is None else None
 
-    def read(dataset: Input) -> Fitted[Example]:
-        policy = row_policy(dataset.folder)
-        fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
+    def read(dataset: Input) -> Fitted[StoredExamples]:
+        fitted = read_examples(dataset, encode, config, folder, context)
         if stored is not None:
             stored.require(fitted.rows)
         return fitted

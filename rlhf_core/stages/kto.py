@@ -11,30 +11,26 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.fitting import Fitted, Row
-from rlhf_core.data.reading import iterate_rows, row_policy
+from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.stages.reference import reference_of
-from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.encoding import one_example, read_examples
 from rlhf_core.supervised.kto import KTOWorker, labelled_example, pack_unpaired
+from rlhf_core.supervised.stored_examples import StoredExamples
 
 
 def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """Raises StageError if all rows that fit have one label."""
     folder, reference = inputs["model"].folder, reference_of(config, inputs)
-    tokenizer = load_tokenizer(folder)
+    encode = partial(one_example, labelled_example, load_tokenizer(folder))
     labels: Counter[bool] = Counter()
 
-    def encode(row: Row) -> list[Example]:
-        return [labelled_example(tokenizer, row)]
-
-    def read(dataset: Input) -> Fitted[Example]:
-        policy = row_policy(dataset.folder)
-        fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
+    def read(dataset: Input) -> Fitted[StoredExamples]:
+        fitted = read_examples(dataset, encode, config, folder, context)
         if dataset is inputs["dataset"]:
-            labels.update(example.desirable for example in fitted.rows)
+            labels.update(fitted.rows.values("desirable"))
             if len(labels) == 1:
                 raise StageError(f"of the dataset {config.one_label(*labels)}")
         return fitted

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,11 +12,11 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.logprobs import LogprobsConfig, ReadingConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.division import Division
 from rlhf_core.evaluation.intervals import bootstrap, wilson
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.supervised.examples import Example, Packer, fit_examples
+from rlhf_core.supervised.encoding import one_example, read_examples
+from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.logprobs import LogprobsWorker
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs, write_logprobs
@@ -26,10 +27,9 @@ _EXAMPLES = 512  # sent to the ranks at a time
 
 def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """A killed job begins again: it only reads every pair once."""
-    model, dataset = inputs["model"], inputs["dataset"].folder
-    tokenizer = load_tokenizer(model.folder)
-    rows, policy = iterate_rows(dataset), row_policy(dataset)
-    fitted = fit_examples(rows, lambda row: [pair_example(tokenizer, row)], policy, model.folder, config.max_length)
+    model = inputs["model"]
+    encode = partial(one_example, pair_example, load_tokenizer(model.folder))
+    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context)
     examples = fitted.rows
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")

@@ -4,39 +4,33 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.fitting import Fitted, Row
-from rlhf_core.data.reading import iterate_rows, row_policy
+from rlhf_core.data.fitting import Fitted
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.stages.reference import reference_of
-from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.encoding import one_example, read_examples
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.preference import PreferenceWorker
+from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs
 
 
 def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     folder, reference = inputs["model"].folder, reference_of(config, inputs)
-    tokenizer = load_tokenizer(folder)
-
-    def encode(row: Row) -> list[Example]:
-        return [pair_example(tokenizer, row)]
-
+    encode = partial(one_example, pair_example, load_tokenizer(folder))
     stored = read_logprobs(inputs[f"reference.logprobs.{name}"].folder for name in config.reference.logprobs)
 
-    def read(dataset: Input) -> Fitted[Example]:
-        policy = row_policy(dataset.folder)
-        fitted = fit_examples(iterate_rows(dataset.folder), encode, policy, folder, config.max_length)
-        return (
-            replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs"))
-            if config.reference.logprobs
-            else fitted
-        )
+    def read(dataset: Input) -> Fitted[StoredExamples]:
+        fitted = read_examples(dataset, encode, config, folder, context)
+        if not config.reference.logprobs:
+            return fitted
+        return replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs"))
 
     return train_language_model(
         config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 
 from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.scalar_model import train_scalar_model
+from rlhf_core.supervised.encoding import one_example
 from rlhf_core.supervised.pairs import pack_pairs
 from rlhf_core.supervised.reward_model import RewardModelWorker, judged_pair
 
@@ -15,6 +17,6 @@ from rlhf_core.supervised.reward_model import RewardModelWorker, judged_pair
 def run(config: RewardModelConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     return train_scalar_model(
         config, inputs, context, cluster,
-        encode=lambda tokenizer, row: [judged_pair(tokenizer, row)], pack=pack_pairs, worker=RewardModelWorker,
+        encode=partial(one_example, judged_pair), pack=pack_pairs, worker=RewardModelWorker,
         counted="pairs",
     )  # fmt: skip

@@ -121,12 +121,14 @@ def ranks_and_engines(
     return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
 
 
-def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[Prompt]:
+def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[list[Prompt]]:
     room = config.rollout.max_length - sampling.max_tokens
     return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, policy=row_policy(dataset.folder))
 
 
-def _held_out_prompts(config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer) -> dict[str, Fitted[Prompt]]:
+def _held_out_prompts(
+    config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer
+) -> dict[str, Fitted[list[Prompt]]]:
     """Of each validation set, by its name."""
     found = {}
     for name, settings in config.validation_sets.items():
@@ -138,7 +140,7 @@ def _held_out_prompts(config: RLConfig, inputs: Mapping[str, Input], tokenizer: 
 
 
 def _held_out(
-    config: RLConfig, prompts: Mapping[str, Fitted[Prompt]], context: StageContext, stack: ExitStack
+    config: RLConfig, prompts: Mapping[str, Fitted[list[Prompt]]], context: StageContext, stack: ExitStack
 ) -> dict[str, HeldOut]:
     """Each validation set by its name."""
     return {

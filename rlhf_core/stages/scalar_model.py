@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
@@ -12,16 +15,18 @@ from rlhf_core.config.validation import MAIN
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.fitting import Fitted, Row
-from rlhf_core.data.reading import iterate_rows, read_rows, row_policy
+from rlhf_core.data.reading import iterate_rows
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
-from rlhf_core.supervised.examples import Example, Packer, divide, fit_examples
+from rlhf_core.supervised.encoding import read_examples
+from rlhf_core.supervised.examples import Example, Packer, divide
 from rlhf_core.supervised.held_out import finish_folder, judgement, split_by_prompt
 from rlhf_core.supervised.loop import count_steps, train
 from rlhf_core.supervised.scalar import ScalarWorker
+from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
 
 
@@ -46,20 +51,21 @@ def train_scalar_model(
     model = inputs["model"]
     tokenizer = load_tokenizer(model.folder)
 
-    def read(dataset: Input) -> Fitted[Example]:
-        rows, policy = iterate_rows(dataset.folder), row_policy(dataset.folder)
-        return fit_examples(
-            rows, lambda row: encode(tokenizer, config.as_read(row)), policy, model.folder, config.max_length
-        )
+    as_encoded = partial(_encoded, encode, tokenizer, config)
+
+    def read(dataset: Input) -> Fitted[StoredExamples]:
+        return read_examples(dataset, as_encoded, config, model.folder, context)
 
     fitted, validated = read(inputs["dataset"]), read_held_out(config, inputs, read)
-    labels = {target for example in fitted.rows for target in example.targets}
+    labels = {target for targets in fitted.rows.values("targets") for target in targets}
     if len(labels) == 1:
         raise StageError(f"of the dataset {config.one_label(*labels)}")
+    examples: Sequence[Example]
+    held_out: Sequence[Example]
     if validated:
         examples, held_out = fitted.rows, validated[MAIN].rows
     else:
-        examples, held_out = _split(inputs["dataset"], fitted.rows, context.seed)
+        examples, held_out = split_examples(inputs["dataset"], fitted.rows, context.seed)
 
     folder = context.workdir / "reward_model"
     steps = count_steps(len(examples), config)
@@ -68,7 +74,7 @@ def train_scalar_model(
         validation = Validation(config, validated, pack, workers, context) if validated else None
         metrics = train(config, examples, pack, workers, context, validation)
         if validation is None:
-            shards = divide(pack(held_out), workers.size, config.engine.tokens_per_micro_batch)
+            shards = divide(pack(held_out[:]), workers.size, config.engine.tokens_per_micro_batch)
             judged = judgement(workers.scatter(ScalarWorker.validate, shards)[0])
         else:
             judged = judgement(validation.of_result)
@@ -87,11 +93,25 @@ def train_scalar_model(
     )
 
 
-def _split(dataset: Input, fitted: Sequence[Example], seed: int) -> tuple[list[Example], list[Example]]:
+def _encoded(
+    encode: Callable[[Tokenizer, Row], list[Example]], tokenizer: Tokenizer, config: SupervisedRewardConfig, row: Row
+) -> list[Example]:
+    return encode(tokenizer, config.as_read(row))
+
+
+def split_examples(dataset: Input, examples: StoredExamples, seed: int) -> tuple[StoredExamples, StoredExamples]:
     """Examples to train on, and examples that are held out, by the prompts of the dataset's rows."""
-    examples_of = defaultdict(list)
-    for example in fitted:
-        examples_of[example.row_id].append(example)
-    parts = split_by_prompt([row for row in read_rows(dataset.folder) if row["id"] in examples_of], seed)
-    trained, held_out = ([example for row in part for example in examples_of[row["id"]]] for part in parts)
+    indices_of = defaultdict(list)
+    for index, row_id in enumerate(examples.values("row_id")):
+        indices_of[row_id].append(index)
+    # A mix may repeat a row, all of whose examples go to one side.
+    rows = {row["id"]: _asking(row) for row in iterate_rows(dataset.folder) if row["id"] in indices_of}
+    parts = split_by_prompt(list(rows.values()), seed)
+    trained, held_out = (examples.select(i for row in part for i in indices_of[row["id"]]) for part in parts)
     return trained, held_out
+
+
+def _asking(row: Row) -> Row:
+    """As much of the row as says which rows have its prompt."""
+    prompt = json.dumps(row["prompt"], sort_keys=True)
+    return {"id": row["id"], "prompt": hashlib.sha256(prompt.encode()).hexdigest()}

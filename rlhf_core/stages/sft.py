@@ -10,20 +10,19 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
-from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.supervised.examples import Example, fit_examples
+from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.sft import conversation_examples
+from rlhf_core.supervised.stored_examples import StoredExamples
 
 
 def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     folder = inputs["model"].folder
-    tokenizer = load_tokenizer(folder)
+    encode = partial(conversation_examples, load_tokenizer(folder))
 
-    def read(dataset: Input) -> Fitted[Example]:
-        encode = partial(conversation_examples, tokenizer)
-        return fit_examples(iterate_rows(dataset.folder), encode, row_policy(dataset.folder), folder, config.max_length)
+    def read(dataset: Input) -> Fitted[StoredExamples]:
+        return read_examples(dataset, encode, config, folder, context)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER
     return train_language_model(config, inputs, read, context, cluster, kind)

@@ -11,10 +11,9 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.reading import iterate_rows, row_policy
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.logprobs import read_by
-from rlhf_core.supervised.examples import fit_examples
+from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.logprobs import TopLogprobsWorker
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.supervised.stored_top_logprobs import Asked, TopWriter
@@ -22,10 +21,9 @@ from rlhf_core.supervised.stored_top_logprobs import Asked, TopWriter
 
 def run(config: TopLogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """A killed job begins again: it only reads every conversation once."""
-    model, dataset = inputs["model"], inputs["dataset"].folder
-    rows, policy = iterate_rows(dataset), row_policy(dataset)
+    model = inputs["model"]
     encode = partial(conversation_examples, load_tokenizer(model.folder))
-    fitted = fit_examples(rows, encode, policy, model.folder, config.max_length)
+    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context)
     examples = fitted.rows
     vocabulary = AutoConfig.from_pretrained(model.folder).get_text_config().vocab_size
     folder = context.workdir / "top_logprobs"

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-import transformers
-
-from rlhf_core.data.fitting import Fitted, Row, RowPolicy, fit
 from rlhf_core.division import Division
-from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.types import PackedBatch
 
 
@@ -45,44 +40,6 @@ class Shard:
     micro_batches: list[PackedBatch]
     num_tokens: int  # trained tokens
     num_examples: int
-
-
-def fit_examples(
-    rows: Iterable[Row], encode: Callable[[Row], list[Example]], policy: RowPolicy, folder: Path, max_length: int
-) -> Fitted[Example]:
-    """The examples that a stage reads: those that fit, and with `truncate` the others cut at their end.
-
-    folder: of the model whose context bounds `max_length`.
-    Raises StageError if there is none, if max_length exceeds the context, or, where their policy is `error`, if a
-    sequence exceeds max_length or a row has nothing to train on.
-    """
-    context_length = getattr(transformers.AutoConfig.from_pretrained(folder), "max_position_embeddings", None)
-    if context_length is not None and max_length > context_length:
-        raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
-
-    def trainable(row: Row) -> list[Example]:
-        examples = encode(row)
-        if not all(example.num_trained_tokens for example in examples):
-            raise ConversationError("there is no token to train on; drop it from the dataset")
-        return examples
-
-    def problem(example: Example) -> str | None:
-        longest = max(map(len, example.sequences))
-        if longest <= max_length:
-            return None
-        return (
-            f"row {example.row_id} is {longest} tokens long and max_length is {max_length}: raise max_length, "
-            "or drop or truncate such rows (the dataset's on_long_row)"
-        )
-
-    fitted = fit(rows, trainable, policy, problem=problem, truncate=lambda example: truncated(example, max_length))
-    if not fitted.rows:
-        raise StageError(
-            f"all {fitted.too_long} rows of the dataset are longer than max_length={max_length}"
-            if fitted.too_long
-            else "the dataset has no row"
-        )
-    return fitted
 
 
 def truncated(example: Example, max_length: int) -> Example | None:

@@ -108,13 +108,13 @@ def train(
 
     while chunk := list(islice(schedule, chunk_length())):
         started = time.monotonic()
-        steps = [
-            divide(pack([examples[i] for i in indices]), workers.size, config.engine.tokens_per_micro_batch)
-            for indices in chunk
-        ]
+        steps, tokens = [], 0
+        for indices in chunk:
+            batch = [examples[i] for i in indices]
+            tokens += sum(example.num_tokens for example in batch)
+            steps.append(divide(pack(batch), workers.size, config.engine.tokens_per_micro_batch))
         by_step = workers.scatter(SupervisedWorker.train, [list(rank) for rank in zip(*steps, strict=True)])[0]
         done += len(chunk)
-        tokens = sum(examples[i].num_tokens for indices in chunk for i in indices)
         trained.add(by_step, tokens, time.monotonic() - started)
         if done % config.log_every == 0 or done == total:
             metrics = trained.line()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from rlhf_core.errors import StageError
 from rlhf_core.supervised.examples import Example
+from rlhf_core.supervised.stored_examples import StoredExamples
 
 _FILE = "logprobs.jsonl"
 Stored = Mapping[str, Sequence[float]]  # by the digest of the tokens that are trained, and of those before them
@@ -34,7 +34,7 @@ def read_logprobs(folders: Iterable[Path]) -> Stored:
     return stored
 
 
-def with_logprobs(examples: Iterable[Example], stored: Stored, setting: str) -> list[Example]:
+def with_logprobs(examples: StoredExamples, stored: Stored, setting: str) -> StoredExamples:
     """The examples with the log-probs of their tokens. setting: that names them.
 
     Raises StageError, which names the row, if one has none.
@@ -44,8 +44,8 @@ def with_logprobs(examples: Iterable[Example], stored: Stored, setting: str) -> 
         values = stored.get(digest(example))
         if values is None:
             raise not_read(setting, "logprobs", example)
-        found.append(replace(example, reference=tuple(values)))
-    return found
+        found.append(tuple(values))
+    return examples.with_references(found)
 
 
 def not_read(setting: str, stage: str, example: Example) -> StageError:

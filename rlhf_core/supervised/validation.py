@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.training import SupervisedConfig
@@ -17,8 +17,8 @@ from rlhf_core.training.best import Best
 from rlhf_core.training.group import WorkerGroup
 
 _PREFIX = "validation/"
-Read = Callable[[Input], Fitted[Example]]  # the examples of a dataset that fit
-HeldOut = Mapping[str, Fitted[Example]]  # by the set's name
+Read = Callable[[Input], Fitted[Sequence[Example]]]  # the examples of a dataset that fit
+HeldOut = Mapping[str, Fitted[Sequence[Example]]]  # by the set's name
 
 
 def read_held_out(config: SupervisedConfig, inputs: Mapping[str, Input], read: Read) -> HeldOut:
@@ -54,7 +54,7 @@ class Validation:
         self._settings = config.validation
         self._workers, self._context = workers, context
         self._shards = {
-            name: divide(pack(fitted.rows), workers.size, config.engine.tokens_per_micro_batch)
+            name: divide(pack(fitted.rows[:]), workers.size, config.engine.tokens_per_micro_batch)
             for name, fitted in held_out.items()
         }
         self.best = Best(self._settings.metric, maximise=self._settings.maximise)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.data.fitting import Fitted, RowPolicy
+from rlhf_core.data.reading import write_dataset
 from rlhf_core.errors import StageError
-from rlhf_core.supervised.examples import Example, divide, fit_examples, truncated
+from rlhf_core.stages.scalar_model import split_examples
+from rlhf_core.supervised.encoding import fit_examples
+from rlhf_core.supervised.examples import Example, divide, truncated
 from rlhf_core.supervised.loop import SinceLastLine, count_steps, shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
+from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.training.metrics import StepMetrics
-from tests.rlhf_core.stages.supervised_runs import base_model
+from tests.rlhf_core.stages.context import local_input
 
 
 def _config(**settings: int | None) -> SupervisedConfig:
@@ -76,13 +82,13 @@ def test_what_is_cut_keeps_a_trained_token_and_gets_no_new_one() -> None:
     assert truncated(pair, 2) is None
 
 
-def _fit(examples: list[Example], folder: Path, max_length: int, **policy: Any) -> Fitted[Example]:
+def _fit(examples: list[Example], folder: Path, max_length: int, **policy: Any) -> Fitted[StoredExamples]:
     rows = [{"id": example.row_id, "example": example} for example in examples]
-    return fit_examples(rows, lambda row: [row["example"]], RowPolicy(**policy), folder, max_length)
+    return fit_examples(rows, lambda row: [row["example"]], RowPolicy(**policy), max_length, folder)
 
 
 def test_what_does_not_fit_is_dropped_or_cut_and_counted(tmp_path: Path) -> None:
-    folder = base_model(tmp_path).folder
+    folder = tmp_path
     late = Example("late", (list(range(9)),), ([False] * 8 + [True],))
     given = [_example(3, "a"), _example(9, "b"), late, _example(8, "c")]
     dropped = _fit(given, folder, 8, long="drop")
@@ -94,8 +100,34 @@ def test_what_does_not_fit_is_dropped_or_cut_and_counted(tmp_path: Path) -> None
     assert _fit(given[:1], folder, 8).metrics() == {}
 
 
+def test_examples_on_disk_are_what_they_were(tmp_path: Path) -> None:
+    """In more record batches than one, selected, and with log-probs of a reference."""
+    given = [replace(_example(2 + n % 3, f"row{n}"), margin=n / 7, desirable=n % 2 == 0) for n in range(1500)]
+    given[3] = Example("pair", ([1, 2], [1, 3]), ([False, True], [False, False]), targets=(0.1, 1e-300))
+    stored = StoredExamples.of(iter(given), tmp_path)
+    assert list(tmp_path.iterdir()) == []  # nothing is left of it when it is not read any more
+    assert list(stored) == stored[:] == given
+    assert stored[1499] == given[1499] == stored[-1]
+    some = stored.select([1400, 3]).select([1, 0])
+    assert some[:] == [given[3], given[1400]]
+    assert list(some.values("desirable")) == [True, True]
+    known = stored.with_references([(float(n), -1.0) for n in range(1500)])
+    assert known.select([7])[0] == replace(given[7], reference=(7.0, -1.0))
+
+
+def test_a_row_that_a_mix_repeats_is_held_out_whole(tmp_path: Path) -> None:
+    rows = [{"id": str(n), "prompt": [{"role": "user", "content": str(n % 30)}]} for n in range(60)]
+    write_dataset(tmp_path / "data", rows + rows[:20], {})
+    examples = StoredExamples.of((_example(3, row["id"]) for row in rows + rows[:20]), tmp_path)
+    parts = split_examples(local_input(tmp_path / "data", Kind.DATASET), examples, seed=0)
+    trained, held_out = ([int(row_id) % 30 for row_id in part.values("row_id")] for part in parts)
+    assert len(trained) + len(held_out) == 80
+    assert not set(trained) & set(held_out)
+    assert held_out
+
+
 def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
-    folder = base_model(tmp_path).folder
+    folder = tmp_path
     _fit([_example(8)], folder, 8)
     with pytest.raises(StageError, match="row abc is 9 tokens long and max_length is 8"):
         _fit([_example(8), _example(9, "abc")], folder, 8)
@@ -103,8 +135,6 @@ def test_what_does_not_fit_is_named(tmp_path: Path) -> None:
         _fit([_example(1, "abc")], folder, 8)
     with pytest.raises(StageError, match="no row"):
         _fit([], folder, 8)
-    with pytest.raises(StageError, match="max_length is 65, but the model's context is 64"):
-        _fit([_example(8)], folder, 65)
 
 
 def test_steps_since_the_last_line_survive_a_checkpoint() -> None:
