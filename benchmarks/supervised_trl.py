@@ -53,16 +53,15 @@ def counts(inputs: Mapping[str, Tensor]) -> dict[str, int]:
         starts = int((inputs["position_ids"] == 0).sum())
         trained = int((inputs["labels"][:, 1:] != -100).sum())
         return {"examples": starts, "tokens": inputs["position_ids"].numel(), "trained": trained}
-    trained = int(inputs["completion_mask"][:, 1:].sum())
-    return {
-        "examples": len(inputs["input_ids"]) // 2,
-        "tokens": int(inputs["attention_mask"].sum()),
-        "trained": trained,
-    }
+    pairs, tokens = len(inputs["input_ids"]) // 2, int(inputs["attention_mask"].sum())
+    return {"examples": pairs, "tokens": tokens, "trained": int(inputs["completion_mask"][:, 1:].sum())}
 
 
 def accumulation(workload: SupervisedWorkload) -> int:
-    """Forwards and backwards of one step. Of packed sequences as many as make an epoch of `all_steps` steps."""
+    """Forwards and backwards of one step. Of packed sequences as many as make an epoch of `all_steps` steps.
+
+    Raises ValueError where no number does.
+    """
     if workload.method == "dpo":
         return workload.batch // workload.trl_micro_batch
     from trl import pack_dataset
@@ -70,7 +69,13 @@ def accumulation(workload: SupervisedWorkload) -> int:
     texts = [(row["prompt"][0]["content"], row["completion"]) for row in rows(workload)]
     ids = [[0] * (sum(len(text.split()) for text in both) + MARKS) for both in texts]
     packed = len(pack_dataset(Dataset.from_dict({"input_ids": ids}), workload.max_length, "bfd"))
-    return -(-packed // (workload.trl_micro_batch * workload.all_steps))
+    parts = -(-packed // (workload.trl_micro_batch * workload.all_steps))
+    if (steps := -(-packed // (workload.trl_micro_batch * parts))) != workload.all_steps:
+        raise ValueError(
+            f"TRL packs the rows into {packed} sequences, which make {steps} steps and not {workload.all_steps}: "
+            "choose another --steps, or a larger --batch"
+        )
+    return parts
 
 
 def build(workload: SupervisedWorkload, model: Path, path: str, folder: str, counter: StepCounter) -> Any:

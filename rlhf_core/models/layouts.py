@@ -6,6 +6,8 @@ sequences end to end in one row depends on the model: layout_check.py finds it o
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -18,8 +20,9 @@ from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 
 # A group of rows is padded to at most this many times its tokens, unless it is small.
-_MOST_PADDING = 1.5
-_SMALL = 4096  # tokens with padding
+_MOST_PADDING = 1.15
+_SMALL = 1024  # tokens with padding
+_FORWARD = 256  # tokens whose matrix products take as long as what every forward costs beside its own
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +116,40 @@ def _boundaries(batch: PackedBatch) -> dict[str, Any]:
 
 def rows_are_cheaper(model: Any, batch: PackedBatch) -> bool:
     """Whether padding costs less than the attention between sequences, which only a mask would throw away."""
+    packed, rows = _costs(model, batch.sequence_lengths.tolist())
+    return rows < packed
+
+
+def _costs(model: Any, lengths: Sequence[int]) -> tuple[float, float]:
+    """Of one forward of sequences of these lengths, packed and in rows; infinite for what is never done."""
     if model.config._attn_implementation not in ("sdpa", "eager"):
-        return False  # flash attention takes the boundaries and skips what lies between sequences
-    longest, tokens = int(batch.sequence_lengths.max()), batch.num_tokens
-    padded = batch.num_sequences * longest
+        return 0.0, math.inf  # flash attention takes the boundaries and skips what lies between sequences
+    longest, tokens = max(lengths), sum(lengths)
+    padded = len(lengths) * longest
     # A token costs about 24 d^2 multiply-adds a layer in matrix products and 4 d per token it attends to.
     products = 6 * model.config.get_text_config().hidden_size
-    return padded <= 4 * tokens and padded * (products + longest) < tokens * (products + tokens)
+    rows = padded * (products + longest) if padded <= 4 * tokens else math.inf
+    return _FORWARD * products + tokens * (products + tokens), _FORWARD * products + rows
 
 
 def _groups(model: Any, batch: PackedBatch, layouts: Layouts, limit: int | None) -> list[list[int]]:
-    """The sequences of each forward: all in one, unless that would mostly compute padding, or unless short ones would
-    be computed in another way since long ones are among them (longrope)."""
-    if layouts.packed is not None and limit is None:
-        return [list(range(batch.num_sequences))]
+    """The sequences of each forward: all in one, unless that would mostly compute padding, or attention between
+    sequences, or unless short ones would be computed in another way since long ones are among them (longrope)."""
     lengths = batch.sequence_lengths.tolist()
+    whole = [list(range(len(lengths)))]
+    one_forward = layouts.packed is not None and limit is None  # is right
+    # Where weights are sharded every forward gathers them again.
+    if one_forward and (not layouts.rows or _is_sharded(model)):
+        return whole
     groups: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        if not groups or not _fits(groups[-1], index, lengths, limit, padded=layouts.packed is None):
+        padded = layouts.packed is None or one_forward
+        if not groups or not _fits(groups[-1], index, lengths, limit, padded=padded):
             groups.append([])
         groups[-1].append(index)
+    if one_forward:
+        costs = [min(_costs(model, [lengths[i] for i in group])) for group in groups]
+        groups = groups if sum(costs) < min(_costs(model, lengths)) else whole
     # A forward that is only there for the collective calls of other ranks; nobody reads its output.
     return groups + [[groups[-1][-1]]] * (_most_on_a_rank(len(groups), model, batch) - len(groups))
 
@@ -161,10 +178,14 @@ def _order(batch: PackedBatch, groups: list[list[int]]) -> Tensor:
     return order
 
 
+def _is_sharded(model: nn.Module) -> bool:
+    """Whether ZeRO-3 gathers the weights for each forward."""
+    return any(hasattr(parameter, "ds_id") for parameter in model.parameters())
+
+
 def _most_on_a_rank(count: int, model: nn.Module, batch: PackedBatch) -> int:
     """The largest `count` of any rank where weights are sharded, so that every forward is a collective call."""
-    sharded = any(hasattr(parameter, "ds_id") for parameter in model.parameters())
-    if not sharded or not dist.is_initialized() or dist.get_world_size() == 1:
+    if not _is_sharded(model) or not dist.is_initialized() or dist.get_world_size() == 1:
         return count
     most = torch.tensor(count, device=batch.input_ids.device)
     dist.all_reduce(most, op=dist.ReduceOp.MAX)

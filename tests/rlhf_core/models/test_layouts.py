@@ -20,8 +20,14 @@ from rlhf_core.models import layout_check, layouts
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.packing import pack
+from rlhf_core.types import PackedBatch
 
 CPU = torch.device("cpu")
+BOTH = Layouts("positions", rows=True)
+
+
+def of_lengths(*lengths: int) -> PackedBatch:
+    return pack([[1] * length for length in lengths], [[True] * length for length in lengths])
 
 
 def checked(model: Any) -> Layouts:
@@ -197,13 +203,21 @@ def test_long_sequences_do_not_change_the_positions_of_short_ones() -> None:
 
 def test_rows_of_similar_length_go_together(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(layouts, "_SMALL", 0)
-    lengths = [3, 40, 4, 38, 2]
-    batch = pack([[1] * length for length in lengths], [[True] * length for length in lengths])
+    batch = of_lengths(3, 40, 4, 38, 2)
     model = small_model(small_config("qwen3"))
-    assert layouts._groups(model, batch, ROWS, None) == [[1, 3, 2], [0, 4]]
+    assert layouts._groups(model, batch, ROWS, None) == [[1, 3], [2, 0], [4]]
     assert layouts._groups(model, batch, PACKED, None) == [[0, 1, 2, 3, 4]]
     assert layouts._groups(model, batch, PACKED, 3) == [[1, 3, 2], [0, 4]]
     assert oracle_error(model, ROWS) < 1e-4
+
+
+def test_sequences_that_may_be_packed_are_in_rows_where_these_cost_less() -> None:
+    """A packed row of n sequences computes n times the attention that is wanted."""
+    model = small_model(small_config("qwen3"))
+    assert layouts._groups(model, of_lengths(400, 40, 410, 390), BOTH, None) == [[2, 0, 3], [1]]
+    assert layouts._groups(model, of_lengths(7, 2, 4), BOTH, None) == [[0, 1, 2]]  # attention costs next to nothing
+    model.config._attn_implementation = "flash_attention_2"
+    assert layouts._groups(model, of_lengths(400, 40, 410, 390), BOTH, None) == [[0, 1, 2, 3]]
 
 
 def test_ranks_agree_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
