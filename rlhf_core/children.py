@@ -6,6 +6,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from contextlib import suppress
+
+import psutil
 
 
 def end_with_parent() -> None:
@@ -19,4 +22,12 @@ def _wait_and_end() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()
+    kill_below(psutil.Process())
     os._exit(1)
+
+
+def kill_below(process: psutil.Process) -> None:
+    """End all that `process` has started, at once."""
+    for found in process.children(recursive=True):
+        with suppress(psutil.NoSuchProcess):
+            found.kill()

@@ -20,7 +20,7 @@ ORDER = (
     "errors", "children", "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms",
     "preference_losses", "tracking", "artifacts", "contract",
     "data", "rollout", "warm", "rewards", "serving", "environments", "training", "evaluation", "report", "supervised",
-    "rl", "actors", "stages", "pipeline",
+    "rl", "actors", "stages", "pipeline", "tools",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.

@@ -13,11 +13,11 @@ import typer
 from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
-from deployments.cli import artifacts, init, loop, run, serving, stack, try_stage, verification
+from deployments.cli import artifacts, init, loop, merging, run, sampling, serving, stack, try_stage, verification
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import AlignmentError, did_you_mean
 
-_MODULES = (stack, init, run, loop, try_stage, artifacts, serving, verification)
+_MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, verification)
 
 
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended

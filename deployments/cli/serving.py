@@ -1,24 +1,23 @@
-"""`alignment serve-reward`: a reward model behind HTTP."""
+"""`alignment serve` and `serve-reward`: a model, or a reward model, behind HTTP."""
 
 from __future__ import annotations
 
 import os
 import secrets
-from pathlib import Path
+from contextlib import suppress
 from typing import Annotated
 
 import typer
 
+from deployments.cli.sampling import Base, Model, Precision, Rollout, Template, end_in_order
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.artifacts.opening import open_store, store_url
-from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.base import Dtype
-from rlhf_core.errors import StoreError
 from rlhf_core.models.folder import stored_dtype
 from rlhf_core.serving.processes import RewardApplication, serve
 from rlhf_core.serving.settings import Serving, require_reward_model
-from rlhf_core.stages.job_context import node_cache
+from rlhf_core.tools.model_server import Address, running_server, served_model
+from rlhf_core.tools.models import chat_tokenizer, found_folder, named_models, whole_model
 
 app = typer.Typer()
 
@@ -44,25 +43,55 @@ def serve_reward(
 
     Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
     """
-    folder, key = _found(model)
+    folder, manifest = found_folder(model, {Kind.REWARD_MODEL}, "reward model")
     require_reward_model(folder, normalize=not raw)
-    given = os.environ.get(TOKEN_VARIABLE, "").strip()
-    token = given or secrets.token_urlsafe(32)
+    token, shown = _token()
+    key = manifest.key if manifest is not None else None
     serving = Serving(
         folder, model, token, dtype or stored_dtype(folder), max(1, (os.cpu_count() or 1) // workers), key,
         normalize=not raw, tokens_per_batch=tokens_per_batch, max_texts=max_texts, max_bytes=max_mib * 2**20,
     )  # fmt: skip
-    typer.echo(f"url      http://{f'[{host}]' if ':' in host else host}:{port}/score")
-    typer.echo(f"header   Authorization: Bearer {f'${TOKEN_VARIABLE}' if given else token}")
+    typer.echo(f"url      {Address(host, port).url}/score")
+    typer.echo(f"header   Authorization: Bearer {shown}")
     serve(RewardApplication(serving), host, port, workers)
 
 
-def _found(model: str) -> tuple[Path, str | None]:
-    """The folder, and of an artifact its key."""
-    if (Path(model) / "config.json").is_file():
-        return Path(model).absolute(), None
-    repository = ArtifactRepository(open_store(store_url()))
-    manifest = repository.find(model)
-    if manifest.kind != Kind.REWARD_MODEL:
-        raise StoreError(f"{manifest.ref} is a {manifest.kind}, not a reward model")
-    return repository.fetch(manifest.ref, node_cache()), manifest.key
+@app.command("serve")
+def serve_model(
+    model: Model,
+    host: Annotated[str, typer.Option(help="address to listen on")] = LOOPBACK,
+    port: Annotated[int, typer.Option(min=1, max=65535, help="port to listen on")] = 8000,
+    base: Base = None,
+    chat_template: Template = None,
+    dtype: Precision = None,
+    rollout: Rollout = None,
+) -> None:
+    """Serves a model until Ctrl-C: vLLM's server of the OpenAI API, below /v1; GET /health says whether it is up.
+
+    Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
+    For example: alignment serve support-bot/champion --port 8001 --rollout max_length=8192
+    """
+    end_in_order()
+    address = Address(host, port)
+    address.listener().close()  # it is free
+    (named,) = named_models([model], base)
+    token, shown = _token()
+    with whole_model(named) as folder:
+        tokenizer = chat_tokenizer(model, folder, chat_template)
+        served = served_model(model, folder, tokenizer, dtype, rollout or [], token=token)
+        typer.echo(f"url      {address.url}/v1")
+        typer.echo(f"model    {model}")
+        typer.echo(f"header   Authorization: Bearer {shown}")
+        typer.echo(f"loading {model}", err=True)
+        with running_server(served, address) as server:
+            typer.echo("it answers; Ctrl-C ends it", err=True)
+            with suppress(KeyboardInterrupt):
+                server.wait()
+
+
+def _token() -> tuple[str, str]:
+    """The token of a server, and how it is shown."""
+    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+        return given, f"${TOKEN_VARIABLE}"
+    made = secrets.token_urlsafe(32)
+    return made, made

@@ -15,7 +15,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
-from rlhf_core.errors import ConflictError, IntegrityError, StoreError
+from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean
 
 _PARALLEL_REQUESTS = 8
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -182,7 +182,10 @@ class ArtifactRepository:
         if slash:
             found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
         if not found:
-            raise StoreError(f"{self.store.url} has no artifact or alias `{text}`: `alignment artifacts` lists them")
+            near = did_you_mean(text, self._names())
+            raise StoreError(
+                f"{self.store.url} has no artifact or alias `{text}`{near}; `alignment artifacts` lists artifacts"
+            )
         if len(found) > 1:
             raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
         return next(iter(found))
@@ -194,6 +197,12 @@ class ArtifactRepository:
         if manifest is None:
             raise StoreError(f"{ref} is in the store, but files of it are gone: run its recipe again")
         return manifest
+
+    def _names(self) -> Iterator[str]:
+        """What `resolve` takes."""
+        for path in self.store.list(f"{ALIASES}/"):
+            yield path.removeprefix(f"{ALIASES}/").removesuffix(".json")
+        yield from map(str, self.refs())
 
     def _alias_paths(self, model: str, alias: str) -> Iterable[str]:
         if model:

@@ -17,12 +17,11 @@ from torch import nn
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.targets import target_problem
 
 if TYPE_CHECKING:
     from peft import PeftModel
-
-ADAPTER_WEIGHTS = "adapter_model.safetensors"
 
 
 def is_adapted(model: object) -> TypeGuard[PeftModel]:
@@ -127,10 +126,10 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
         adapted = PeftModel.from_pretrained(model, str(folder), use_safetensors=True, **options)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
         raise StageError(f"{folder}: this adapter does not fit the model that it is put on ({error})") from error
-    expected = {
-        name: tuple(tensor.shape)
-        for name, tensor in get_peft_model_state_dict(adapted, save_embedding_layers=False).items()
-    }
+    # peft saves an embedding or a head with the factors that change it.
+    brings_base = any(".base_layer." in name for name in stored)
+    state = get_peft_model_state_dict(adapted, save_embedding_layers=brings_base)
+    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
     wrong = sorted(name for name in {*stored, *expected} if stored.get(name) != expected.get(name))
     if wrong:
         name = wrong[0]

@@ -14,6 +14,8 @@ from rlhf_core.models.headers import read_object
 
 TEMPLATES = "additional_chat_templates"  # a folder with further chat templates, such as `tool_use.jinja`
 GENERATION_CONFIG = "generation_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", f"{TEMPLATES}/*.jinja", "vocab.*",

@@ -13,8 +13,16 @@ from torch import Tensor, nn
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapters import ADAPTER_WEIGHTS, add_lora, is_adapted, load_adapter
-from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, num_labels, read_config, update_json
+from rlhf_core.models.adapters import add_lora, is_adapted, load_adapter
+from rlhf_core.models.folder import (
+    ADAPTER_CONFIG,
+    ADAPTER_WEIGHTS,
+    GENERATION_CONFIG,
+    copy_tokenizer,
+    num_labels,
+    read_config,
+    update_json,
+)
 from rlhf_core.models.headers import read_object
 from rlhf_core.models.weights import load_weights
 
@@ -142,7 +150,7 @@ def write_folder(model: transformers.PreTrainedModel, folder: Path, **options: A
 def _save_adapter_config(model: PeftModel, folder: Path) -> None:
     """The same bytes for the same adapter: peft writes sets in any order, and where this node had the base model."""
     model.peft_config["default"].save_pretrained(str(folder))
-    path = folder / "adapter_config.json"
+    path = folder / ADAPTER_CONFIG
     stored = read_object(path)
     ordered = {name: sorted(stored[name]) for name in _SETS if isinstance(stored[name], list)}
     update_json(path, base_model_name_or_path=None, **ordered)

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import safe_open
 from torch import Tensor
 
 from rlhf_core.errors import StageError
+from rlhf_core.models.adapter_check import adapter_problems
 from rlhf_core.models.adapters import load_adapter
-from rlhf_core.models.folder import copy_tokenizer, stored_dtype
+from rlhf_core.models.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
 from rlhf_core.models.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
+
+_PROBE_TOKENS = 16
+_ROUNDING = 1e-3  # of float32, through all layers
 
 
 def merged_tensors(
@@ -63,15 +68,42 @@ def _deltas(adapter: Mapping[str, Tensor], scaling: float) -> dict[str, Tensor]:
 def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) -> None:
     """Write the model of `model_folder` with the adapter folded into its weights; a complete model folder.
 
-    The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model brings its head.
-    Raises StageError if the adapter's tensors do not fit the model, or the model's own weights are not whole.
+    The sum is taken in float32 and stored in the base model's dtype. An adapter of a scalar model brings its head. The
+    tokenizer is the adapter's, where its folder has one: its chat template may be another than the base's.
+    Raises StageError if the adapter is of a kind that cannot be merged, its tensors do not fit the model, the model's
+    own weights are not whole, or the merged model does not compute what the adapted one does.
     """
+    config = read_object(adapter_folder / ADAPTER_CONFIG)
+    for problem in adapter_problems(adapter_folder, config):
+        raise StageError(f"{adapter_folder}: {problem}")
     dtype = torch_dtype(stored_dtype(model_folder))
-    scalar = read_object(adapter_folder / "adapter_config.json").get("task_type") == "SEQ_CLS"
-    load = load_scalar_model if scalar else load_causal_model
-    # Nothing is computed with attention here, and every model has the eager one.
-    adapted = load_adapter(load(model_folder, dtype=torch.float32, attention="eager"), adapter_folder)
-    merged = adapted.merge_and_unload(safe_merge=True)
+    load = load_scalar_model if config.get("task_type") == "SEQ_CLS" else load_causal_model
+    # Hardly anything is computed with attention here, and every model has the eager one.
+    adapted = load_adapter(load(model_folder, dtype=torch.float32, attention="eager"), adapter_folder).eval()
+    expected = _probe(adapted)
+    try:
+        merged = adapted.merge_and_unload(safe_merge=True)
+    except (RuntimeError, ValueError) as error:  # NaN, or a bias for a layer without one
+        raise StageError(f"{adapter_folder}: this adapter cannot be merged ({error})") from error
+    _require_same(adapter_folder, _probe(merged), expected)
     out_folder.mkdir(parents=True, exist_ok=True)
     write_folder(merged.to(dtype), out_folder)
-    copy_tokenizer(model_folder, out_folder)
+    copy_tokenizer(adapter_folder if (adapter_folder / "tokenizer.json").is_file() else model_folder, out_folder)
+
+
+@torch.inference_mode()
+def _probe(model: Any) -> Tensor:
+    """(1, T, vocabulary or labels): what the model gives for tokens drawn at random."""
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(model.config.get_text_config().vocab_size, (1, _PROBE_TOKENS), generator=generator)
+    logits: Tensor = model(input_ids=ids).logits
+    return logits
+
+
+def _require_same(folder: Path, merged: Tensor, expected: Tensor) -> None:
+    difference = float((merged - expected).abs().max())
+    if not difference <= _ROUNDING * (1 + float(expected.abs().max())):
+        raise StageError(
+            f"{folder}: the merged model would compute other logits than the adapter does (by up to {difference:.2g}): "
+            "an adapter of the output head or the embedding cannot be merged where the two are one tensor"
+        )

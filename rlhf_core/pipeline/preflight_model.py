@@ -67,7 +67,7 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
             needs_template = renders and not _brings_template(config)
             found = [
                 f"{node.section}.source.path: {path}: {problem}"
-                for problem in _folder(
+                for problem in model_folder_problems(
                     root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
                 )
             ]
@@ -132,7 +132,8 @@ def _language_model(node: Draft, config: BaseModelConfig, source: str) -> Iterat
         )
 
 
-def _folder(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
+def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
+    """One sentence each: why the folder is no whole model that can be trained, or no tokenizer of it."""
     problems = list(folder_problems(folder, reward_model=reward_model))
     if problems:
         yield from problems

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,18 @@ class ChildEngine(RolloutEngine):
 
     def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
         return self._process.call(_call, self._number, method, arguments, options)
+
+
+@contextmanager
+def engine_in_child(
+    folder: Path, settings: EngineSettings, environment: Mapping[str, str] = {}
+) -> Iterator[ChildEngine]:
+    """A vLLM engine in a process of its own, which ends with this context. environment: further variables of it."""
+    threads = {"OMP_NUM_THREADS": str(settings.config.num_threads), "HF_HUB_OFFLINE": "1"}
+    with ChildProcess("the engine's process", threads | dict(environment)) as process:
+        engine = ChildEngine(process, folder, settings)
+        yield engine
+        engine.shutdown()
 
 
 def _start(number: int, folder: Path, settings: EngineSettings) -> None:

@@ -15,7 +15,7 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import psutil
 
-from rlhf_core.children import end_with_parent
+from rlhf_core.children import end_with_parent, kill_below
 from rlhf_core.errors import StageError
 
 P = ParamSpec("P")
@@ -39,13 +39,27 @@ class ChildProcess:
 
     def call(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> R:
         """`function(*args, **kwargs)` there; what it raises is raised here. Raises StageError if the process dies."""
+        return self.result(self.begin(function, *args, **kwargs))
+
+    def begin(self, function: Callable[P, R], /, *args: P.args, **kwargs: P.kwargs) -> Future[R]:
+        """As `call`, without waiting for its end."""
         try:
             self._newest = future = self._executor.submit(function, *args, **kwargs)
+        except BrokenProcessPool as error:
+            raise self._died() from error
+        return future
+
+    def result(self, future: Future[R]) -> R:
+        """Of what was begun, when it has ended; what it raised is raised here."""
+        try:
             return future.result()
         except BrokenProcessPool as error:
-            raise StageError(
-                f"{self._name} died: its last output is above; without any, it was probably killed for want of memory"
-            ) from error
+            raise self._died() from error
+
+    def _died(self) -> StageError:
+        return StageError(
+            f"{self._name} died: its last output is above; without any, it was probably killed for want of memory"
+        )
 
     def close(self, *, at_once: bool = False) -> None:
         """End it: at once, or in order, unless it is still at work. Idempotent."""
@@ -56,9 +70,8 @@ class ChildProcess:
     def _kill(self) -> None:
         with suppress(psutil.NoSuchProcess):
             process = psutil.Process(self.pid)
-            for found in (*process.children(recursive=True), process):
-                with suppress(psutil.NoSuchProcess):
-                    found.kill()
+            kill_below(process)
+            process.kill()
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, decode_completion, load_tokenizer, stop_token_ids
@@ -53,7 +54,8 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
         for start in range(0, len(fitted.rows), config.prompts_per_call):
-            part = completed(config, fitted.rows[start : start + config.prompts_per_call], engines, tokenizer, context)
+            prompts = fitted.rows[start : start + config.prompts_per_call]
+            part = completed(prompts, config.samples, config.sampling, engines, tokenizer, context.seed)
             for name, scorer in scorers.items():
                 judged[name] += RewardOfText(scorer)(part).totals()
             sampled += part
@@ -88,12 +90,12 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
 
 
 def completed(
-    config: GenerateConfig, prompts: Sequence[Prompt], engines: Sampler, tokenizer: Tokenizer, context: StageContext
+    prompts: Sequence[Prompt], samples: int, sampling: SamplingConfig, engines: Sampler, tokenizer: Tokenizer, seed: int
 ) -> list[Trajectory]:
     """The completions of each prompt, side by side."""
-    each = [(prompt, number) for prompt in prompts for number in range(config.samples)]
-    seeds = [derived_seed(context.seed, f"generate: {prompt.id}, sample {number}") for prompt, number in each]
-    parameters = SamplingParameters.of(config.sampling, stop_token_ids(tokenizer), seeds)
+    each = [(prompt, number) for prompt in prompts for number in range(samples)]
+    seeds = [derived_seed(seed, f"generate: {prompt.id}, sample {number}") for prompt, number in each]
+    parameters = SamplingParameters.of(sampling, stop_token_ids(tokenizer), seeds)
     sampled = engines.generate([prompt.token_ids for prompt, _ in each], parameters)
     return [
         _trajectory(prompt, completion, decode_completion(tokenizer, completion.token_ids))

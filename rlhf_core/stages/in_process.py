@@ -13,7 +13,7 @@ import torch
 from rlhf_core.config.placement import Placement
 from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
-from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.inline import InlineEngines
@@ -37,8 +37,7 @@ def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> I
 @contextmanager
 def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
     """A vLLM engine in a process of its own, which ends with this context."""
-    environment = {"OMP_NUM_THREADS": str(spec.settings.config.num_threads), "HF_HUB_OFFLINE": "1", **_devices(spec)}
-    with ChildProcess("the engine's process", environment) as process, vllm_in(process, spec, context) as engine:
+    with engine_in_child(spec.model.folder, spec.settings, _devices(spec)) as engine:
         yield engine
 
 

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import re
 import shutil
+import warnings
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from peft import PeftModel, get_peft_model_state_dict
+from peft import LoraConfig as PeftLoraConfig
+from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.adapter_check import adapter_problems
+from rlhf_core.models.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter, merged_tensors
 
@@ -96,3 +102,89 @@ def test_an_adapter_of_another_model_is_refused(model_folder: Path, tmp_path: Pa
     save_model(adapted, wrong, tmp_path / "adapter", None)
     with pytest.raises(StageError, match="this adapter does not fit the model that it is put on"):
         merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
+
+
+def foreign(model_folder: Path, folder: Path, **settings: Any) -> PeftModel:
+    """An adapter that peft made by itself and saved in `folder`, none of its tensors as they are initialised."""
+    base = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    options = {"r": 2, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
+    with warnings.catch_warnings(action="ignore"):
+        adapted = get_peft_model(base, PeftLoraConfig(**options))
+    torch.manual_seed(1)
+    for parameter in adapted.parameters():
+        if parameter.requires_grad:
+            torch.nn.init.normal_(parameter, std=0.2)
+    adapted.save_pretrained(str(folder))
+    return adapted.eval()
+
+
+FEATURES: dict[str, dict[str, Any]] = {
+    "rslora": {"use_rslora": True, "lora_alpha": 3},
+    "dora": {"use_dora": True},
+    "patterns": {"rank_pattern": {"q_proj": 3}, "alpha_pattern": {"down_proj": 5}, "layers_to_transform": [1]},
+    "whole head": {"modules_to_save": ["lm_head"]},
+    "whole embedding": {"modules_to_save": ["embed_tokens"]},
+    "new tokens": {"trainable_token_indices": [3, 4]},
+    "biases": {"bias": "all"},
+    "pissa": {"init_lora_weights": "pissa"},
+}
+
+
+@pytest.mark.parametrize("settings", FEATURES.values(), ids=FEATURES.keys())
+@pytest.mark.parametrize("tied", [True, False], ids=["tied", "untied"])
+def test_an_adapter_of_pefts_is_merged_as_peft_merges_it(
+    model_folder: Path, untied_folder: Path, tmp_path: Path, settings: dict[str, Any], tied: bool
+) -> None:
+    folder = model_folder if tied else untied_folder
+    adapted = foreign(folder, tmp_path / "adapter", **settings)
+    given = adapted(input_ids=IDS).logits
+    merge_adapter(folder, tmp_path / "adapter", tmp_path / "merged")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged")(input_ids=IDS).logits
+    torch.testing.assert_close(merged, given, rtol=0, atol=1e-5)
+    torch.testing.assert_close(merged, adapted.merge_and_unload()(input_ids=IDS).logits, rtol=0, atol=1e-5)
+    assert (merged - LlamaForCausalLM.from_pretrained(folder)(input_ids=IDS).logits).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("layer", ["lm_head", "embed_tokens"])
+def test_an_adapter_of_an_untied_head_or_embedding_is_merged(untied_folder: Path, tmp_path: Path, layer: str) -> None:
+    given = foreign(untied_folder, tmp_path / "adapter", target_modules=[layer])(input_ids=IDS).logits
+    merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged")(input_ids=IDS).logits
+    torch.testing.assert_close(merged, given, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"target_modules": ["lm_head"]}, "an adapter of the output head or the embedding cannot be merged where"),
+        ({"target_modules": ["embed_tokens"]}, "would compute other logits than the adapter does"),
+        ({"lora_bias": True}, "cannot be merged .*the base layer has no bias"),
+        ({"alora_invocation_tokens": [4]}, "it uses alora_invocation_tokens, which cannot be merged"),
+    ],
+    ids=["tied head", "tied embedding", "bias without one", "activated"],
+)
+def test_an_adapter_that_no_weights_can_hold_is_refused(
+    model_folder: Path, tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    foreign(model_folder, tmp_path / "adapter", **settings)
+    with pytest.raises(StageError, match=message):
+        merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
+    assert not (tmp_path / "merged").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"peft_type": "VERA"}, "its peft_type is VERA, and only LORA can be merged"),
+        ({"task_type": "SEQ_2_SEQ_LM"}, "its task_type is SEQ_2_SEQ_LM"),
+        ({"init_lora_weights": "loftq"}, r"init_lora_weights is 'loftq'"),
+        ({"of_a_later_peft": {"x": 1}, "arrow_config": None}, "it uses of_a_later_peft, which cannot be merged"),
+    ],
+    ids=["vera", "task", "loftq", "unknown"],
+)
+def test_settings_of_an_adapter_that_are_not_merged_are_named(
+    tmp_path: Path, changes: dict[str, Any], message: str
+) -> None:
+    (tmp_path / ADAPTER_WEIGHTS).touch()
+    (problem,) = adapter_problems(tmp_path, {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": 2, **changes})
+    assert re.search(message, problem)

@@ -1,0 +1,35 @@
+"""`alignment merge`: an adapter that was made elsewhere becomes a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+app = typer.Typer()
+
+ADAPTER = typer.Argument(
+    help="an adapter: a folder as peft saves it, stage/key (the first digits are enough), or an alias"
+)
+BASE = typer.Option(
+    help="the model it was trained on: a folder, stage/key or an alias; by default the one that the adapter names",
+    metavar="MODEL",
+)
+OUT = typer.Option("--out", "-o", help="the model's folder, which does not exist yet; by default ADAPTER-merged, here")
+
+
+@app.command()
+def merge(
+    adapter: Annotated[str, ADAPTER],
+    base: Annotated[str | None, BASE] = None,
+    out: Annotated[Path | None, OUT] = None,
+) -> None:
+    """Writes the model that an adapter makes of its base, with full weights, exactly as a stage `merge` does.
+
+    For example: alignment merge ./my-lora --base ./Llama-3.2-1B -o ./my-model
+    """
+    from rlhf_core.tools.merging import merge_into
+
+    folder = merge_into(adapter, base, out or Path(f"{Path(adapter).name}-merged"))
+    typer.echo(str(folder))

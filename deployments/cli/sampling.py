@@ -1,0 +1,174 @@
+"""`alignment generate` and `chat`: what models say, outside of runs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Annotated, TextIO
+
+import typer
+
+from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.base import Dtype
+from rlhf_core.data.formats import Row
+from rlhf_core.errors import RecipeError
+from rlhf_core.models.folder import stored_dtype
+from rlhf_core.tools.models import chat_tokenizer, named_models, whole_model
+from rlhf_core.tools.prompts import read_prompts
+from rlhf_core.tools.settings import engine_config, sampling_config
+
+app = typer.Typer()
+
+_NAMES = "a folder as transformers or peft saves it, stage/key (the first digits are enough), or an alias"
+Model = Annotated[str, typer.Argument(help=_NAMES)]
+Models = Annotated[list[str], typer.Argument(help=f"each {_NAMES}", metavar="MODEL…")]
+Base = Annotated[
+    str | None,
+    typer.Option(help="of an adapter that does not say on which model it was trained: this one", metavar="MODEL"),
+]
+Template = Annotated[
+    str | None, typer.Option(help="chatml, llama3, plain, or a .jinja file, in place of the model's own")
+]
+Precision = Annotated[Dtype | None, typer.Option(help="by default that of the weights")]
+Rollout = Annotated[
+    list[str] | None,
+    typer.Option(help="a setting of the engine, as recipes have it below `rollout`", metavar="KEY=VALUE"),
+]
+System = Annotated[str | None, typer.Option(help="the system turn that conversations begin with")]
+Temperature = Annotated[float, typer.Option(help="0: greedy; else 0.01 to 2")]
+TopP = Annotated[float, typer.Option(help="sample from the smallest set of tokens with this probability")]
+TopK = Annotated[int, typer.Option(help="sample from so many of the most likely tokens; 0: from all")]
+MinP = Annotated[float, typer.Option(help="sample from tokens with this share of the likeliest one's probability")]
+MaxTokens = Annotated[int, typer.Option(help="of a completion")]
+
+
+@app.command()
+def generate(
+    model: Model,
+    prompts: Annotated[str, typer.Argument(help="a data file of the format `prompts`, or - for JSON lines")] = "-",
+    out: Annotated[Path | None, typer.Option("--out", "-o", help="a file; by default standard output")] = None,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="completions of each prompt")] = 1,
+    lines: Annotated[bool, typer.Option("--lines", help="each line of PROMPTS is the text of a prompt")] = False,
+    system: System = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    max_tokens: MaxTokens = 512,
+    seed: Annotated[int, typer.Option(min=0, max=2**32 - 1, help="the same seed gives the same completions")] = 0,
+    logprobs: Annotated[bool, typer.Option("--logprobs", help="write all tokens, and the log-prob of each")] = False,
+    base: Base = None,
+    chat_template: Template = None,
+    dtype: Precision = None,
+    rollout: Rollout = None,
+) -> None:
+    """Writes completions of prompts by any model: a line for each prompt, of the format `completions`.
+
+    For example: alignment generate support-bot/champion questions.jsonl -n 4 --temperature 0.7 -o answers.jsonl
+    """
+    sampling = sampling_config(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    config = engine_config(rollout or [], max_length=max_tokens)
+    end_in_order()
+    with _written(out) as file:
+        rows = read_prompts(prompts, lines=lines, system=system)
+        (named,) = named_models([model], base)
+        with whole_model(named) as folder:
+            tokenizer = chat_tokenizer(model, folder, chat_template)
+            _say(f"{len(rows)} prompts; loading {model}")
+            from rlhf_core.rollout.engine import EngineSettings  # torch takes seconds
+            from rlhf_core.tools.generate import Request
+            from rlhf_core.tools.generate import generate as sample
+
+            settings = EngineSettings(config, dtype or stored_dtype(folder), seed)
+            done = 0
+
+            def write(part: Sequence[Row]) -> None:
+                nonlocal done
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in part)
+                file.flush()
+                done += len(part)
+                _say(f"{done} of {len(rows)} prompts completed")
+
+            sample(folder, tokenizer, rows, Request(samples, sampling, seed, logprobs), settings, write)
+
+
+@app.command()
+def chat(
+    models: Models,
+    system: System = None,
+    temperature: Temperature = 1.0,
+    top_p: TopP = 1.0,
+    top_k: TopK = 0,
+    min_p: MinP = 0.0,
+    max_tokens: MaxTokens = 512,
+    base: Base = None,
+    chat_template: Template = None,
+    dtype: Precision = None,
+    rollout: Rollout = None,
+) -> None:
+    """Talks with a model, or with several side by side; /help lists the commands. Standard input may be a pipe.
+
+    For example: alignment chat support-bot/champion ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
+    """
+    sampling = sampling_config(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
+    from rlhf_core.tools.chat import Chat, ChatModel
+    from rlhf_core.tools.model_server import Address, running_server, served_model
+
+    end_in_order()
+    interactive = sys.stdin.isatty()
+    with ExitStack() as stack:
+        talking = []
+        for named in named_models(models, base):
+            folder = stack.enter_context(whole_model(named))
+            tokenizer = chat_tokenizer(named.name, folder, chat_template)
+            served = served_model(named.name, folder, tokenizer, dtype, rollout or [], engines=len(models))
+            _say(f"loading {named.name}")
+            address = Address(path=stack.enter_context(scratch_folder("chat")) / "socket")
+            stack.enter_context(running_server(served, address))
+            client = stack.enter_context(address.client())
+            talking.append(ChatModel(named.name, tokenizer, client, sampling, served.config.max_length))
+        if interactive:
+            import readline  # noqa: F401  (editing, and earlier lines)
+
+            _say("/help lists the commands")
+        Chat(talking, system or "", lambda: input("> " if interactive else ""), _write, interactive).run()
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text)
+    sys.stdout.flush()
+
+
+def _say(text: str) -> None:
+    typer.echo(text, err=True)
+
+
+def end_in_order() -> None:
+    """A SIGTERM ends this command as Ctrl-C does: with its engines, and without what it has half written."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+
+@contextmanager
+def _written(out: Path | None) -> Iterator[TextIO]:
+    """A file that is there when the context has ended without an exception; none: standard output."""
+    if out is None:
+        yield sys.stdout
+        return
+    if out.is_dir():
+        raise RecipeError(f"--out {out}: this is a folder, give a file")
+    if not out.parent.is_dir():
+        raise RecipeError(f"--out {out}: there is no such folder: make it first")
+    part = out.with_name(f".{out.name}.{os.getpid()}")
+    try:
+        with part.open("x", encoding="utf-8", newline="\n") as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(out)
+    finally:
+        part.unlink(missing_ok=True)

@@ -1,0 +1,132 @@
+"""A model by the name that a person gives it: a folder, an artifact or an alias; an adapter with its base."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.artifacts.opening import open_store, store_url
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.base_model import BaseModelConfig, FolderModel
+from rlhf_core.contract import KINDS_OF_ROLE
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.rendering import template_texts
+from rlhf_core.data.templates import SHIPPED, check_templates, with_template
+from rlhf_core.errors import RecipeError, StageError, StoreError
+from rlhf_core.models.adapter_check import base_folder
+from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
+from rlhf_core.models.headers import read_object
+from rlhf_core.pipeline.preflight_model import model_folder_problems
+from rlhf_core.stages.job_context import node_cache
+
+MODELS = KINDS_OF_ROLE["model"]
+_PATHS = ("/", "./", "../", "~")  # how a name begins that can be nothing but a path
+
+
+@dataclass(frozen=True, slots=True)
+class NamedModel:
+    name: str  # as it was asked for
+    folder: Path  # of an adapter: its base's
+    adapter: Path | None = None  # its folder
+
+
+def named_models(names: Sequence[str], base: str | None) -> list[NamedModel]:
+    """names: of models and adapters; base: of adapters, whatever they were trained on.
+
+    Raises StoreError if there is no such model, StageError if a folder is not whole or none of them is an adapter of
+    `base`.
+    """
+    models = [_named_model(name, base) for name in names]
+    if base is not None and all(model.adapter is None for model in models):
+        raise StageError(f"{', '.join(names)}: this is no adapter, so leave --base out")
+    return models
+
+
+def _named_model(name: str, base: str | None) -> NamedModel:
+    folder, manifest = found_folder(name, MODELS | {Kind.ADAPTER}, "model")
+    if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
+        if manifest is None:
+            _require_whole(name, folder)
+        return NamedModel(name, folder)
+    base = base or _trained_on(name, folder, manifest)
+    below, stored = found_folder(base, MODELS, "model")
+    if stored is None:
+        _require_whole(base, below)
+    return NamedModel(name, below, folder)
+
+
+def _trained_on(name: str, folder: Path, manifest: Manifest | None) -> str:
+    if manifest is not None and "model" in manifest.parents:
+        return manifest.parents["model"].full
+    local = base_folder(read_object(folder / ADAPTER_CONFIG))
+    if local is None:
+        raise StageError(f"{name} is an adapter, and the model it was trained on is not here: give --base MODEL")
+    return str(local)
+
+
+def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, Manifest | None]:
+    """The folder, of an artifact a verified copy on this node, and an artifact's manifest. what: such artifacts are.
+
+    Raises StoreError if there is no such folder or artifact, or if it is none of `kinds`.
+    """
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path.absolute(), None
+    if name.startswith(_PATHS):
+        raise StoreError(f"{name}: there is no such folder")
+    try:
+        repository = ArtifactRepository(open_store(store_url()))
+        manifest = repository.find(name)
+    except StoreError as error:
+        raise StoreError(f"{name}: there is no such folder here; {error}") from error
+    if manifest.kind not in kinds:
+        raise StoreError(f"{manifest.ref} is a {manifest.kind}, not a {what}")
+    return repository.fetch(manifest.ref, node_cache()), manifest
+
+
+@contextmanager
+def whole_model(model: NamedModel) -> Iterator[Path]:
+    """The folder of the whole model, for as long as the context lasts. An adapter is merged for it, which needs room
+    for the weights of its base in the system's temporary folder (docs/decisions/0027)."""
+    if model.adapter is None:
+        yield model.folder
+        return
+    from rlhf_core.models.merging import merge_adapter  # torch takes seconds
+
+    with scratch_folder("merged") as folder:
+        merge_adapter(model.folder, model.adapter, folder)
+        yield folder
+
+
+def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
+    """The tokenizer of the model in `folder`, with the chat template `template`: one that recipes can name, or a file.
+
+    Raises RecipeError if there is no such template, StageError if the model has none and none is given, or if a reward
+    model is in the folder.
+    """
+    if any(kind.endswith("ForSequenceClassification") for kind in read_config(folder).get("architectures") or []):
+        raise StageError(f"{name} is a reward model, which writes nothing: `alignment serve-reward` serves its rewards")
+    tokenizer = load_tokenizer(folder)
+    if template is not None:
+        source = FolderModel(type="folder", path=str(folder))
+        config = BaseModelConfig(source=source, chat_template=template)
+        for problem in check_templates(config, Path(), "--"):
+            raise RecipeError(problem.replace("--.chat_template", "--chat-template"))
+        return with_template(tokenizer, config, Path)
+    if tokenizer.chat_template is None:
+        raise StageError(
+            f"{name}: the tokenizer has no chat template, so that nobody knows how the model is asked: give "
+            f"--chat-template, one of {', '.join(SHIPPED)}, or a .jinja file"
+        )
+    template_texts(tokenizer)
+    return tokenizer
+
+
+def _require_whole(name: str, folder: Path) -> None:
+    problem = next(model_folder_problems(folder, reward_model=False, needs_template=False), None)
+    if problem is not None:
+        raise StageError(f"{name}: {problem}")
