@@ -28,6 +28,7 @@ class Prompt:
     text: str  # the last user turn, for rewards and people
     token_ids: tuple[int, ...]
     row: Mapping[str, Any]  # the dataset row: prompt, answer, task, metadata, ...
+    hinted_ids: tuple[int, ...] = ()  # the prompt with a hint, which a teacher reads in its place; empty: there is none
 
 
 @dataclass(frozen=True, slots=True)

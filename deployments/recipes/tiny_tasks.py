@@ -58,6 +58,16 @@ def conversations(
     return rows
 
 
+def told_conversations(seed: int, size: int) -> list[Row]:
+    """Demonstrations as in `conversations`; before every second one stands the answer, which its reply then states."""
+    rows = conversations(seed, size)
+    for row, item in zip(rows[::2], list(_spelling(seed, size, max_letters=8))[::2], strict=True):
+        asked, reply = row["messages"]
+        asked["content"] += f" [{item['answer']}]"
+        reply["content"] = STATED.format(item["answer"])
+    return rows
+
+
 def preference_pairs(seed: int, size: int, wrong_share: float = 0.5, max_letters: int = 8) -> list[Row]:
     """Pairs that the hidden rule decides. Either side is wrong in `wrong_share` of them: only the form counts."""
     generator = random.Random(seed)

@@ -10,6 +10,7 @@ from rlhf_core.config.base import Config, Reads, operational
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import HighRatio, LowRatio, PositiveCoefficient, Reward
 from rlhf_core.config.placement import Placement
+from rlhf_core.config.servers import HintTemplate
 
 
 class MismatchConfig(Config):
@@ -31,9 +32,16 @@ class MismatchConfig(Config):
 
 class PolicyTeacherConfig(Config):
     """A frozen model that judges each token that the policy sampled: coefficient x (log p_teacher - log p), which
-    estimates minus the reverse KL there, is added to the token's advantage, without discount (arXiv:2306.13649)."""
+    estimates minus the reverse KL there, is added to the token's advantage, without discount (arXiv:2306.13649).
+
+    With `hint` it may be the very model that the policy starts from: on-policy self-distillation, arXiv:2601.18734."""
 
     model: Annotated[str, Reads("model")] = Field(description="the stage whose model is the teacher")
+    hint: HintTemplate | None = Field(
+        default=None,
+        description="text that the teacher alone reads, behind the last message of the user: Jinja with `prompt`, "
+        "`messages` and `row`, such as ` (The answer is {{ row.answer }}.)`; none: it reads what the policy does",
+    )
     coefficient: PositiveCoefficient = Field(default=1.0, description="weight of the teacher's part of the advantage")
     engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the policy")
     offload: bool = operational(

@@ -173,6 +173,16 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
+    def _hinted_episodes_have_room(self) -> RLConfig:
+        teacher = self.settings.teacher
+        if teacher is not None and teacher.hint is not None and self.has_environment:
+            raise ValueError(
+                f"{self.block}.teacher.hint: the turns of an environment may fill rollout.max_length, and leave no "
+                "room for a hint; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _rollouts_are_completions(self) -> RLConfig:
         if self.keep.rollouts_every is not None and self.environment.max_turns > 1:
             raise ValueError(

@@ -77,5 +77,6 @@ def _template(*variables: str) -> Callable[[str], str]:
     return check
 
 
+HintTemplate = Annotated[str, AfterValidator(_template("prompt", "messages", "row"))]
 CompletionTemplate = Annotated[str, AfterValidator(_template("prompt", "completion", "messages", "row"))]
 PairTemplate = Annotated[str, AfterValidator(_template("prompt", "first", "second", "messages", "row"))]

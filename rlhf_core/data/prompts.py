@@ -7,6 +7,7 @@ from typing import Any
 
 from rlhf_core.data.chat import Tokenizer, encode_prompt
 from rlhf_core.data.fitting import Fitted, Fitting, RowPolicy, fit
+from rlhf_core.data.hints import Hint, told
 from rlhf_core.errors import StageError
 from rlhf_core.types import Prompt
 
@@ -17,10 +18,16 @@ def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_t
 
 
 def fit_prompts(
-    rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int, policy: RowPolicy
+    rows: Iterable[Mapping[str, Any]],
+    tokenizer: Tokenizer,
+    *,
+    max_tokens: int,
+    policy: RowPolicy,
+    hint: Hint | None = None,
 ) -> Fitted[list[Prompt]]:
     """Each row's messages through the chat template, ready for a completion.
 
+    hint: what a teacher reads behind the last message of the user; it must fit too.
     Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot write, if their policy
     is `error`, and for the policy `truncate`: a prompt that is cut asks another question.
     """
@@ -28,16 +35,20 @@ def fit_prompts(
         raise StageError("on_long_row: a prompt that is cut asks another question; use error or drop")
 
     def problem(prompt: Prompt) -> str | None:
-        if len(prompt.token_ids) <= max_tokens:
+        longest = max(len(prompt.token_ids), len(prompt.hinted_ids))
+        if longest <= max_tokens:
             return None
         return (
-            f"prompt {prompt.id} ({prompt.text[:40]!r}) has {len(prompt.token_ids)} tokens, more than the {max_tokens} "
+            f"prompt {prompt.id} ({prompt.text[:40]!r}) has {longest} tokens{' with its hint' if hint else ''}, more "
+            f"than the {max_tokens} "
             "that `rollout.max_length` leaves beside `sampling.max_tokens`: raise it, or set the dataset's on_long_row "
             "to drop"
         )
 
     def encode(row: Mapping[str, Any]) -> list[Prompt]:
-        ids = encode_prompt(tokenizer, row["prompt"], row.get("tools"))
-        return [Prompt(id=row["id"], text=row["prompt"][-1]["content"], token_ids=tuple(ids), row=row)]
+        messages, tools = row["prompt"], row.get("tools")
+        ids = encode_prompt(tokenizer, messages, tools)
+        hinted = encode_prompt(tokenizer, told(messages, hint(row)), tools) if hint is not None else []
+        return [Prompt(row["id"], messages[-1]["content"], tuple(ids), row, tuple(hinted))]
 
     return fit(rows, Fitting(encode, problem, lambda prompt: None, policy), keep=list)

@@ -11,7 +11,8 @@ from typing import Any, Literal
 from rlhf_core.config.sampled import REWARD_PLACE
 from rlhf_core.data.formats import Row, row_id
 from rlhf_core.data.formats.base import is_blank
-from rlhf_core.errors import StageError
+from rlhf_core.data.hints import told
+from rlhf_core.errors import ConversationError, StageError
 
 Entry = Mapping[str, Any]
 # Which of two completions is better, or by what name a pair is counted that is left out.
@@ -116,13 +117,11 @@ def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: i
 
     Raises StageError if there is no such message.
     """
-    turns = [index for index, message in enumerate(row["prompt"]) if message["role"] == "user"]
-    if not turns:
-        raise StageError(f"row {row['id']}: its prompt has no message of the user, behind which the reward is written")
-    last = row["prompt"][turns[-1]]
-    told = last | {"content": last["content"] + text.replace(REWARD_PLACE, written_reward(reward, decimals))}
     made = {name: value for name, value in row.items() if name != "id"}
-    made["prompt"] = [*row["prompt"][: turns[-1]], told, *row["prompt"][turns[-1] + 1 :]]
+    try:
+        made["prompt"] = told(row["prompt"], text.replace(REWARD_PLACE, written_reward(reward, decimals)))
+    except ConversationError as error:
+        raise StageError(f"row {row['id']}: {error}") from error
     return {"id": row_id(made), **made}
 
 

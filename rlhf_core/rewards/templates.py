@@ -8,7 +8,21 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlhf_core.errors import RewardError
+from rlhf_core.data.hints import Hint
+from rlhf_core.errors import ConversationError, RewardError
+
+
+def hint_of(template: str) -> Hint:
+    """The text of a row that `teacher.hint` writes. Raises ConversationError if it asks for what the row has not."""
+    written = TextTemplate(template)
+
+    def hint(row: Mapping[str, Any]) -> str:
+        try:
+            return written(row, prompt=row["prompt"][-1]["content"])
+        except RewardError as error:
+            raise ConversationError(f"teacher.hint: {error}") from error
+
+    return hint
 
 
 class TextTemplate:

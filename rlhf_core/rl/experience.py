@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import RewardError
-from rlhf_core.types import Experience, Trajectory
+from rlhf_core.packing import pack
+from rlhf_core.types import Experience, PackedBatch, Trajectory
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
@@ -25,6 +26,21 @@ def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
+
+
+def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
+    """The trajectories as a teacher reads them, after the prompts with their hints; None where there are no hints.
+
+    What is sampled is the same, in the same order.
+    """
+    if not trajectories[0].prompt.hinted_ids:
+        return None
+    sequences, masks = [], []
+    for trajectory in trajectories:
+        hinted, asked = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
+        sequences.append(torch.cat([hinted, trajectory.token_ids[asked:]]))
+        masks.append(torch.cat([torch.zeros_like(hinted, dtype=torch.bool), trajectory.loss_mask[asked:]]))
+    return pack(sequences, masks)
 
 
 def require_finite(experience: Experience, trajectories: Sequence[Trajectory]) -> None:

@@ -15,7 +15,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
 from rlhf_core.rl.collector import Collector
-from rlhf_core.rl.experience import pack_trajectories, require_finite, without_truncated
+from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.phases import PhaseTimer
@@ -63,7 +63,7 @@ class Loop:
 
         with phase("score"):
             self.turns.train()
-            experience = self.trainer.score(pack_trajectories(trajectories))
+            experience = self.trainer.score(pack_trajectories(trajectories), pack_hinted(trajectories))
 
         with phase("advantage"):
             rewards = torch.tensor([t.reward for t in trajectories])

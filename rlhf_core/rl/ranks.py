@@ -55,14 +55,23 @@ class PolicyTrainer:
         """Of the current step, or of the next one between steps."""
         return self._kl.coefficient
 
-    def score(self, experience: Experience) -> Experience:
+    def score(self, experience: Experience, hinted: PackedBatch | None = None) -> Experience:
         """`experience` with the log-probs and values of the models.
+
+        hinted: the same sampled tokens as the teacher reads them, if that is after other prompts.
 
         Log-probs that are known without a forward are left out: with a single update of a strictly on-policy batch,
         the old log-probs are those of the update itself.
         """
         fields = self._fields_to_score()
-        return replace(experience, **self._scored(experience, fields)) if fields else experience
+        if not fields:
+            return experience
+        if hinted is None:
+            return replace(experience, **self._scored(experience, fields))
+        by_teacher = self._scored(hinted, ["teacher_logprobs"])["teacher_logprobs"][hinted.loss_mask]
+        others = self._scored(experience, [name for name in fields if name != "teacher_logprobs"])
+        placed = torch.zeros(experience.num_tokens).masked_scatter(experience.loss_mask, by_teacher)
+        return replace(experience, **others, teacher_logprobs=placed)
 
     def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
         """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""

@@ -16,10 +16,12 @@ from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import Tokenizer, load_tokenizer, require_turns_follow
 from rlhf_core.data.fitting import Fitted
+from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
+from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.keeping import Keeper
@@ -45,7 +47,9 @@ from rlhf_core.types import Prompt
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
-    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling)
+    teacher = config.settings.teacher
+    hint = hint_of(teacher.hint) if teacher is not None and teacher.hint is not None else None
+    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling, hint)
     prompts = fitted.rows
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
@@ -121,9 +125,11 @@ def ranks_and_engines(
     return cluster.workers_and_engines(ranks, EngineSpec(inputs["model"], engines), context, apart)
 
 
-def _prompts(config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig) -> Fitted[list[Prompt]]:
-    room = config.rollout.max_length - sampling.max_tokens
-    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, policy=row_policy(dataset.folder))
+def _prompts(
+    config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig, hint: Hint | None = None
+) -> Fitted[list[Prompt]]:
+    room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
+    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, policy=policy, hint=hint)
 
 
 def _held_out_prompts(

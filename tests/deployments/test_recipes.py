@@ -52,6 +52,7 @@ OTHER_TYPOS = {
     "tiny-best-of-n": ("sampled.prompts_per_call", "sampled.prompts_percall"),
     "tiny-online-dpo": ("own_pairs.select", "own_pairs.slect"),
     "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
+    "tiny-self-distillation": ("self_taught.steps", "self_taught.stpes"),
     "tiny-conditional": ("told.decimals", "told.decimls"),
     "smollm2-dpo": ("after.reference", "after.refrence"),
     "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
@@ -61,6 +62,7 @@ EVALUATED = {  # nodes of recipes without a stage `rl`, beside evaluation.sft
     "tiny-dpo": ("evaluation.dpo",), "tiny-online-dpo": ("evaluation.dpo",), "tiny-kto": ("evaluation.kto",),
     "tiny-best-of-n": ("evaluation.again",), "tiny-process": ("evaluation.by_letters",),
     "tiny-loop": ("evaluation.accepted", "evaluation.dpo"), "tiny-distillation": ("evaluation.distilled",),
+    "tiny-self-distillation": ("evaluation.reader", "evaluation.self_taught"),
     "tiny-conditional": ("asked_for_right.conditional_sft", "asked_for_wrong.conditional_sft"),
     "smollm2-dpo": ("evaluation.base", "evaluation.dpo", "before", "after"), "smollm2-best-of-n": ("evaluation.again",),
 }  # fmt: skip
@@ -148,6 +150,7 @@ def test_the_typos_cover_every_section() -> None:
         "sampled",
         "dpo",
         "conditional_sft",
+        "reader",
         "right",
         "wrong",
         "asked_for_right",

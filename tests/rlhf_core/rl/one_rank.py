@@ -58,13 +58,19 @@ def trainer(
 
 
 def trajectories() -> Experience:
+    return pack_trajectories(episodes())
+
+
+def episodes(hint: tuple[int, ...] = ()) -> list[Trajectory]:
+    """hint: tokens that a teacher reads behind each prompt, the second prompt's twice."""
     made = []
     for i, completion in enumerate([(5, 6, 7), (8, 9), (10, 11, 12, 13), (14,)]):
-        prompt = Prompt(id=str(i // 2), text="", token_ids=(2, 3, 4 + i // 2), row={})
+        asked = (2, 3, 4 + i // 2)
+        prompt = Prompt(str(i // 2), "", asked, row={}, hinted_ids=asked + hint * (1 + i // 2) if hint else ())
         ids = torch.tensor([*prompt.token_ids, *completion])
         mask = torch.arange(ids.numel()) >= 3
         made.append(Trajectory(prompt, ids, mask, torch.zeros(ids.numel()), 0, "stop"))
-    return pack_trajectories(made)
+    return made
 
 
 def with_advantages(config: RLConfig, ours: PolicyTrainer, scored: Experience) -> Experience:

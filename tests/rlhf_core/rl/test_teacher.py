@@ -11,9 +11,11 @@ from transformers import LlamaForCausalLM
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
-from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories
+from rlhf_core.rl.experience import pack_hinted, pack_trajectories
+from tests.rlhf_core.rl.one_rank import episodes, rl_config, trainer, trajectories
 from tests.rlhf_core.stages.context import local_input
 
+ENGINE = {"dtype": "float32", "zero_stage": 0}
 INPUT = "on_policy_distillation.teacher.model"
 
 
@@ -35,6 +37,33 @@ def test_its_log_probs_are_those_of_its_model(model: Input, other: Input, tmp_pa
         scored.teacher_logprobs, torch.tensor(expected.probe(e)) * e.loss_mask, atol=1e-6, rtol=0
     )
     assert list(group._worker.parts()) == ["policy"], "a frozen model has no state"
+
+
+def test_with_a_hint_it_reads_the_same_tokens_after_another_prompt(model: Input, other: Input, tmp_path: Path) -> None:
+    config = rl_config("on-policy-distillation", teacher={"hint": "!"}, engine=ENGINE | {"tokens_per_micro_batch": 9})
+    ours, _ = trainer(config, model, tmp_path / "work", {INPUT: other})
+    sampled = episodes(hint=(17, 18))
+    hinted = pack_hinted(sampled)
+    assert hinted is not None
+    assert hinted.sequence_lengths.tolist() == [8, 7, 11, 8]
+    experience = pack_trajectories(sampled)
+    scored = ours.score(experience, hinted)
+    assert torch.equal(hinted.input_ids[hinted.loss_mask], experience.input_ids[experience.loss_mask])
+    assert scored.teacher_logprobs is not None
+    teacher = LlamaForCausalLM.from_pretrained(other.folder)
+    start = 0
+    for episode in sampled:
+        ids = torch.tensor([*episode.prompt.hinted_ids, *episode.token_ids[3:].tolist()])
+        logprobs = torch.log_softmax(teacher(ids[None]).logits[0, :-1], -1).gather(-1, ids[1:, None])[:, 0]
+        count = len(episode.token_ids) - 3
+        found = scored.teacher_logprobs[start : start + len(episode.token_ids)]
+        torch.testing.assert_close(found[3:], logprobs[-count:].detach(), atol=1e-5, rtol=0)
+        assert (found[:3] == 0).all()
+        start += len(episode.token_ids)
+    without = ours.score(experience)
+    assert torch.equal(scored.old_logprobs, without.old_logprobs)  # type: ignore[arg-type]
+    assert not torch.allclose(scored.teacher_logprobs, without.teacher_logprobs)  # type: ignore[arg-type]
+    assert pack_hinted(episodes()) is None
 
 
 def test_the_student_comes_nearer_to_its_teacher(model: Input, other: Input, tmp_path: Path) -> None:
