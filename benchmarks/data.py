@@ -89,7 +89,7 @@ def write_inputs(root: Path, rows: int) -> None:
     draw = random.Random(1)
     asked = (" ".join(f"word{draw.randrange(10**6)}" for _ in range(draw.randint(3, 30))) for _ in range(HELD_OUT))
     prompts = [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(asked)]
-    write_dataset(root / "held_out", prompts, {})
+    write_dataset(root / "held_out", prompts, {"format": "prompts"})
 
 
 def measure(root: Path, case: str) -> Result:

@@ -18,11 +18,10 @@ from rlhf_core.data.rendering import Tokenizer as Tokenizer
 from rlhf_core.data.special_tokens import is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError
 
+Completion = str | Sequence[Message]  # a reply, or turns of which the first and the last are the assistant's
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
 
-_REPLY = "content-of-the-reply-alone"  # stands for a reply where only what is around it matters
 _ANY_TEXT = "a \ue000"  # with a character that few vocabularies have: what is unknown must have a token
-_REASONED = "<think>\nreasons\n</think>\n\nanswer"
 _TOOL_CALL = {"type": "function", "function": {"name": "look_up", "arguments": {"word": "answer"}}}
 
 
@@ -56,7 +55,7 @@ def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:
 
 def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[int]:
     """What an engine is given to answer: the chat template with its generation prompt."""
-    messages, tools = _texts_marked(tokenizer, messages, tools)
+    messages, tools = texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
     return token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
 
@@ -69,78 +68,39 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools
     Raises ConversationError for one that the template cannot write as it is.
     """
     # One that begins the conversation answers nothing: the turns after it read it.
-    replies = [index for index, message in enumerate(messages) if index and message["role"] == "assistant"]
-    if not replies:
+    if not any(message["role"] == "assistant" for message in messages[1:]):
         raise ConversationError("the conversation has no assistant turn, so there is nothing to train on")
-    messages, tools = _texts_marked(tokenizer, messages, tools)
+    messages, tools = texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
-    sequences: list[list[_Turn]] = []
-    for index in replies:
-        turn = _turn(tokenizer, messages[: index + 1], tools)
-        if sequences and turn.continues(sequences[-1][-1]):
-            sequences[-1].append(turn)
-        else:
-            sequences.append([turn])
-    return [_sequence(turns) for turns in sequences]
+    return _sequences(tokenizer, messages, tools, first=1)
 
 
 def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> int:
     """Tokens of the conversation written once: what `encode_conversation` gives where the template only appends."""
-    messages, tools = _texts_marked(tokenizer, messages, tools)
+    messages, tools = texts_marked(tokenizer, messages, tools)
     return len(token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=False)))
 
 
 def encode_completion(
-    tokenizer: Tokenizer, prompt: Sequence[Message], completion: str, tools: Tools | None = None
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None
 ) -> Encoded:
-    """A prompt and one completion of it, as ids and mask; the mask is true on the completion alone and its end."""
-    reply = {"role": "assistant", "content": completion}
-    messages, tools = _texts_marked(tokenizer, [*prompt, reply], tools)
-    require_written(tokenizer, messages[:-1], tools)
-    return _sequence([_turn(tokenizer, messages, tools)])
+    """A prompt and one completion of it, as ids and mask, which is true on the completion alone and its ends.
 
-
-def encode_feedback(
-    tokenizer: Tokenizer, messages: Sequence[Message], feedback: Sequence[Message], tools: Tools | None = None
-) -> list[int]:
-    """What stands between a reply and the next one: from behind the token that ends the assistant turn, over the
-    messages that answer it, up to and including the generation prompt.
-
-    messages: the conversation, with the reply as its last turn. The tokens follow those that were sampled, which are
-    not tokenised again.
-    Raises StageError if the template would write the conversation in another way than its parts: if it rewrites an
-    earlier turn, or does not end the turn by a special token.
+    The ids begin with those of `encode_prompt`, also where a tokenizer would merge across that border.
     """
-    whole_conversation, tools = _texts_marked(tokenizer, [*messages, *feedback], tools)
-    *before, reply = whole_conversation[: len(messages)]
-    feedback = whole_conversation[len(messages) :]
-    shown = [*before, {**reply, "content": _REPLY}]
-    asked = render(tokenizer, before, tools, generation_prompt=True)
-    start, _, end = render(tokenizer, shown, tools, generation_prompt=False).partition(_REPLY)
-    kept, _, rest = render(tokenizer, [*shown, *feedback], tools, generation_prompt=True).partition(_REPLY)
-    if not start.startswith(asked):
-        raise StageError(_unlike_parts("writes a reply in another way than it asks for it"))
-    whole = render(tokenizer, whole_conversation, tools, generation_prompt=True)
-    if kept != start or "".join(whole.split()) != "".join(f"{start}{reply['content']}{rest}".split()):
-        raise StageError(_unlike_parts("rewrites earlier turns, such as leaving out their reasoning"))
-    stop = next((token for token in token_ids(tokenizer, end) if token in stop_token_ids(tokenizer)), None)
-    if stop is None or not rest.startswith(end):
-        raise StageError(_unlike_parts("does not end each assistant turn with a special token"))
-    require_written(tokenizer, [*shown, *feedback], tools)
-    # The text behind the token is tokenised with it: some tokenizers put a space before every text.
-    written = str(tokenizer.convert_ids_to_tokens(stop))
-    ids = token_ids(tokenizer, written + rest.partition(written)[2])
-    return ids[ids.index(stop) + 1 :]
+    replies = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
+    messages, tools = texts_marked(tokenizer, [*prompt, *replies], tools)
+    require_written(tokenizer, messages[:-1], tools)
+    sequence, *others = _sequences(tokenizer, messages, tools, first=len(prompt))
+    if others:
+        raise ConversationError(
+            "the chat template rewrites earlier turns, or the tokenizer joins them to what follows, so that a "
+            "completion of several turns is no one sequence"
+        )
+    return sequence
 
 
-def require_turns_follow(tokenizer: Tokenizer) -> None:
-    """Raise StageError if the template writes a conversation with several replies, which may hold reasoning, in another
-    way than its parts, so that what was sampled in one turn could not stay in front of the next."""
-    question = {"role": "user", "content": "question"}
-    encode_feedback(tokenizer, [question, {"role": "assistant", "content": _REASONED}], [question])
-
-
-def _texts_marked(
+def texts_marked(
     tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
 ) -> tuple[list[Message], Tools | None]:
     """Messages and tools as `marked` gives them.
@@ -157,13 +117,6 @@ def _texts_marked(
                 "take it out of the row"
             )
     return texts, schemas
-
-
-def _unlike_parts(how: str) -> str:
-    return (
-        f"the chat template {how}, so a later turn would not follow the tokens that were sampled: give "
-        "the base stage a chat_template that only appends, such as `chatml`, or take a single-turn environment"
-    )
 
 
 def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
@@ -276,6 +229,19 @@ def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
             "{% generation %}, but writes it after its generation prompt, where the model must write it itself: "
             "correct the tags, or take them out"
         )
+
+
+def _sequences(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, first: int) -> list[Encoded]:
+    """Of the assistant turns from message `first` on."""
+    sequences: list[list[_Turn]] = []
+    for index in range(first, len(messages)):
+        if messages[index]["role"] == "assistant":
+            turn = _turn(tokenizer, messages[: index + 1], tools)
+            if sequences and turn.continues(sequences[-1][-1]):
+                sequences[-1].append(turn)
+            else:
+                sequences.append([turn])
+    return [_sequence(turns) for turns in sequences]
 
 
 def _sequence(turns: Sequence[_Turn]) -> Encoded:

@@ -16,7 +16,7 @@ from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
 from rlhf_core.config.stage import EnginesConfig, StageConfig
 from rlhf_core.config.stages import MergeConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
-from rlhf_core.data.chat import require_turns_follow
+from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config

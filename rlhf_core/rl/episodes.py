@@ -13,7 +13,8 @@ from typing import Any, NoReturn
 import torch
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import Tokenizer, decode_completion, encode_feedback, encode_prompt
+from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt
+from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.environments import Environment, Feedback
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.base import fits, written

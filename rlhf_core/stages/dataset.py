@@ -18,6 +18,7 @@ from rlhf_core.config.data import DatasetConfig, Source
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy
 from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
+from rlhf_core.data.files import raise_bad_row
 from rlhf_core.data.formats import RowError, format_of, normalised
 from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
 from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
@@ -98,7 +99,7 @@ class _Selection:
         """Keep the source's rows, in their order."""
         self._counts.read.append(0)
         most = self._config.limit if streams(source) else None
-        batches = _batches(source, self._config.format, self._context)
+        batches = _batches(source, self._config, self._context)
         try:
             with closing(in_order(self._checker, batches, self._config.processes)) as checked:
                 for count, batch in enumerate(checked, 1):
@@ -160,13 +161,16 @@ class _Selection:
         return self.kept.of_sources(dropped)
 
 
-def _batches(source: Source, data_format: str, context: StageContext) -> Iterator[list[Located]]:
+def _batches(source: Source, config: DatasetConfig, context: StageContext) -> Iterator[list[Located]]:
     """The source's rows, and in their places those that cannot be read. What it raises comes after the rows before."""
     batch: list[Located] = []
+
+    def unreadable(where: str, error: RowError) -> None:
+        batch.append((where, error))
+
+    bad_row = raise_bad_row if config.on_bad_row == "error" else unreadable
     try:
-        for where, raw in iterate_source(
-            source, data_format, context, lambda where, error: batch.append((where, error))
-        ):
+        for where, raw in iterate_source(source, config.format, context, bad_row):
             batch.append((where, raw))
             if len(batch) >= _CHECKED_AT_ONCE:
                 yield batch[:]

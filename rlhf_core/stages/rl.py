@@ -14,7 +14,8 @@ from rlhf_core.config.rl_inputs import token_readers
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer, require_turns_follow
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts

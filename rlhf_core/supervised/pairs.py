@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.data.chat import Encoded, encode_completion
+from rlhf_core.data.chat import Completion, Encoded, encode_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example
@@ -27,7 +27,7 @@ def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     return Example(row["id"], (chosen, rejected), (chosen_mask, rejected_mask), margin=margin)
 
 
-def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: str) -> Encoded:
+def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: Completion) -> Encoded:
     """The row's prompt and the completion up to the token that ends it.
 
     What the template writes after the end of a turn is cut: a sampled completion has none of it either.

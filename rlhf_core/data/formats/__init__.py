@@ -2,11 +2,12 @@
 
     text           {id, text}
     conversations  {id, messages: [messages], tools?}                        at least one assistant turn
-    preferences    {id, prompt: [messages], chosen: str, rejected: str, margin?: float, tools?}
+    preferences    {id, prompt: [messages], chosen: completion, rejected: completion, margin?: float, tools?}
     unpaired       {id, prompt: [messages], completion: str, label: bool, tools?}
     completions    {id, prompt: [messages], completions: [{text, reward?, rewards?, logprob?}], tools?}
     stepwise       {id, prompt: [messages], steps: [str], labels: [float from 0 to 1], tools?}
     prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, tools?, and all other columns}
+    a completion   str, or [messages] where they part before their last turn
     a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?}
 
 `id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from rlhf_core.data.chat import Completion, encode_completion
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import Row, RowError, first_trained, number
-from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
+from rlhf_core.data.formats.messages import (
+    BESIDE_MESSAGES,
+    MESSAGE_COLUMNS,
+    PROMPT_COLUMNS,
+    Message,
+    prompt_column,
+    read_completion,
+    read_messages,
+    read_prompt,
+)
 from rlhf_core.data.rendering import Tokenizer
 
 _SIDES = ("chosen", "rejected")
@@ -20,14 +30,26 @@ class Preferences(AnsweredFormat):
     reads = frozenset({*PROMPT_COLUMNS, *_SIDES, "margin", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
-        prompt, (chosen, rejected) = read_answered(row, _SIDES)
-        if chosen.strip() == rejected.strip():
+        chosen: Completion
+        rejected: Completion
+        if any(isinstance(row.get(side), list | tuple) and len(row[side]) > 1 for side in _SIDES):
+            prompt, (chosen, rejected) = _parted(row)
+        else:
+            prompt, (chosen, rejected) = read_answered(row, _SIDES)
+        if isinstance(chosen, str) and isinstance(rejected, str) and chosen.strip() == rejected.strip():
             raise RowError("`chosen` and `rejected` are the same")
         preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
         return preference | ({"margin": number(row["margin"], "margin")} if "margin" in row else {})
 
     def completions(self, row: Mapping[str, Any]) -> list[str]:
-        return [row[side] for side in _SIDES]
+        return [_text(row[side]) for side in _SIDES]
+
+    def asked_texts(self, row: Mapping[str, Any]) -> list[str]:
+        turns = [message for side in _SIDES if not isinstance(row[side], str) for message in row[side]]
+        return super().asked_texts(row) + [turn["content"] for turn in turns if turn["role"] == "user"]
+
+    def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
+        return [encode_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Something of the chosen completion, and one token in which the two differ."""
@@ -35,6 +57,33 @@ class Preferences(AnsweredFormat):
         both = min(len(chosen), len(rejected))
         differ = next((index for index in range(both) if chosen[index] != rejected[index]), both)
         return max(first_trained(mask), differ) + 1
+
+
+def _parted(row: Row) -> tuple[list[Message], Sequence[Completion]]:
+    """The turns that two conversations begin with, which are the prompt, and what each goes on with."""
+    if not all(isinstance(row.get(side), list | tuple) and row[side] for side in _SIDES):
+        return read_answered(row, _SIDES)
+    given = [read_messages(row[side], side) for side in _SIDES]
+    stated = read_prompt(row) if prompt_column(row) not in (None, *MESSAGE_COLUMNS) else []
+    whole = [[*stated, *turns] if stated and turns[0]["role"] == "assistant" else turns for turns in given]
+    for side, turns in zip(_SIDES, whole, strict=True):
+        read_completion(turns, side)
+    both = min(map(len, whole))
+    common = next((index for index in range(both) if whole[0][index] != whole[1][index]), both)
+    prompt, rests = whole[0][:common], [turns[common:] for turns in whole]
+    if whole[0] == whole[1]:
+        raise RowError("`chosen` and `rejected` are the same")
+    if not prompt or not all(rest and rest[0]["role"] == "assistant" for rest in rests):
+        raise RowError("`chosen` and `rejected` do not answer the same prompt")
+    if stated != prompt[: len(stated)]:
+        raise RowError("`prompt` is not what `chosen` and `rejected` answer")
+    if max(map(len, rests)) > 1:
+        return prompt, rests
+    return prompt, [rest[0]["content"] for rest in rests]
+
+
+def _text(completion: Completion) -> str:
+    return completion if isinstance(completion, str) else "\n".join(message["content"] for message in completion)
 
 
 def by_prompt(rows: Iterable[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:

@@ -16,7 +16,7 @@ from rlhf_core.data.chat import (
 )
 from rlhf_core.data.rendering import DATE
 from rlhf_core.data.templates import SHIPPED, _input_template
-from rlhf_core.errors import StageError
+from rlhf_core.errors import ConversationError, StageError
 from tests.rlhf_core.data.families import (
     DATED,
     DEFAULT_SYSTEM,
@@ -146,6 +146,28 @@ def test_a_tokenizer_that_puts_a_space_before_texts_puts_none_before_replies(tem
     messages = [user("a"), assistant("b"), user("a b"), assistant("b")]
     [(ids, _)] = encode_conversation(tokenizer, messages)
     assert ids == tokenizer.apply_chat_template(messages)["input_ids"]
+
+
+@pytest.mark.parametrize("completions", [("\nr", "s"), (TALK[1:], [assistant("r"), user("q"), assistant("\n")])])
+def test_two_completions_begin_with_the_tokens_that_the_model_is_asked_with(completions: Any) -> None:
+    """Also where the tokenizer has a token for the end of the prompt and what follows it: two line ends."""
+    tokenizer = byte_level(TURNS)
+    asked = encode_prompt(tokenizer, TALK[:1])
+    for completion in completions:
+        ids, mask = encode_completion(tokenizer, TALK[:1], completion)
+        assert ids[: len(asked)] == asked
+        assert not any(mask[: len(asked)])
+        assert mask[len(asked)]
+    (one, _), (other, _) = (encode_completion(tokenizer, TALK[:1], completion) for completion in completions)
+    assert next(n for n, (a, b) in enumerate(zip(one, other, strict=False)) if a != b) >= len(asked)
+
+
+def test_of_a_completion_of_several_turns_the_assistant_s_are_trained() -> None:
+    tokenizer = byte_level(TURNS)
+    ids, mask = encode_completion(tokenizer, TALK[:1], TALK[1:])
+    assert (ids, mask) == encode_conversation(tokenizer, TALK)[0]
+    with pytest.raises(ConversationError, match="of several turns is no one sequence"):
+        encode_completion(byte_level(STRIPS_REASONING), [user("q")], [assistant("<think>t</think>\nr"), *TALK[2:]])
 
 
 def test_no_bos_is_added_to_a_template_that_writes_it() -> None:

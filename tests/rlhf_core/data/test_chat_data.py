@@ -11,7 +11,10 @@ from rlhf_core.data.formats import RowError, canonical_row
 
 USER = {"role": "user", "content": "2+2?"}
 FOUR = {"role": "assistant", "content": "4"}
+FIVE = {"role": "assistant", "content": "5"}
+AGAIN = {"role": "user", "content": "sure?"}
 BOTH = [USER, FOUR]
+OTHER_PROMPT = "`chosen` and `rejected` do not answer the same prompt"
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
 GIVEN = {"role": "tool", "content": "4"}
@@ -121,6 +124,21 @@ def test_tools_as_others_write_them(data_format: str, row: dict[str, Any], tools
             "preferences",
             {"chosen": BOTH, "rejected": [USER, {**FOUR, "content": "5"}], "messages": BOTH},
             {"prompt": [USER], "chosen": "4", "rejected": "5"},
+        ),
+        (  # two whole conversations part before their last turns
+            "preferences",
+            {"chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [USER, FIVE, USER, FOUR]},
+            {"prompt": [USER], "chosen": [FOUR, AGAIN, FOUR], "rejected": [FIVE, USER, FOUR]},
+        ),
+        (  # one has fewer turns; the prompt beside them
+            "preferences",
+            {"prompt": "2+2?", "chosen": [FOUR], "rejected": [FIVE, AGAIN, FOUR]},
+            {"prompt": [USER], "chosen": [FOUR], "rejected": [FIVE, AGAIN, FOUR]},
+        ),
+        (  # they part at their last turn
+            "preferences",
+            {"prompt": "2+2?", "chosen": [FIVE, AGAIN, FOUR], "rejected": [FIVE, AGAIN, FIVE]},
+            {"prompt": [USER, FIVE, AGAIN], "chosen": "4", "rejected": "5"},
         ),
     ],
 )
@@ -312,6 +330,27 @@ for _ in range(300):
         ),
         ("preferences", {"prompt": "x", "chosen": "a", "rejected": "b", "margin": "nan"}, "`margin` must be a number"),
         ("preferences", {"prompt": "x", "chosen": "a", "rejected": "b", "margin": True}, "`margin` must be a number"),
+        (
+            "preferences",
+            {"chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [AGAIN, FOUR]},
+            OTHER_PROMPT,
+        ),
+        (
+            "preferences",
+            {"chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [USER, FOUR, USER, FOUR]},
+            OTHER_PROMPT,
+        ),
+        (
+            "preferences",
+            {"chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [USER, FOUR]},
+            OTHER_PROMPT,
+        ),
+        ("preferences", {"chosen": BOTH, "rejected": BOTH}, "`chosen` and `rejected` are the same"),
+        (
+            "preferences",
+            {"prompt": "3+3?", "chosen": [USER, FOUR, AGAIN, FOUR], "rejected": [USER, FIVE]},
+            "`prompt` is not what `chosen` and `rejected` answer",
+        ),
         ("preferences", {"prompt": "x", "chosen": "a", "rejected": " "}, "`rejected` is empty"),
         (
             "preferences",

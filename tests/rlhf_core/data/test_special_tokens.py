@@ -14,10 +14,10 @@ from rlhf_core.data.chat import (
     decode_completion,
     encode_completion,
     encode_conversation,
-    encode_feedback,
     encode_prompt,
     encode_text,
 )
+from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.data.special_tokens import MARK, is_special, marked, token_ids, unmarked
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError

@@ -10,7 +10,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import require_turns_follow
+from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.rendering import render
 from rlhf_core.data.templates import SHIPPED

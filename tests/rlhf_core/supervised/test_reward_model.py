@@ -13,7 +13,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.supervised.held_out import finish_folder, split_by_prompt
-from rlhf_core.supervised.pairs import pack_pairs
+from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.reward_model import judged_pair
 from rlhf_core.supervised.scalar import RewardModel
 from tests.rlhf_core.stages.supervised_runs import base_model, pairs, stored_config
@@ -31,6 +31,20 @@ def test_a_pair_ends_where_its_reward_is_read() -> None:
     assert batch.margins is not None
     assert batch.margins.tolist() == [2.0, 2.0]
     assert batch.sequence_lengths.tolist() == [7, 6, 7, 6]
+
+
+def test_of_completions_of_several_turns_the_last_ends_where_the_reward_is_read() -> None:
+    """From the first turn on in which they part; the user's turns are read and not trained."""
+    good, asked = [{"role": "assistant", "content": "ab"}], {"role": "user", "content": "r"}
+    chosen = [*good, asked, {"role": "assistant", "content": "c"}]
+    row = {"id": "r", "prompt": [{"role": "user", "content": "q"}], "chosen": chosen, "rejected": good}
+    example = pair_example(TOKENIZER, row)
+    texts = ["".join(TOKENIZER.convert_ids_to_tokens(ids)) for ids in example.sequences]
+    start = "<bos><user>q<assistant>ab<eos>"
+    assert texts == [f"{start}<user>r<assistant>c<eos>", start]
+    assert [[int(trained) for trained in mask] for mask in example.masks] == [
+        [0, 0, 0, 0, 1, 1, 1, 0, 0, 0, 1, 1], [0, 0, 0, 0, 1, 1, 1],
+    ]  # fmt: skip
 
 
 def test_what_a_template_writes_after_the_end_of_a_turn_is_cut() -> None:
