@@ -29,7 +29,7 @@ Model = Annotated[str, typer.Argument(help=_NAMES)]
 Models = Annotated[list[str], typer.Argument(help=f"each {_NAMES}", metavar="MODEL…")]
 Base = Annotated[
     str | None,
-    typer.Option(help="of an adapter that does not say on which model it was trained: this one", metavar="MODEL"),
+    typer.Option(help="the model that an adapter was trained on; by default the one that it names", metavar="MODEL"),
 ]
 Template = Annotated[
     str | None, typer.Option(help="chatml, llama3, plain, or a .jinja file, in place of the model's own")

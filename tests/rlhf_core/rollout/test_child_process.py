@@ -17,15 +17,15 @@ from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_process import ChildProcess
 
 ROOT = Path(__file__).parents[3]
-# A parent that waits for its child, whose process it names first.
+# A parent that waits for its child, whose process it names first, as that waits for its own.
 PARENT = """
-import signal, time
+import signal, subprocess
 from rlhf_core.rollout.child_process import ChildProcess
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore Ctrl-C
     with ChildProcess("the child") as process:
         print(process.pid, flush=True)
-        process.call(time.sleep, 600)
+        process.call(subprocess.run, ["sleep", "600"])
 """
 
 
@@ -52,7 +52,7 @@ def test_a_child_that_dies_is_named() -> None:
 
 
 @pytest.mark.parametrize("send", [signal.SIGINT, signal.SIGKILL])
-def test_it_ends_with_its_parent_though_it_is_at_work(send: signal.Signals, tmp_path: Path) -> None:
+def test_it_ends_with_its_parent_and_with_what_it_started(send: signal.Signals, tmp_path: Path) -> None:
     program = tmp_path / "parent.py"
     program.write_text(PARENT)
     command = [sys.executable, str(program)]
@@ -60,9 +60,11 @@ def test_it_ends_with_its_parent_though_it_is_at_work(send: signal.Signals, tmp_
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL) as parent:
         assert parent.stdout is not None
         child = psutil.Process(int(parent.stdout.readline()))
+        _wait_until(lambda: bool(child.children()))
+        processes = [child, *child.children()]
         parent.send_signal(send)
         assert parent.wait(timeout=60) != 0
-        _wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+        _wait_until(lambda: not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in processes))
 
 
 def _wait_until(happened: Callable[[], bool]) -> None:
