@@ -21,6 +21,7 @@ class ProcessWatch:
     def __init__(self, pid: int, interval: float = 3.0) -> None:
         self.peak = 0  # bytes: the largest sum of resident memory, pages that several processes share counted once
         self.at_peak: dict[str, int] = {}  # bytes of each program then
+        self.peak_anonymous = 0  # bytes: likewise, without pages of files, which the kernel may take back
         self._root = psutil.Process(pid)
         self._interval = interval
         self._own: dict[int, float] = {}  # processor seconds of each process, as last seen
@@ -57,14 +58,17 @@ class ProcessWatch:
         except psutil.NoSuchProcess:
             return  # it has just ended
         memory: dict[str, int] = defaultdict(int)
+        anonymous = 0
         for process in tree:
             try:
                 times = process.cpu_times()
                 self._own[process.pid] = times.user + times.system
                 memory[_program(process)] += process.memory_full_info().pss
-            except (psutil.NoSuchProcess, psutil.ZombieProcess):
+                anonymous += _anonymous(process.pid)
+            except (psutil.NoSuchProcess, psutil.ZombieProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has ended while we looked
         self._seen.append((time.perf_counter(), busy_seconds() - sum(self._own.values())))
+        self.peak_anonymous = max(self.peak_anonymous, anonymous)
         if sum(memory.values()) > self.peak:
             self.peak, self.at_peak = sum(memory.values()), dict(memory)
 
@@ -73,6 +77,11 @@ def _program(process: psutil.Process) -> str:
     """`ray::EngineActor` for a Ray actor, whatever method it is in; the file's name for any other program."""
     title = (process.cmdline() or [process.name()])[0]
     return title.split(".")[0] if title.startswith("ray::") else Path(title).name
+
+
+def _anonymous(pid: int) -> int:
+    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
 
 
 def busy_seconds() -> float:

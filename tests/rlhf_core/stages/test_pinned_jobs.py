@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.data.reading import read_rows
+from rlhf_core.data.reading import dataset_info, read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import load_recipe
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.usefixtures("own_folders")
 
 RECIPE = """
 name: pinned
-data: {d: {format: text, source: DATA}}
+data: {d: {format: text, DATA}}
 base: {source: MODEL, dtype: float32}
 pretrain: {dataset: d, batch_size: 1, max_length: 64, optimizer: {learning_rate: 1e-3}}
 report: null
@@ -45,6 +45,7 @@ def planned(
     repository: ArtifactRepository, folder: Path, node: str, *, data: str, model: str = "{type: scratch}"
 ) -> StageSpec:
     """The spec of a node of the recipe, stored as a flow stores it."""
+    data = data if data.startswith("mix: ") else f"source: {data}"
     (folder / "pinned.yaml").write_text(RECIPE.replace("DATA", data).replace("MODEL", model))
     loaded = load_recipe(str(folder / "pinned.yaml"))
     libraries = computing_libraries()
@@ -79,15 +80,19 @@ def run_with(hub: Hub, spec: StageSpec, url: str, home: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.parametrize("streaming", [False, True])
-def test_the_planned_commit_of_a_data_set_is_loaded(
-    local: ArtifactRepository, tmp_path: Path, hub: Hub, streaming: bool
-) -> None:
+def test_the_planned_commit_of_a_data_set_is_loaded(local: ArtifactRepository, tmp_path: Path, hub: Hub) -> None:
+    """Whether it is copied first or read as it comes."""
     commit = hub.commit({"train.jsonl": b'{"text": "planned"}\n'})
-    spec = planned(local, tmp_path, "data.d", data=f"{{type: hub, repository: {REPOSITORY}, streaming: {streaming}}}")
+    copied, streamed = (
+        f"{{source: {{type: hub, repository: {REPOSITORY}, streaming: {streaming}}}}}" for streaming in (False, True)
+    )
+    data = f"mix: [{copied}, {streamed}], stop: all_exhausted, drop_duplicates: false"
+    spec = planned(local, tmp_path, "data.d", data=data)
     hub.commit({"train.jsonl": b'{"text": "newer"}\n'})
     run_with(hub, spec, local.store.url, tmp_path / "hub")
-    assert [row["text"] for row in read_rows(local.fetch(spec.ref, tmp_path / "cache"))] == ["planned"]
+    folder = local.fetch(spec.ref, tmp_path / "cache")
+    assert {row["text"] for row in read_rows(folder)} == {"planned"}
+    assert [source["read"] for source in dataset_info(folder)["sources"]] == [1, 1]
     manifest = local.manifest(spec.ref)
     assert manifest is not None
     assert manifest.pins == {f"hf://datasets/{REPOSITORY}@main": commit}
