@@ -23,12 +23,16 @@ def spelled(seed: int, size: int, wrong_share: float = 0.15) -> list[Row]:
     return rows
 
 
-def judged_letters(seed: int, size: int, wrong_share: float = 0.15) -> list[Row]:
-    """Words written like that. A letter is right where the answer has it, the last one if the answer ends there too."""
+def judged_letters(seed: int, size: int, most_wrong: float = 0.6) -> list[Row]:
+    """Words written like that, by people of whom each errs in another share of the letters, `most_wrong` at most: a
+    model must be judged that is better or worse than the demonstrations.
+
+    A letter is right where the answer has it, the last one if the answer ends there too.
+    """
     generator = random.Random(seed)
     rows = []
     for item in _spelling(seed, size):
-        word, letters = item["answer"], _letters(item["answer"], wrong_share, generator)
+        word, letters = item["answer"], _letters(item["answer"], generator.uniform(0, most_wrong), generator)
         labels = [word[index : index + 1] == letter for index, letter in enumerate(letters)]
         labels[-1] = labels[-1] and len(letters) == len(word)
         rows.append({"prompt": item["question"], "steps": letters, "labels": labels})
