@@ -143,6 +143,7 @@ class _Selection:
     def of_sources(self) -> list[Dataset]:
         """The rows of each source, after all were read, without near-duplicates if these are dropped."""
         counts = self._counts
+        self._seen.clear()  # its memory is needed for the order
         if not self._near_prompt:
             return self.kept.of_sources(None)
         self._context.progress(sum(counts.read), 0, "comparing")
