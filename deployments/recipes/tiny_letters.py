@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
+from string import ascii_lowercase
 from typing import Any
 
 import reasoning_gym
@@ -24,15 +25,16 @@ def spelled(seed: int, size: int, wrong_share: float = 0.15) -> list[Row]:
 
 
 def judged_letters(seed: int, size: int, most_wrong: float = 0.6) -> list[Row]:
-    """Words written like that, by people of whom each errs in another share of the letters, `most_wrong` at most: a
-    model must be judged that is better or worse than the demonstrations.
+    """Words written like that, by people of whom each errs in another share of the letters, `most_wrong` at most, and
+    writes letters that the word does not have: a policy finds every mistake that its reward was never shown.
 
     A letter is right where the answer has it, the last one if the answer ends there too.
     """
     generator = random.Random(seed)
     rows = []
     for item in _spelling(seed, size):
-        word, letters = item["answer"], _letters(item["answer"], generator.uniform(0, most_wrong), generator)
+        word = item["answer"]
+        letters = _letters(word, generator.uniform(0, most_wrong), generator, foreign=ascii_lowercase)
         labels = [word[index : index + 1] == letter for index, letter in enumerate(letters)]
         labels[-1] = labels[-1] and len(letters) == len(word)
         rows.append({"prompt": item["question"], "steps": letters, "labels": labels})
@@ -52,10 +54,13 @@ def _spelling(seed: int, size: int) -> Iterator[Row]:
     yield from reasoning_gym.create_dataset("spell_backward", seed=seed, size=size, min_word_len=3, max_word_len=8)
 
 
-def _letters(word: str, wrong_share: float, generator: random.Random) -> list[str]:
-    """Of the word, each but for errors: another of its letters, one left out, or one twice."""
-    letters = []
+def _letters(word: str, wrong_share: float, generator: random.Random, foreign: str = "") -> list[str]:
+    """Of the word, each but for errors: another of its letters or of those in `foreign`, one left out, or one twice."""
+    letters: list[str] = []
     for letter in word:
         error = generator.choice(["another", "none", "twice"]) if generator.random() < wrong_share else ""
-        letters += {"another": [generator.choice(word)], "none": [], "twice": [letter, letter]}.get(error, [letter])
+        another = generator.choice(word)
+        if foreign and generator.random() < 0.5:
+            another = generator.choice(foreign)
+        letters += {"another": [another], "none": [], "twice": [letter, letter]}.get(error, [letter])
     return letters or [word[0]]
