@@ -56,7 +56,7 @@ SMALL["rl"] |= {
         "rewards": {"exact": {"type": "verifier"}},
         "optimizer": OPTIMIZER,
         "kl": {"coefficient": 0.1},
-        "teacher": {"model": "base"},
+        "teacher": {"model": "base", "hint": " ({{ row.answer }})"},
         "cross_entropy": {"coefficient": 0.1, "least_reward": 1.0},
     },
     "lora": {"rank": 4},
@@ -77,7 +77,7 @@ SMALL["own-pairs"] = {"stage": "pairs", "dataset": "own", "select": "all", "marg
 SMALL["own-labels"] = {"stage": "unpaired", "dataset": "own", "threshold": 0.5, "margin": 0.25}
 SMALL["best"] = {"stage": "best_of_n", "dataset": "own", "least_reward": 1.0}
 SMALL["told"] = {"stage": "conditional", "dataset": "own", "text": " [{reward}]", "decimals": 2}
-SMALL["wanted"] = {"stage": "conditional_prompts", "dataset": "held-out", "reward": 1.0}
+SMALL["wanted"] = {"stage": "conditional_prompts", "dataset": "prompts", "reward": 1.0}
 SMALL["again"] = {**RECIPE["sft"], "stage": "sft", "model": "sft", "dataset": "best"}
 SMALL["orpo"] = {
     **PAIRS,
