@@ -46,7 +46,8 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
         if found := processes(place, random.choice(PARTS)):
             kill(found[:1])
     until(lambda: loop.end_of(rounds), f"the end of round {rounds}", 1500)
-    assert command("schedule", recipe, "--off").returncode == 0
+    off = command("schedule", recipe, "--off")
+    assert off.returncode == 0, off.stderr
     until(lambda: not unfinished(client), lambda: f"the end of {unfinished(client)}")
 
     before = read_alias(store, "letters", "accepted")

@@ -162,7 +162,7 @@ def check(root: Path) -> str:
     """Who refuses the folder `given` in `root`: `plan`, `base`, or nobody."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight_model, "_as_read", read_here)
-        said = list(preflight_model._folder(root / "given", reward_model=False, needs_template=True))
+        said = list(preflight_model.model_folder_problems(root / "given", reward_model=False, needs_template=True))
     if said:
         assert all(sentence and "\n" not in sentence for sentence in said)
         return "plan"
