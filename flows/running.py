@@ -160,13 +160,13 @@ def _failure(state: State[StageResult]) -> str:
 
 
 def _raise_failures(futures: Futures) -> None:
-    failed = {error: future.state for future in futures.values() if (error := _failure(future.state))}
-    for error in failed:
+    failed = [(error, future.state) for future in futures.values() if (error := _failure(future.state))]
+    for error, _ in failed:
         get_run_logger().error("%s", error)
     if failed:
-        errors = [state.result(raise_on_failure=False) for state in failed.values()]
-        kind = NothingLeftError if all(isinstance(error, NothingLeftError) for error in errors) else StageError
-        raise kind("; ".join(failed))
+        raised = [state.result(raise_on_failure=False) for _, state in failed]
+        kind = NothingLeftError if all(isinstance(each, NothingLeftError) for each in raised) else StageError
+        raise kind("; ".join(error for error, _ in failed))
 
 
 def _row(node: NodeRecord) -> Row:

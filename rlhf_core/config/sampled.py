@@ -58,7 +58,7 @@ class GenerateConfig(EnginesConfig):
         return "dataset"
 
     @property
-    def asks_again(self) -> str:
+    def prompts_of(self) -> str:
         return self.dataset
 
     @property
@@ -132,9 +132,6 @@ class GenerateConfig(EnginesConfig):
         return self
 
 
-_COMPLETIONS = Field(description="a stage `generate`, or an entry of the recipe's `data`, format completions")
-
-
 class _FromDataset(NamedStageConfig):
     """Makes a dataset of another, its `dataset`, which each subclass declares with its format."""
 
@@ -145,12 +142,14 @@ class _FromDataset(NamedStageConfig):
         return "dataset"
 
     @property
-    def asks_again(self) -> str:
+    def prompts_of(self) -> str:
         return self.dataset
 
 
 class _FromCompletions(_FromDataset):
-    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = _COMPLETIONS
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
+        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
+    )
 
 
 class PairsConfig(_FromCompletions):
@@ -203,7 +202,7 @@ def _has_one_place(text: str) -> str:
     return text
 
 
-class _Condition(_FromDataset):
+class _Condition(Config):
     """How a reward is written into a prompt, the same way for training and for sampling."""
 
     text: Annotated[str, AfterValidator(_has_one_place)] = Field(
@@ -213,15 +212,13 @@ class _Condition(_FromDataset):
     decimals: Decimals = Field(default=1, description="of the reward, as it is written")
 
 
-class ConditionalConfig(_Condition):
+class ConditionalConfig(_FromCompletions, _Condition):
     """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
 
     made_format: ClassVar[str] = "conversations"
 
-    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = _COMPLETIONS
 
-
-class ConditionalPromptsConfig(_Condition):
+class ConditionalPromptsConfig(_FromDataset, _Condition):
     """Prompts that ask a model, trained by conditional SFT, for completions of one reward."""
 
     made_format: ClassVar[str] = "prompts"

@@ -50,7 +50,7 @@ class StageConfig(Config):
     made_format: ClassVar[str | None] = None  # of the dataset that it makes, where all of its datasets have one
 
     @property
-    def asks_again(self) -> str | None:
+    def prompts_of(self) -> str | None:
         """The dataset whose prompts are in the dataset that it makes: who reads that trains or tests on these."""
         return None
 

@@ -247,7 +247,7 @@ def asked_dataset(recipe: Recipe, name: str) -> str:
     passed: set[str] = set()
     while name in recipe.stages and name not in passed:
         passed.add(name)
-        name = recipe.stages[name].asks_again or name
+        name = recipe.stages[name].prompts_of or name
     return name
 
 

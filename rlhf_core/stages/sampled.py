@@ -1,4 +1,4 @@
-"""What is made of completions with rewards: pairs, labelled completions, and the best of each prompt, as datasets."""
+"""Datasets made of completions with rewards: pairs, labelled completions, the best ones, conditional text."""
 
 from __future__ import annotations
 
@@ -8,7 +8,13 @@ from contextlib import ExitStack
 from itertools import islice
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.sampled import BestOfNConfig, PairsConfig, UnpairedConfig
+from rlhf_core.config.sampled import (
+    BestOfNConfig,
+    ConditionalConfig,
+    ConditionalPromptsConfig,
+    PairsConfig,
+    UnpairedConfig,
+)
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import iterate_rows, write_dataset
@@ -18,8 +24,10 @@ from rlhf_core.data.sampled import (
     best_of,
     by_reward,
     comparisons,
+    conditional,
     labelled,
     preferences,
+    with_reward,
 )
 from rlhf_core.errors import NothingLeftError, StageError
 
@@ -27,6 +35,7 @@ _PAIR_COUNTS = ("ties", "equal_completions", "empty_completions", "prompts_witho
 _JUDGED_COUNTS = (*_PAIR_COUNTS, "order_dependent", "unjudged")
 _ROWS_AT_ONCE = 256  # whose pairs a judge is asked at a time
 _LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", "equal_completions", "empty_completions")
+_CONDITIONAL_COUNTS = ("equal_completions", "empty_completions")
 _BEST_COUNTS = ("equal_completions", "empty_completions", "prompts_left_out")
 
 
@@ -108,6 +117,38 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
     if not rows:
         raise NothingLeftError(f"no prompt has a completion of this reward: {_listed(counts)}; lower `least_reward`")
     return _dataset(config.made_format, rows, counts, context)
+
+
+def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Conditional SFT: each prompt says the reward of its completion, and a model that is trained on them is asked for
+    a high one afterwards. Source: reward-conditioned sequence models, arXiv:2106.01345, on text.
+
+    Raises NothingLeftError if there is no completion, or if all have one reward as it is written.
+    """
+    counts = Counter(dict.fromkeys(_CONDITIONAL_COUNTS, 0))
+    written: Counter[str] = Counter()
+    rows = [
+        made
+        for row in iterate_rows(inputs["dataset"].folder)
+        for made in conditional(row, text=config.text, decimals=config.decimals, counts=counts, written=written)
+    ]
+    if len(written) < 2:
+        rewards = f"all {len(rows)} completions have the reward {next(iter(written))}" if rows else "none is left"
+        raise NothingLeftError(
+            f"no completions of different rewards ({rewards}; {_listed(counts)}): there is no condition to learn: "
+            "sample more of each prompt, at a higher temperature, or write more `decimals`"
+        )
+    counts["written_rewards"] = len(written)
+    return _dataset(config.made_format, rows, counts, context)
+
+
+def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
+    """Raises StageError if a prompt has no message of the user."""
+    rows = [
+        with_reward(row, config.reward, text=config.text, decimals=config.decimals)
+        for row in iterate_rows(inputs["dataset"].folder)
+    ]
+    return _dataset(config.made_format, rows, Counter(), context)
 
 
 def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext) -> Output:

@@ -27,7 +27,7 @@ from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows, write_dataset
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.stages import base, conditional, generate, sampled
+from rlhf_core.stages import base, generate, sampled
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
@@ -130,7 +130,9 @@ def test_nothing_left_is_an_error(inputs: dict[str, Input], tmp_path: Path) -> N
         given = {"dataset": local_input(tmp_path / name, Kind.DATASET)}
         what = "all 2 completions have the reward 0.5" if name == "equal" else "none is left; .*2 empty completions"
         with pytest.raises(StageError, match=f"no completions of different rewards .{what}.*more `decimals`"):
-            conditional.conversations(ConditionalConfig(dataset="d"), given, LocalContext(tmp_path / f"{name}-told"))
+            sampled.conditional_conversations(
+                ConditionalConfig(dataset="d"), given, LocalContext(tmp_path / f"{name}-told")
+            )
 
 
 def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Path) -> None:
