@@ -21,7 +21,7 @@ MODULES = ("supervised_ours", "supervised_trl")
 BENCHMARK = Benchmark(
     name="dpo_vs_trl",
     description="DPO by us and by TRL on the same work",
-    workload=partial(SupervisedWorkload, method="dpo", trl_micro_batch=4),
+    workload=partial(SupervisedWorkload, method="dpo"),
     options=OPTIONS,
     modules=MODULES,
     unit="pairs",

@@ -31,6 +31,10 @@ _LOOKS_UP_ACTIVATIONS, _LOOKS_UP_POSITIONS = ("ACT2FN[", "get_activation("), "RO
 _TIED_HEAD = re.compile(
     r'"(?:lm_head|embed_out)\.weight": "[\w.]*(?:embed_tokens|wte|embed_in|word_embeddings)\.weight"'
 )
+# A linear layer of a module: its name, and its arguments with brackets two deep; and the setting that gives it a bias.
+_LINEAR = re.compile(r"self\.(\w+) = nn\.Linear\(((?:[^()]|\((?:[^()]|\([^()]*\))*\))*)\)")
+_BIAS = re.compile(r"\bbias=config\.(\w+)(?![\w.])")
+_DIVISOR = re.compile(r"(?:%|//|/) (?:self\.)?config\.(\w+)")
 _EXPERTS, _CHOSEN = ("num_local_experts", "num_experts", "n_routed_experts"), "num_experts_per_tok"
 
 
@@ -67,6 +71,15 @@ def ties_head(settings: Mapping[str, Any]) -> bool:
     return bool(settings.get("tie_word_embeddings")) and _TIED_HEAD.search(_module(settings)) is not None
 
 
+def bias_settings(settings: Mapping[str, Any]) -> dict[str, str]:
+    """Name of a linear layer of the class -> the setting that gives it a bias, where all of this name have the same."""
+    found: dict[str, set[str | None]] = {}
+    for layer, arguments in _LINEAR.findall(_module(settings)):
+        bias = _BIAS.search(arguments)
+        found.setdefault(layer, set()).add(bias[1] if bias else None)
+    return {layer: name for layer, names in found.items() if len(names) == 1 and (name := next(iter(names)))}
+
+
 def class_problems(settings: Mapping[str, Any]) -> Iterator[str]:
     """One sentence for each of the settings, as `class_config` gives them, with which no model can be built or run."""
     module = _module(settings)
@@ -77,6 +90,10 @@ def class_problems(settings: Mapping[str, Any]) -> Iterator[str]:
                 yield from _unknown(name, settings[name], known)
     if _LOOKS_UP_POSITIONS in module:
         yield from _position_problems(settings)
+    for name in sorted(set(_DIVISOR.findall(module))):
+        value = settings.get(name)
+        if isinstance(value, int | float) and value == 0 and not re.search(rf"config\.{name} (>|!=) 0", module):
+            yield f"config.json: {name} is {json.dumps(value)}, and the model divides by it: correct it"
     experts = next((count for name in _EXPERTS if isinstance(count := settings.get(name), int) and count > 0), None)
     chosen = settings.get(_CHOSEN)
     if experts is not None and isinstance(chosen, int) and not 1 <= chosen <= experts:

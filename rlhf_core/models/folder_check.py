@@ -5,6 +5,7 @@ What only the model's class knows, the shape of every tensor, `models/weights.py
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections import defaultdict
@@ -13,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import StageError
-from rlhf_core.models.class_config import class_problems, ties_head
+from rlhf_core.models.class_config import bias_settings, class_problems, ties_head
 from rlhf_core.models.config_check import config_problems
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, same_content, stored_tensors
@@ -85,7 +86,7 @@ def class_config_problems(settings: Mapping[str, Any], folder: Path) -> Iterator
     """Of a folder without `folder_problems`: one sentence for each problem of `settings`, which are what `class_config`
     gives of it. Raises StageError as `stored_tensors`."""
     tensors = stored_tensors(folder)
-    problems = [*class_problems(settings), *_misfits(settings, tensors, layers=True)]
+    problems = [*class_problems(settings), *_misfits(settings, tensors, layers=True), *_biases(settings, tensors)]
     yield from problems or _untied(settings, folder, tensors)
 
 
@@ -154,6 +155,26 @@ def _score_problems(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
         yield f"the weights have no score.weight, the head that a reward is read from{found}: give a reward model"
     elif head.shape[:1] != (1,):
         yield f"score.weight in {head.file} has {head.shape[0]} rows, and a reward model has one label: take another"
+
+
+def _biases(settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """One sentence for each setting by which layers have biases that the weights lack, or have none that they have."""
+    asked = bias_settings(settings)
+    told: set[str] = set()
+    for name in tensors:
+        layer, _, last = name.rpartition(".")
+        setting = asked.get(layer.rpartition(".")[2])
+        if setting is None or setting in told or last != "weight":
+            continue
+        if ".experts." in name or _BESIDE_THE_TEXT.search(name):  # modules of other classes
+            continue
+        given, stored = settings.get(setting), f"{layer}.bias" in tensors
+        if isinstance(given, bool) and given != stored:
+            told.add(setting)
+            yield (
+                f"config.json: {setting} is {json.dumps(given)}, and the weights have {'a' if stored else 'no'} "
+                f"{layer}.bias: give config.json and weights of one model"
+            )
 
 
 def _untied(settings: Mapping[str, Any], folder: Path, tensors: Mapping[str, StoredTensor]) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import timedelta
+from uuid import UUID
 
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
@@ -31,12 +32,17 @@ def test_automations_are_created_once(client: SyncPrefectClient) -> None:
 
 
 def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client: SyncPrefectClient) -> None:
-    create(client, automations(start=timedelta(seconds=10)))
+    create(client, automations(start=timedelta(seconds=30)))
     silent, living = [client.create_flow_run(few, state=Scheduled(), tags=[TAG]).id for _ in range(2)]
-    for flow_run in (silent, living):
+    beat(living)  # its connection is open before the time begins
+    for flow_run in (living, silent):
         client.set_flow_run_state(flow_run, Pending())
-    run, tag = {"prefect.resource.id": f"prefect.flow-run.{living}"}, {"prefect.resource.id": f"prefect.tag.{TAG}"}
-    emit_event(HEARTBEAT, run, related=[tag | {"prefect.resource.role": "tag"}])
+        beat(living)
     wait_until(lambda: client.read_flow_run(silent).state_name == "Crashed")
     assert client.read_flow_run(living).state_name == "Pending"
     create(client, automations())
+
+
+def beat(flow_run: UUID) -> None:
+    run, tag = {"prefect.resource.id": f"prefect.flow-run.{flow_run}"}, {"prefect.resource.id": f"prefect.tag.{TAG}"}
+    emit_event(HEARTBEAT, run, related=[tag | {"prefect.resource.role": "tag"}])

@@ -235,6 +235,19 @@ LEFT_OUT = "left out of the file"
             "has 12 rows: give config.json and weights of one model",
         ),
         (
+            {"attention_bias": True},
+            "config.json: attention_bias is true, and the weights have no model.layers.0.self_attn.k_proj.bias: give "
+            "config.json and weights of one model",
+        ),
+        (
+            {"mlp_bias": True},
+            "config.json: mlp_bias is true, and the weights have no model.layers.0.mlp.down_proj.bias: give",
+        ),
+        (
+            {"model_type": "qwen3_moe", "num_experts": 4, "decoder_sparse_step": 0},
+            "config.json: decoder_sparse_step is 0, and the model divides by it: correct it",
+        ),
+        (
             {"tie_word_embeddings": True},
             "config.json makes lm_head.weight one with model.embed_tokens.weight, but the weights have another tensor "
             "of each: set tie_word_embeddings false in config.json",
