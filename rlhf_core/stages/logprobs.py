@@ -41,7 +41,7 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     folder = context.workdir / "logprobs"
     folder.mkdir()
     write_logprobs(folder, examples, found)
-    metrics = {"pairs": len(examples), **fitted.metrics(), **preferred(examples, found.double(), context.seed)}
+    metrics = {**preferred(examples, found.double(), context.seed), "pairs": len(examples), **fitted.metrics()}
     return Output(Kind.LOGPROBS, folder, metrics)
 
 
@@ -56,7 +56,8 @@ def preferred(examples: Sequence[Example], logprobs: torch.Tensor, seed: int) ->
     lengths = torch.tensor([[sum(mask) for mask in example.masks] for example in examples])
     compared = {"": logprobs, "token_": logprobs / lengths}
     if examples[0].reference:
-        compared["reward_"] = logprobs - torch.tensor([example.reference for example in examples]).double()
+        rewards = logprobs - torch.tensor([example.reference for example in examples]).double()
+        compared = {"reward_": rewards, **compared}
     metrics: dict[str, float] = {}
     for prefix, values in compared.items():
         gaps = values[:, 0] - values[:, 1]
