@@ -44,7 +44,8 @@ class Reads:
 
 
 class Config(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    # defer_build: a job needs the settings of one stage, and need not build the validators of all others.
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def unused_fields(self) -> frozenset[str]:
         """Settings that this config does not use, such as the blocks of algorithms that were not chosen."""

@@ -1,17 +1,23 @@
-"""What the warm process imports, for all of its forks."""
+"""What the warm process imports, for all of its forks: libraries, and our own code.
+
+A program reads our code as it is when the program starts. So a fork keeps what was imported only if it would find the
+same files, unchanged; else it imports all of it anew.
+"""
 
 from __future__ import annotations
 
 import gc
 import importlib
 import os
+import pkgutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
+import rlhf_core
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
-# What the jobs, ranks and engines of the shipped stages import, by what takes the time.
+# What the jobs, ranks and engines of the shipped stages import, by what takes the time. `.*`: all modules below.
 LIBRARIES = (
     "torch",
     "transformers.models.llama.modeling_llama",
@@ -24,6 +30,7 @@ LIBRARIES = (
     "tensorboard.summary.writer.event_file_writer",
     "reasoning_gym",
     "datasets",
+    "rlhf_core.*",
 )
 
 
@@ -35,14 +42,40 @@ def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     os.environ["JE_ARROW_MALLOC_CONF"] = "background_thread:false"  # of Arrow's allocator
     # Ray reads the variables of the worker that it is in when it is first imported: each fork does that itself.
     sys.modules["ray"] = None  # type: ignore[assignment]
-    for library in libraries:
+    for module in (module for library in libraries for module in _modules(library)):
         try:
-            importlib.import_module(library)
+            importlib.import_module(module)
         except ImportError as error:
-            print(f"not preloaded: {library} ({error})", flush=True)
+            print(f"not preloaded: {module} ({error})", flush=True)
     del sys.modules["ray"]
     threads = len(list(Path("/proc/self/task").iterdir()))
     if threads > 1:
         raise RuntimeError(f"{threads - 1} threads were started by what was imported: a fork would lack them")
     gc.collect()
     gc.freeze()  # else the collector of every fork walks over all that, and copies its memory
+
+
+def _modules(library: str) -> Iterator[str]:
+    if not library.endswith(".*"):
+        yield library
+        return
+    package = importlib.import_module(library.removesuffix(".*"))
+    for found in pkgutil.walk_packages(package.__path__, f"{package.__name__}."):
+        if not found.name.endswith("__main__"):
+            yield found.name
+
+
+def our_files() -> dict[str, int]:
+    """Path -> time of its last change, of each file of our code that this process would import."""
+    root = Path(rlhf_core.__file__).parent
+    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*.py")}
+
+
+def forget_our_modules(files: Mapping[str, int]) -> None:
+    """Unless a process with this `sys.path` would import the same files, with what `files` says of them."""
+    specs = (finder.find_spec("rlhf_core", None) for finder in sys.meta_path)
+    found = next((spec.origin for spec in specs if spec is not None), None)
+    if found == rlhf_core.__file__ and our_files() == files:
+        return
+    for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
+        del sys.modules[name]

@@ -8,10 +8,12 @@ import runpy
 import sys
 import threading
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NoReturn
+
+from rlhf_core.warm.preloading import forget_our_modules
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,8 +25,11 @@ class Request:
     descriptors: list[int]  # standard input, output, error
 
 
-def run(request: Request, base_path: Sequence[str]) -> None:
-    """What a fresh interpreter does with its command line. base_path: sys.path without what PYTHONPATH adds."""
+def run(request: Request, base_path: Sequence[str], our_files: Mapping[str, int]) -> None:
+    """What a fresh interpreter does with its command line.
+
+    base_path: sys.path without what PYTHONPATH adds. our_files: of our code, as it was imported.
+    """
     for target, descriptor in enumerate(request.descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
@@ -35,19 +40,17 @@ def run(request: Request, base_path: Sequence[str]) -> None:
     if request.environment.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # both are text
-    for name in [name for name in sys.modules if name.split(".")[0] == "rlhf_core"]:
-        del sys.modules[name]
     _take_over_state()
     python_path = [path for path in request.environment.get("PYTHONPATH", "").split(":") if path]
     first, *others = request.arguments
-    if first == "-m":
-        module, *others = others
-        sys.argv = [module, *others]
-        sys.path[:] = [request.folder, *python_path, *base_path]
-        runpy.run_module(module, run_name="__main__", alter_sys=True)
+    is_module = first == "-m"
+    sys.argv = others if is_module else request.arguments
+    sys.path[:] = [request.folder if is_module else str(Path(first).resolve().parent), *python_path, *base_path]
+    forget_our_modules(our_files)
+    if is_module:
+        sys.modules.pop(others[0], None)  # it runs as `__main__`, and runpy warns of a second one
+        runpy.run_module(others[0], run_name="__main__", alter_sys=True)
     else:
-        sys.argv = [first, *others]
-        sys.path[:] = [str(Path(first).resolve().parent), *python_path, *base_path]
         runpy.run_path(first, run_name="__main__")
 
 

@@ -1,6 +1,6 @@
 """The warm process: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]` imports libraries once and forks at a request.
 
-One thread, as a fork needs it. Our own code is not imported: a program reads it as it is when it starts. Libraries that
+One thread, as a fork needs it. Our own code is imported too, and again by a fork that finds it changed. Libraries that
 were installed anew, or variables that they read when they are imported, would be others than a fresh process has: then
 a request is refused, and its client starts a plain Python. For nodes without GPUs, since some of what is imported may
 touch the driver, which no fork can use after that.
@@ -21,7 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from rlhf_core.warm.client import RUNNING
-from rlhf_core.warm.preloading import LIBRARIES, preload
+from rlhf_core.warm.preloading import LIBRARIES, our_files, preload
 from rlhf_core.warm.program import Request, exit_after, run
 
 # Read by libraries when they are imported, some once and for all.
@@ -205,6 +205,7 @@ def main(arguments: list[str]) -> None:
     added = [str(Path.cwd()), *environment.get("PYTHONPATH", "").split(":")]
     base_path = [entry for entry in sys.path if entry not in added]
     Path(path).unlink(missing_ok=True)  # a predecessor's: until we listen, clients need not try
+    files = our_files()
     try:
         preload(libraries or LIBRARIES)
     except RuntimeError as error:
@@ -213,7 +214,7 @@ def main(arguments: list[str]) -> None:
     server = Server(Path(path), environment)
     print("ready", flush=True)
     request = server.serve()
-    exit_after(lambda: run(request, base_path))
+    exit_after(lambda: run(request, base_path, files))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """A program run by the warm Python looks like the same program run by a fresh one."""
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -18,16 +19,16 @@ SHOWN = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('GREETI
 
 
 class Warm:
-    """A warm process that has imported numpy alone."""
+    """A warm process that has imported numpy and one module of ours alone. root: where it finds our code."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, root: Path = ROOT) -> None:
         self.folder = folder
         self.socket = folder / "warm.sock"
-        self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy"]
+        self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(root)}
+        command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy", "rlhf_core.errors"]
         self.log = folder / "warm.log"
         with self.log.open("w") as log:
-            self.process = subprocess.Popen(command, cwd=ROOT, env=self.environment, stdout=log)
+            self.process = subprocess.Popen(command, cwd=root, env=self.environment, stdout=log)
         while not self.socket.exists():
             assert self.process.poll() is None
             time.sleep(0.02)
@@ -74,11 +75,27 @@ def test_a_program_has_its_arguments_folder_and_environment_and_the_imports_are_
     assert (status, output, error) == (0, f"['one', 'two words'] {warm.folder} hello True\n", "")
 
 
-def test_our_own_code_is_read_anew(warm: Warm) -> None:
-    code = "import sys; print([name for name in sys.modules if name.startswith('rlhf_core')], sys.modules['__main__'])"
-    status, output, _ = warm.run(code)
-    assert status == 0
-    assert output.startswith("[] <module '__main__'")
+def test_our_own_code_is_there_while_its_files_are_as_they_were(tmp_path: Path) -> None:
+    root = tmp_path / "ours"
+    shutil.copytree(ROOT / "rlhf_core", root / "rlhf_core")
+    errors = root / "rlhf_core" / "errors.py"
+    code = "import sys; print('rlhf_core.errors' in sys.modules); import rlhf_core.errors as e; print(e.__file__)"
+    warm = Warm(tmp_path, root)
+    try:
+        assert warm.run(code)[1] == f"True\n{errors}\n"
+        # The same code elsewhere: that is another program.
+        assert warm.run(code, PYTHONPATH=str(ROOT))[1] == f"False\n{ROOT / 'rlhf_core' / 'errors.py'}\n"
+        errors.write_text(errors.read_text() + "\nNEW = 1\n")
+        assert warm.run(f"{code}; print(e.NEW)")[1] == f"False\n{errors}\n1\n"
+    finally:
+        warm.process.kill()
+        warm.process.wait()
+
+
+def test_a_module_that_was_imported_can_be_run(warm: Warm) -> None:
+    command = [sys.executable, "-IS", client.__file__, "-m", "rlhf_core.errors"]
+    done = subprocess.run(command, cwd=warm.folder, env=warm.environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")  # without the warning that there would be a second one
 
 
 @pytest.mark.parametrize(
