@@ -12,6 +12,7 @@ import os
 import pkgutil
 import sys
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import rlhf_core
@@ -45,7 +46,7 @@ def preload(libraries: Sequence[str] = LIBRARIES) -> None:
     for module in (module for library in libraries for module in _modules(library)):
         try:
             importlib.import_module(module)
-        except ImportError as error:
+        except (ImportError, SyntaxError) as error:
             print(f"not preloaded: {module} ({error})", flush=True)
     del sys.modules["ray"]
     threads = len(list(Path("/proc/self/task").iterdir()))
@@ -67,8 +68,11 @@ def _modules(library: str) -> Iterator[str]:
 
 def our_files() -> dict[str, int]:
     """Path -> time of its last change, of each file of our code that this process would import."""
-    root = Path(rlhf_core.__file__).parent
-    return {str(path): path.stat().st_mtime_ns for path in root.rglob("*.py")}
+    changed = {}
+    for path in Path(rlhf_core.__file__).parent.rglob("*.py"):
+        with suppress(FileNotFoundError):  # it is being replaced, or is an editor's link to nowhere
+            changed[str(path)] = path.stat().st_mtime_ns
+    return changed
 
 
 def forget_our_modules(files: Mapping[str, int]) -> None:
