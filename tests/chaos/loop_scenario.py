@@ -42,7 +42,7 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
     assert first.run_id != started_by(loop, 1)  # the next run of the schedule has finished it
     random.seed(0)
     while loop.count() < rounds:
-        time.sleep(random.uniform(2, 12))
+        time.sleep(random.uniform(5, 60))  # so that a round is killed once or twice, and ends
         if found := processes(place, random.choice(PARTS)):
             kill(found[:1])
     until(lambda: loop.end_of(rounds), f"the end of round {rounds}", 1500)
