@@ -171,7 +171,8 @@ def _check_ray(stack: Stack) -> None:
 
 
 def _prefect_server(stack: Stack) -> Service:
-    command = (_program("prefect"), "server", "start", "--host", LOOPBACK, "--port", str(stack.ports["prefect"]))
+    address = ("--host", LOOPBACK, "--port", str(stack.ports["prefect"]))
+    command = (sys.executable, "-m", "deployments.stack.prefect_server", *address)
     return Service("prefect", command, stack.url("prefect"), lambda: _get(stack.url("prefect") + "/api/health"))
 
 

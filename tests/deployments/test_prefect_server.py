@@ -1,0 +1,83 @@
+"""What the Prefect server of the local stack does otherwise than Prefect's own."""
+
+import asyncio
+import gc
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from sqlalchemy import event
+from sqlalchemy.exc import OperationalError
+from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+# The wait for another's write, as Prefect's 60 s; this test ends before it is over, unless the event loop stands still.
+BUSY_SECONDS = 5
+
+
+def engine(path: Path) -> AsyncEngine:
+    """Set up as Prefect does it."""
+    made = create_async_engine(f"sqlite+aiosqlite:///{path}", paramstyle="named")
+
+    @event.listens_for(made.sync_engine, "connect")
+    def set_up(connection, record) -> None:
+        connection.isolation_level = None
+        cursor = connection.cursor()
+        cursor.execute("PRAGMA journal_mode = WAL")
+        cursor.execute(f"PRAGMA busy_timeout = {BUSY_SECONDS * 1000}")
+        cursor.close()
+
+    return made
+
+
+async def write_after_a_failure(path: Path) -> str:
+    """What the second use of a connection ends with, when what is left of its first, which failed, is collected while
+    it waits for another's write."""
+    database = engine(path)
+    async with database.connect() as one, database.connect() as two:
+        await one.exec_driver_sql("CREATE TABLE numbers (number)")
+        await two.exec_driver_sql("SELECT 1")  # two connections, so that the second is the next one's too
+    async with database.connect() as writer:
+        async with database.connect() as reader:
+            await reader.exec_driver_sql("BEGIN DEFERRED")
+            await reader.exec_driver_sql("SELECT * FROM numbers")
+            await writer.exec_driver_sql("BEGIN IMMEDIATE")
+            await writer.exec_driver_sql("INSERT INTO numbers VALUES (1)")
+            kept: BaseException | None = None
+            try:
+                await reader.exec_driver_sql("UPDATE numbers SET number = 2")
+            except OperationalError as error:
+                kept = error  # as a log record keeps it
+            assert "database is locked" in str(kept)
+            await reader.exec_driver_sql("ROLLBACK")
+
+        async def write() -> str:
+            async with database.connect() as next_one:
+                try:
+                    await next_one.exec_driver_sql("BEGIN IMMEDIATE")
+                except OperationalError as error:
+                    return str(error.orig)
+                await next_one.exec_driver_sql("ROLLBACK")
+            return "written"
+
+        waiting = asyncio.create_task(write())
+        await asyncio.sleep(0.5)
+        kept = None
+        gc.collect()
+        await writer.exec_driver_sql("COMMIT")
+        result = await waiting
+    await database.dispose()
+    return result
+
+
+@pytest.mark.parametrize(("before", "result"), [("close_failed_cursors()", "written"), ("pass", "database is locked")])
+def test_a_failed_statement_does_not_stop_the_server(tmp_path: Path, before: str, result: str) -> None:
+    """Without the difference it does: once that is no longer so, the difference can go."""
+    code = (
+        "import asyncio, sys; from pathlib import Path\n"
+        "from deployments.stack.prefect_server import close_failed_cursors\n"
+        "from tests.deployments.test_prefect_server import write_after_a_failure\n"
+        f"{before}\nprint(asyncio.run(write_after_a_failure(Path(sys.argv[1]))))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.db"], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{result}\n"
