@@ -2,9 +2,9 @@
 
 It is `prefect server start` with one difference (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1). There a statement
 that fails, most often since another one writes, leaves its cursor to the garbage collector. That resets the statement
-in the event loop's thread, which waits for the connection; and if the connection is in use again, and waits for its
-turn to write, the server stands still until that wait is over: for a minute, again and again, while runs time out. Here
-the cursor is closed by the connection's own thread, before anything else happens there.
+in the event loop's thread, which waits for the connection; if that is in use again and waits for another's write, which
+waits for the event loop, it is a deadlock: the server hangs until SQLite's wait times out after 60 s, again and again.
+Here the cursor is closed by the connection's own thread, before anything else happens there.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What the warm process imports, for all of its forks: libraries, and our own code.
 
 A program reads our code as it is when the program starts. So a fork keeps what was imported only if it would find the
-same files, unchanged; else it imports all of it anew.
+same files, unchanged; else it imports all of it again.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 
-# The wait for another's write, as Prefect's 60 s; this test ends before it is over, unless the event loop stands still.
+# SQLite's wait for another's write, in place of Prefect's 60 s: it times out only if the event loop blocks.
 BUSY_SECONDS = 5
 
 
@@ -71,8 +71,8 @@ async def write_after_a_failure(path: Path) -> str:
 
 
 @pytest.mark.parametrize(("before", "result"), [("close_failed_cursors()", "written"), ("pass", "database is locked")])
-def test_a_failed_statement_does_not_stop_the_server(tmp_path: Path, before: str, result: str) -> None:
-    """Without the difference it does: once that is no longer so, the difference can go."""
+def test_a_failed_statement_does_not_block_the_event_loop(tmp_path: Path, before: str, result: str) -> None:
+    """Without our server's difference it does. Once that fails, the difference can go."""
     code = (
         "import asyncio, sys; from pathlib import Path\n"
         "from deployments.stack.prefect_server import close_failed_cursors\n"

@@ -46,6 +46,10 @@ class Warm:
         output, error = process.communicate(timeout=60)
         return process.returncode, output, error
 
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
     def start_sleeper(self, before: str = "") -> tuple[subprocess.Popen[str], psutil.Process]:
         """The client, and the program, which waits."""
         started = self.start(f"import os, time\n{before}\nprint(os.getpid(), flush=True)\ntime.sleep(60)\n")
@@ -57,8 +61,7 @@ class Warm:
 def warm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warm]:
     started = Warm(tmp_path_factory.mktemp("warm"))
     yield started
-    started.process.kill()
-    started.process.wait()
+    started.end()
 
 
 @pytest.fixture
@@ -66,8 +69,7 @@ def own_warm(tmp_path: Path) -> Iterator[Warm]:
     """For a test that suspends it."""
     started = Warm(tmp_path)
     yield started
-    started.process.kill()
-    started.process.wait()
+    started.end()
 
 
 def test_a_program_has_its_arguments_folder_and_environment_and_the_imports_are_there(warm: Warm) -> None:
@@ -89,8 +91,7 @@ def test_our_own_code_is_there_while_its_files_are_as_they_were(tmp_path: Path) 
         errors.write_text(errors.read_text() + "\nNEW = 1\n")
         assert warm.run(f"{code}; print(e.NEW)")[1] == f"False\n{errors}\n1\n"
     finally:
-        warm.process.kill()
-        warm.process.wait()
+        warm.end()
 
 
 def test_a_module_that_was_imported_can_be_run(warm: Warm) -> None:
@@ -162,8 +163,7 @@ def test_without_a_warm_process_it_is_a_plain_python(warm: Warm) -> None:
 def test_what_the_warm_process_started_ends_with_it(tmp_path: Path) -> None:
     warm = Warm(tmp_path)
     started, program = warm.start_sleeper()
-    warm.process.kill()
-    warm.process.wait()
+    warm.end()
     assert started.wait(timeout=30) == -signal.SIGKILL
     assert psutil.wait_procs([program], timeout=30)[1] == []
 
