@@ -28,8 +28,9 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import StageError
-from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts
+from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts
 from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.tree_attention import IMPLEMENTATION
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
@@ -37,6 +38,7 @@ _SECONDS = 300  # for one architecture
 _NOT_BUILT = "not built"
 _TOLERANCE = 2e-3  # nats, and of the gradient's norm
 _LENGTHS = (23, 1, 37, 8, 2, 15)
+_SHARED = 14  # tokens that the last sequence begins with as the longest does
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +55,7 @@ class Entry:
 def ragged_batch(vocabulary: int) -> PackedBatch:
     generator = torch.Generator().manual_seed(5)
     parts = [torch.randint(3, vocabulary, (length,), generator=generator) for length in _LENGTHS]
+    parts[-1][:_SHARED] = parts[2][:_SHARED]
     return pack(parts, [torch.arange(length) > 0 for length in _LENGTHS])
 
 
@@ -61,8 +64,12 @@ def oracle_error(model: Any, layouts: Layouts) -> float:
     relative to its norm."""
     batch = ragged_batch(model.config.get_text_config().vocab_size)
     weights = torch.linspace(-1, 1, batch.num_tokens).cos() * batch.loss_mask
-    alone = torch.cat([_plain_logprobs(model, ids) for ids in batch.input_ids.split(list(_LENGTHS))])
+    if model.config._attn_implementation == IMPLEMENTATION:
+        model.set_attn_implementation("sdpa")
+    alone = torch.cat([_plain_logprobs(model, ids) for ids in batch.input_ids.split(batch.sequence_lengths.tolist())])
     expected = _gradient(model, (alone * weights).sum())
+    if layouts.packed == "tree":
+        model.set_attn_implementation(IMPLEMENTATION)
     policy = PolicyModel(model)
     policy.layouts = layouts
     logprobs = policy(batch)[0]
@@ -98,7 +105,7 @@ def examine(model_type: str) -> Entry:
             return Entry(model_type, type(real).__name__, "refused", _first_line(error))
     accepted = [ROWS] if policy.layouts.rows else []
     if policy.layouts.packed is not None:
-        accepted.append(PACKED if policy.layouts.packed == "positions" else INDEXED)
+        accepted.append({"tree": TREE, "positions": PACKED, "indices": INDEXED}[policy.layouts.packed])
     errors = {f"{layouts} {kind}": oracle_error(model, layouts) for layouts in accepted
               for kind, model in (("", real), ("short", short))}  # fmt: skip
     wrong = "; ".join(f"{what}: {error:.2g}" for what, error in errors.items() if not error <= _TOLERANCE)
@@ -128,7 +135,9 @@ _PAGE = """# Architectures
 How the sequences of a batch are laid out for each causal architecture of transformers. At load, every model is checked
 with its own weights ([decision 10](decisions/0010-layouts-are-checked-at-load.md)); this page shows what that finds.
 
-- **packed**: sequences end to end in one row, or padded rows where these cost less. The fastest.
+- **tree**: sequences end to end in one row, where tokens that several begin with are there once; attention along each
+  sequence. The fastest. With `engine.attention: sdpa`.
+- **packed**: sequences end to end in one row with a mask over all, or padded rows where these cost less.
 - **rows**: one sequence a row, padded on the right, together with those of similar length.
 - **refused**: no layout is right. The job ends with the reason.
 

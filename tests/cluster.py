@@ -105,16 +105,23 @@ def ray_folder() -> Iterator[Path]:
 
 
 @pytest.fixture(scope="session")
-def ray_address(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path) -> Iterator[str]:
-    """With a warm process beside it, as in the local stack: loading torch takes a job longer than its work."""
-    logs, socket = tmp_path_factory.mktemp("ray"), ray_folder / "warm.sock"
-    warm = Service(
-        [sys.executable, "-m", "rlhf_core.warm.server", str(socket)], logs / "warm.log", service_environment()
-    )
-    service, address = start_ray(logs / "ray.log", ray_folder, **{SOCKET_VARIABLE: str(socket)})
+def warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Of a warm process, as in the local stack: loading torch takes a job longer than its work."""
+    folder = Path(tempfile.mkdtemp(prefix="warm-"))  # short, as a socket's path must be
+    socket = folder / "warm.sock"
+    log = tmp_path_factory.mktemp("warm") / "warm.log"
+    service = Service([sys.executable, "-m", "rlhf_core.warm.server", str(socket)], log, service_environment())
+    yield socket
+    service.end()
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="session")
+def ray_address(tmp_path_factory: pytest.TempPathFactory, ray_folder: Path, warm_socket: Path) -> Iterator[str]:
+    log = tmp_path_factory.mktemp("ray") / "ray.log"
+    service, address = start_ray(log, ray_folder, **{SOCKET_VARIABLE: str(warm_socket)})
     yield address
     service.end()
-    warm.end()
 
 
 @pytest.fixture(scope="session")

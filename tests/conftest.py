@@ -12,14 +12,15 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
-from tests.cluster import prefect_api, ray_address, ray_folder
+from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
 from tests.services import S3Server, s3_prefix
 
 __all__ = [
     "prefect_api",
     "ray_address",
     "ray_folder",
-]  # fixtures: one Ray head, one Prefect server for all tests that ask
+    "warm_socket",
+]  # fixtures: one warm process, one Ray head, one Prefect server for all tests that ask
 
 os.environ.setdefault("HF_HUB_OFFLINE", "1")  # without a hub each look-up hangs for half a minute
 # Left alone, Ray asks for a token or not, as the home folder has one or not (`ray.init` makes one).
@@ -41,15 +42,25 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=seconds, reverse=True)
 
 
+WITH_SERVICES = (
+    "tests/flows/",
+    "tests/tasks/",
+    "tests/rlhf_core/actors/",
+    "tests/rlhf_core/stages/test_rl.py",
+    "tests/rlhf_core/stages/test_rl_killed_vllm.py",
+    "tests/rlhf_core/stages/test_sft_ranks.py",
+)
+
+
 class Scheduling(LoadScopeScheduling):
-    """One process runs all tests of a file, and all that need Ray's head or a Prefect server: each starts once."""
+    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once."""
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return "services" if nodeid.startswith(("tests/flows/", "tests/tasks/")) else nodeid.partition("::")[0]
+        return "services" if nodeid.startswith(WITH_SERVICES) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

@@ -8,11 +8,14 @@ embeddings of other sequences, and of later tokens, must be zero to the bit: tha
 of any size fails it. And hidden states and their gradient must equal those of sequences alone up to rounding, which is
 itself measured: it is by how much a sequence's hidden states change when tokens follow it. Where ZeRO-3 shards the
 weights, hidden states are all that is compared, since DeepSpeed's hooks take every backward pass for one of training.
+
+Where attention is `sdpa` a token tree is tried too, also with two sequences that begin alike. If it is right it is
+taken, and the model has the tree's attention from then on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -22,13 +25,18 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.errors import StageError
-from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts, arranged, depends_on_place
+from rlhf_core.models import tree_attention
+from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
 from rlhf_core.packing import pack, select_sequences
 from rlhf_core.types import PackedBatch
 
 _LENGTHS = (6, 11, 4)  # of the sequences that are compared, in tokens
 _MIDDLE, _READ = 1, 8  # the sequence whose gradient is compared, and how many of its tokens have a loss
+_OWN = slice(_LENGTHS[0], _LENGTHS[0] + _READ)
+_APART = (slice(0, _OWN.start), slice(_OWN.stop, None))
+# Of the middle sequence, tokens that another begins with, how many follow there, and from where on these are read.
+_SHARED, _BRANCH, _SKIPPED = 9, 5, 6
 # The least errors that count, relative to how much values differ from token to token: of hidden states, of gradients.
 # In bfloat16 a token may be sent to another expert for rounding.
 _LEAST = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-3, 1e-3), torch.bfloat16: (0.1, 0.3)}
@@ -46,7 +54,7 @@ Outputs = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 @dataclass(frozen=True, slots=True)
 class _Result:
     hidden: Tensor  # (N, d) float32
-    gradient: Tensor | None  # (N, d) float32, at the embeddings, of a loss on the first tokens of one sequence
+    gradient: Tensor | None  # (N, d) float32, at the embeddings, of a loss on some tokens of one sequence
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +89,19 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layou
         if layouts.packed is not None and (reason := depends_on_place(model.config)):
             return reason
         try:
-            got = _measured(model, batch, layouts, _MIDDLE)
+            return _difference(_measured(model, batch, layouts, _MIDDLE), expected, tolerance)
         except _NOT_FOR_IT as error:
             return f"raises {type(error).__name__}: {error}"
-        return _difference(got, expected, batch, tolerance)
 
     rows, packed = problem(ROWS), problem(PACKED)
     indexed = None if packed is None else problem(INDEXED)
-    right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None], device)
+    tree = _tree_problem(model, batch, problem, tolerance)
+    right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None, tree is None], device)
+    if right[3]:
+        _log(name, TREE, None)
+        return TREE
+    if tree is None:
+        model.set_attn_implementation("sdpa")
     if not any(right):
         raise StageError(
             f"{name} computes something else for several sequences than for each alone, so it cannot be trained: "
@@ -98,6 +111,44 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layou
     layouts = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
     _log(name, layouts, packed)
     return layouts
+
+
+def _tree_problem(
+    model: Any, batch: PackedBatch, problem: Callable[[Layouts], str | None], tolerance: _Tolerance
+) -> str | None:
+    """Why a token tree is not right for `model`; None: it is, and the model has its attention from here on."""
+    if model.config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
+        return "is for the attention sdpa"
+    branching, second = _branching(batch), slice(_LENGTHS[_MIDDLE], None)
+    alone = [_measured(model, select_sequences(branching, [i]), ROWS, 0, skipped=i * _SKIPPED) for i in range(2)]
+    expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)
+    model.set_attn_implementation(tree_attention.IMPLEMENTATION)
+    with tree_attention.recorded_windows() as windows:
+        found = problem(TREE)
+    if found is None and sum(window is not None for window in windows) != _windowed_layers(model):
+        found = "leaves out sliding windows"
+    if found is None:
+        got = _measured(model, branching, TREE, 1, skipped=_SKIPPED)
+        found = _difference(got, expected, tolerance, own=second, apart=[slice(_SHARED, second.start)])
+    if found is not None:
+        model.set_attn_implementation("sdpa")
+    return found
+
+
+def _branching(batch: PackedBatch) -> PackedBatch:
+    """The middle sequence, and another that begins like it."""
+    first, middle, _ = batch.input_ids.cpu().split(list(_LENGTHS))
+    parts = [middle, torch.cat([middle[:_SHARED], first[:_BRANCH]])]
+    return pack(parts, [torch.ones(len(part)) for part in parts]).to(batch.input_ids.device)
+
+
+def _windowed_layers(model: Any) -> int:
+    """How many layers see the last tokens only, by its config."""
+    config = model.config.get_text_config()
+    if getattr(config, "sliding_window", None) is None:
+        return 0
+    layers = getattr(config, "layer_types", None) or ["sliding_attention"] * config.num_hidden_layers
+    return sum(layer == "sliding_attention" for layer in layers)
 
 
 def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
@@ -140,8 +191,8 @@ def _continued(batch: PackedBatch) -> PackedBatch:
     return pack([ids.cpu()], [torch.ones(len(ids))]).to(batch.input_ids.device)
 
 
-def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int) -> _Result:
-    """Hidden states of `batch`, and the gradient of the first tokens of one of its sequences."""
+def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int, *, skipped: int = 0) -> _Result:
+    """Hidden states of `batch`, and the gradient of the first tokens of one of its sequences after `skipped`."""
     arrangement = arranged(model, batch, layouts)
     embedded: list[Tensor] = []
 
@@ -160,7 +211,7 @@ def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int) -
         hidden = arrangement.tokens(output.last_hidden_state)
         if sharded:
             return _Result(hidden.float(), None)
-        start = sum(batch.sequence_lengths.tolist()[:sequence])
+        start = sum(batch.sequence_lengths.tolist()[:sequence]) + skipped
         read = hidden[start : start + _READ].float()
         # A vector without special directions: along the ones of a normalised vector nothing changes.
         (gradient,) = torch.autograd.grad((read * _alternating(read)).sum(), embedded[:1])
@@ -171,19 +222,21 @@ def _alternating(values: Tensor) -> Tensor:
     return torch.arange(values.numel(), device=values.device).view_as(values).mul(2.399).sin()
 
 
-def _difference(got: _Result, expected: _Result, batch: PackedBatch, tolerance: _Tolerance) -> str | None:
-    """In words, how far a layout is from single sequences; None: not further than `tolerance`."""
-    read = slice(_LENGTHS[0], _LENGTHS[0] + _READ)
-    if got.gradient is not None:
-        others = torch.cat([got.gradient[: read.start], got.gradient[read.stop :]])
-        if others.any():
-            return "makes a sequence depend on its neighbours"
+def _difference(
+    got: _Result, expected: _Result, tolerance: _Tolerance, *, own: slice = _OWN, apart: Sequence[slice] = _APART
+) -> str | None:
+    """In words, how far a layout is from single sequences; None: not further than `tolerance`.
+
+    own: the tokens that have the expected gradient; apart: those without any.
+    """
+    if got.gradient is not None and any(got.gradient[part].any() for part in apart):
+        return "makes a sequence depend on its neighbours"
     error = _relative(got.hidden, expected.hidden)
     if not error <= tolerance.hidden:
         return f"changes hidden states by {error:.2g} of their spread (rounding explains {tolerance.hidden:.2g})"
     if got.gradient is None or expected.gradient is None:
         return None
-    error = _relative(got.gradient[read], expected.gradient[:_READ])
+    error = _relative(got.gradient[own], expected.gradient[: len(got.gradient[own])])
     return None if error <= tolerance.gradient else (
         f"changes gradients by {error:.2g} of their spread (rounding explains {tolerance.gradient:.2g})"
     )  # fmt: skip

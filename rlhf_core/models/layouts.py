@@ -1,7 +1,8 @@
 """How the sequences of a packed batch are laid out for a transformers model, and their hidden states put back.
 
 Causal models compute the same for a sequence alone and for one at the start of a padded row. Whether they do so for
-sequences end to end in one row depends on the model: layout_check.py finds it out.
+sequences end to end in one row, or in a tree in which common beginnings are there once, depends on the model:
+layout_check.py finds it out.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 from rlhf_core.models.output_head import backbone
+from rlhf_core.models.token_tree import TokenTree
+from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 
@@ -29,31 +32,33 @@ _FORWARD = 256  # tokens whose matrix products take as long as what every forwar
 class Layouts:
     """The layouts in which a model computes for each sequence what it computes for that sequence alone."""
 
-    packed: Literal["positions", "indices"] | None  # one row; the model is told positions, or boundaries too
-    rows: bool  # one right-padded row a sequence
+    # In one row: as a tree, or whole, and then the model is told positions, or boundaries too.
+    packed: Literal["tree", "positions", "indices"] | None
+    rows: bool  # one right-padded row a sequence, where that costs less
 
     def __str__(self) -> str:
-        if self.packed is None:
-            return "rows"
-        return "packed" if self.packed == "positions" else "packed with sequence indices"
+        return {None: "rows", "tree": "tree", "positions": "packed", "indices": "packed with sequence indices"}[
+            self.packed
+        ]
 
 
 ROWS = Layouts(packed=None, rows=True)
+TREE = Layouts(packed="tree", rows=False)
 PACKED = Layouts(packed="positions", rows=False)
 INDEXED = Layouts(packed="indices", rows=False)
 
 
 @dataclass(frozen=True, slots=True)
 class _Arrangement:
-    """The tokens of a batch as the arguments of a model, and which places of its output are theirs."""
+    """The tokens of a batch as the arguments of a model, and where in its output each is."""
 
     arguments: dict[str, Any]
-    real: Tensor | None  # (rows, columns) bool; None: all
+    places: Tensor | None  # (N,) int64, or a mask of N true places; None: all in order
 
     def tokens(self, values: Tensor) -> Tensor:
         """(N, d) of (rows, columns, d), or of the same flattened."""
         flat = values.flatten(0, -2)
-        return flat if self.real is None else flat[self.real.flatten()]
+        return flat if self.places is None else flat[self.places]
 
 
 def run_backbone(
@@ -83,6 +88,8 @@ def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> 
 
 def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
     """Rows where they are the only right layout, or cost less than the attention between packed sequences."""
+    if layouts.packed == "tree":
+        return _in_a_tree(batch)
     if layouts.packed is None or (layouts.rows and rows_are_cheaper(model, batch)):
         return _in_rows(batch)
     arguments: dict[str, Any] = {
@@ -94,12 +101,18 @@ def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:
     return _Arrangement(arguments, None)
 
 
+def _in_a_tree(batch: PackedBatch) -> _Arrangement:
+    tree = TokenTree.of(batch)
+    arguments = {name: getattr(batch, name)[tree.kept].unsqueeze(0) for name in ("input_ids", "position_ids")}
+    return _Arrangement({**arguments, TREE_ARGUMENT: tree}, tree.places)
+
+
 def _in_rows(batch: PackedBatch) -> _Arrangement:
     """Without a mask: causal layers never look at what comes after a sequence."""
     lengths = batch.sequence_lengths
     ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
     real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
-    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real)
+    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real.flatten())
 
 
 def _boundaries(batch: PackedBatch) -> dict[str, Any]:

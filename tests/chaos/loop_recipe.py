@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 LETTER = "a"
-PROMPTS = 400
+PROMPTS = 480
 PER_ROUND = 8
 _ENGINE = {"max_length": 24, "cpu_cache_gib": 0.25}
 _OWN = {"type": "function", "path": "letters.py", "function": "share"}

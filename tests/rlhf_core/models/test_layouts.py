@@ -17,7 +17,7 @@ from benchmarks.architectures import oracle_error, ragged_batch
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import StageError
 from rlhf_core.models import layout_check, layouts
-from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, Layouts
+from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
@@ -37,28 +37,27 @@ def checked(model: Any) -> Layouts:
 
 
 def require_right(model: Any, found: Layouts) -> None:
-    for layout in (ROWS, PACKED):
-        if layout is ROWS or found.packed is not None:
-            assert oracle_error(model, layout) < 1e-4, layout
+    for layout in (ROWS, TREE) if found is TREE else (ROWS, PACKED) if found.packed else (ROWS,):
+        assert oracle_error(model, layout) < 1e-4, layout
 
 
 @pytest.mark.parametrize(
     ("model_type", "expected"),
     [
-        ("qwen3", "packed"),
-        ("gemma3_text", "packed"),  # sliding windows
-        ("deepseek_v3", "packed"),  # latent attention, experts, groups of them
+        ("qwen3", "tree"),
+        ("gemma3_text", "tree"),  # sliding windows
+        ("deepseek_v3", "tree"),  # latent attention, experts, groups of them
         ("deepseek_v32", "packed"),  # an indexer
-        ("gemma2", "packed"),  # caps its logits
-        ("cohere2", "packed"),  # scales its logits
+        ("gemma2", "packed"),  # caps its logits, and the scores of its attention
+        ("cohere2", "tree"),  # scales its logits
+        ("opt", "tree"),  # positions of its own, which it is told
         ("lfm2", "rows"),  # convolutions
         ("mamba", "rows"),  # state-space layers alone
         ("granitemoehybrid", "rows"),  # and with attention and experts
         ("qwen3_5_text", "rows"),  # linear attention
         ("gpt_oss", "rows"),  # a mask without positions, and attention sinks
-        ("opt", "rows"),  # positions of its own
         ("bloom", "rows"),  # alibi
-        ("bert", "rows"),  # a head of several layers
+        ("bert", "tree"),  # a head of several layers
         ("llama4_text", "rows"),  # attention in chunks
     ],
 )
@@ -67,7 +66,7 @@ def test_each_kind_of_model_is_computed_as_single_sequences_are(
 ) -> None:
     model = small_model(small_config(model_type))
     found = checked(model)
-    assert (str(found), found.rows) == (expected, True)
+    assert (str(found), found.rows) == (expected, expected != "tree")
     require_right(model, found)
     assert f"{type(model).__name__}: sequences are laid out {expected}" in capsys.readouterr().out
 
@@ -88,13 +87,13 @@ def test_a_leak_far_below_the_rounding_of_bfloat16_is_found(model_type: str) -> 
     assert str(checked(model)) == "rows"
 
 
-@pytest.mark.parametrize("model_type", ["llama", "qwen3_moe", "gemma2"])
-def test_rounding_in_bfloat16_is_no_leak(model_type: str) -> None:
-    assert str(checked(small_model(small_config(model_type), dtype=torch.bfloat16))) == "packed"
+@pytest.mark.parametrize(("model_type", "expected"), [("llama", "tree"), ("qwen3_moe", "tree"), ("gemma2", "packed")])
+def test_rounding_in_bfloat16_is_no_leak(model_type: str, expected: str) -> None:
+    assert str(checked(small_model(small_config(model_type), dtype=torch.bfloat16))) == expected
 
 
 def test_critic_and_reward_model_have_the_layout_of_the_policy() -> None:
-    for model_type, expected in (("qwen3", "packed"), ("gpt_oss", "rows")):
+    for model_type, expected in (("qwen3", "tree"), ("gpt_oss", "rows")):
         torch.manual_seed(0)
         classifier = transformers.AutoModelForSequenceClassification.from_config(
             small_config(model_type, num_labels=1)
@@ -104,6 +103,8 @@ def test_critic_and_reward_model_have_the_layout_of_the_policy() -> None:
         assert str(scalar.layouts) == expected
         batch = ragged_batch(61)
         scores = scalar(batch)
+        if scalar.layouts is TREE:
+            classifier.set_attn_implementation("sdpa")
         for ids, found in zip(
             batch.input_ids.split(batch.sequence_lengths.tolist()),
             scores.split(batch.sequence_lengths.tolist()), strict=True,
@@ -167,7 +168,8 @@ def test_a_model_that_is_wrong_in_every_layout_is_refused() -> None:
 def test_an_output_that_is_not_the_models_own_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Such as a plain projection of a model that divides its logits."""
     model = small_model(small_config("granite", logits_scaling=8.0))
-    assert str(checked(model)) == "packed"
+    assert str(checked(model)) == "tree"
+    model.set_attn_implementation("sdpa")
     monkeypatch.setattr("rlhf_core.models.packed.OutputHead", lambda model: model.get_output_embeddings())
     with pytest.raises(StageError, match="GraniteForCausalLM: its output cannot be computed from its hidden states"):
         checked(model)
@@ -191,10 +193,10 @@ def test_logits_are_capped_as_a_nested_config_says() -> None:
 def test_long_sequences_do_not_change_the_positions_of_short_ones() -> None:
     """longrope: beyond 16 tokens the factors are others, and transformers asks only the longest of a forward."""
     model = small_model(small_config("phi3"))
-    assert str(checked(model)) == "packed"
     require_right(model, Layouts("positions", rows=True))
+    require_right(model, checked(model))
     together = PolicyModel(model)
-    together.layouts = PACKED
+    together.layouts = TREE
     together._limit = None
     batch = pack([[5] * 40, [7, 8, 9, 10]], [[True] * 40, [True] * 4])
     alone = pack([[7, 8, 9, 10]], [[True] * 4])
@@ -222,5 +224,8 @@ def test_sequences_that_may_be_packed_are_in_rows_where_these_cost_less() -> Non
 
 def test_ranks_agree_on_the_layout(monkeypatch: pytest.MonkeyPatch) -> None:
     """What another rank finds wrong is wrong on all."""
-    monkeypatch.setattr(layout_check, "_on_all_ranks", lambda right, device: [right[0], False, False])
-    assert str(checked(small_model(small_config("qwen3")))) == "rows"
+    monkeypatch.setattr(layout_check, "_on_all_ranks", lambda right, device: [right[0], False, False, False])
+    model = small_model(small_config("qwen3"))
+    assert str(checked(model)) == "rows"
+    assert model.config._attn_implementation == "sdpa"
+    assert oracle_error(model, ROWS) < 1e-4

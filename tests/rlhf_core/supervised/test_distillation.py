@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.config.distillation import DistillationConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.models import layouts
 from rlhf_core.models.distillation import StudentModel
 from rlhf_core.supervised.distillation import DistillationWorker
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.training.distributed import join_group
+from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, conversations
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
@@ -94,17 +94,17 @@ def expected(
 
 
 @pytest.mark.parametrize(
-    ("divergence", "ranks", "tokens", "rows"),
+    ("divergence", "ranks", "tokens", "layout"),
     [
-        ("forward_kl", 1, 1000, False), ("forward_kl", 4, 1, True), ("forward_kl", 6, 1, False),
-        ("reverse_kl", 1, 20, True), ("jensen_shannon", 1, 20, False),
+        ("forward_kl", 1, 1000, "tree"), ("forward_kl", 4, 1, "rows"), ("forward_kl", 6, 1, "packed"),
+        ("reverse_kl", 1, 20, "rows"), ("jensen_shannon", 1, 20, "tree"),
     ],
 )  # fmt: skip
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: dict[str, Input], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    divergence: str, ranks: int, tokens: int, rows: bool,
+    divergence: str, ranks: int, tokens: int, layout: Layout,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: rows)
+    use_layout(monkeypatch, layout)
     monkeypatch.setattr(DistillationWorker, "wrapper", partial(StudentModel, chunk_elements=200))
     wanted_means, wanted = expected(inputs, examples, DIVERGENCES[divergence])
     shards = divide(pack_sequences(examples), ranks, tokens)

@@ -15,10 +15,10 @@ from transformers import AutoModelForCausalLM
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.models import layouts
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.kto import KTOWorker, labelled_example, pack_unpaired
 from rlhf_core.training.distributed import join_group
+from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
@@ -86,12 +86,14 @@ def expected(inputs: dict[str, Input], examples: Sequence[Example]) -> tuple[flo
     return divergence, total.item(), {name: p.grad for name, p in policy.named_parameters() if p.grad is not None}
 
 
-@pytest.mark.parametrize(("ranks", "tokens", "rows"), [(1, 1000, False), (1, 40, True), (4, 1, True), (4, 1, False)])
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "layout"), [(1, 1000, "tree"), (1, 40, "rows"), (4, 1, "tree"), (4, 1, "packed")]
+)
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: dict[str, Input], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    rows: bool, ranks: int, tokens: int,
+    layout: Layout, ranks: int, tokens: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: rows)
+    use_layout(monkeypatch, layout)
     divergence, wanted_loss, wanted = expected(inputs, examples)
     assert divergence > 0.01
     shards = divide(pack_unpaired(examples, 64), ranks, tokens)

@@ -16,13 +16,13 @@ from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.division import plan_micro_batches
-from rlhf_core.models import layouts
 from rlhf_core.packing import select
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.preference import PreferenceWorker
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.reference import AdapterOff, FrozenCopy
+from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, pairs
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
@@ -77,13 +77,14 @@ def expected(inputs: dict[str, Input], examples: Sequence[Example]) -> tuple[flo
 
 
 @pytest.mark.parametrize(
-    ("ranks", "tokens", "rows"), [(1, 1000, False), (1, 40, True), (3, 60, False), (4, 1, True), (4, 1, False)]
+    ("ranks", "tokens", "layout"),
+    [(1, 1000, "tree"), (1, 40, "rows"), (3, 60, "tree"), (4, 1, "tree"), (4, 1, "packed")],
 )
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: dict[str, Input], examples: list[Example], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    rows: bool, ranks: int, tokens: int,
+    layout: Layout, ranks: int, tokens: int,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: rows)
+    use_layout(monkeypatch, layout)
     wanted_loss, wanted = expected(inputs, examples)
     shards = divide(pack_pairs(examples), ranks, tokens)
     if ranks == 4:

@@ -18,7 +18,6 @@ from rlhf_core.contract import Input
 from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer
 from rlhf_core.data.formats.stepwise import encode_steps
 from rlhf_core.errors import ConversationError
-from rlhf_core.models import layouts
 from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.models.readers import Scale
 from rlhf_core.rewards.model import ProcessModelReward, RewardReader
@@ -33,6 +32,7 @@ from rlhf_core.supervised.targets import (
 from rlhf_core.training.distributed import join_group
 from rlhf_core.types import PackedBatch, Prompt, Trajectory
 from tests.rlhf_core.data.test_steps import KINDS
+from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
@@ -103,12 +103,14 @@ def expected(inputs: Mapping[str, Input], kind: str) -> tuple[float, dict[str, T
 
 
 @pytest.mark.parametrize("kind", ["steps", "completions"])
-@pytest.mark.parametrize(("ranks", "tokens", "rows"), [(1, 1000, False), (1, 30, True), (5, 1, True), (5, 1, False)])
+@pytest.mark.parametrize(
+    ("ranks", "tokens", "layout"), [(1, 1000, "tree"), (1, 30, "rows"), (5, 1, "tree"), (5, 1, "packed")]
+)
 def test_the_gradient_does_not_depend_on_the_split(
     inputs: dict[str, Input], tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
-    ranks: int, tokens: int, rows: bool, kind: str,
+    ranks: int, tokens: int, layout: Layout, kind: str,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: rows)
+    use_layout(monkeypatch, layout)
     wanted_loss, wanted = expected(inputs, kind)
     shards = divide(pack_targets(examples_of(inputs, kind)), ranks, tokens)
     # Gradients of ranks add up, as those of micro-batches do.

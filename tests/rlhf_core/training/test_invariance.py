@@ -6,6 +6,7 @@ Two real ones are in test_two_ranks.py.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +20,11 @@ from transformers import LlamaForCausalLM
 
 from rlhf_core.division import filler, plan_micro_batches
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.models import layouts
+from rlhf_core.models import token_tree
 from rlhf_core.packing import pack, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.types import Experience, PackedBatch
+from tests.rlhf_core.laid_out import LAYOUTS, Layout, use_layout
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 
 TEMPERATURE, ENTROPY = 0.7, 0.3
@@ -33,7 +35,7 @@ class Split:
     """Which sequences each micro-batch of all ranks holds; an empty one stands for a filler."""
 
     micro_batches: list[list[int]]
-    rows: bool  # one padded row a sequence, or one row of all
+    layout: Layout
     checkpointing: bool
 
 
@@ -45,10 +47,16 @@ class Example:
 
 @st.composite
 def examples(draw: st.DrawFn) -> Example:
-    """A batch of up to 7 sequences, some of whose tokens are trained, weighted at random, and a way to split it."""
+    """A batch of up to 7 sequences, some of whose tokens are trained, weighted at random, and a way to split it.
+
+    Some begin as others do.
+    """
     lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=7).filter(lambda found: max(found) > 1))
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     ids = [torch.randint(23, (length,), generator=generator) for length in lengths]
+    for i, stem in enumerate(draw(st.lists(st.integers(0, 12), max_size=len(ids)))):
+        shared = min(len(ids[i]), len(ids[i - 1]), stem)
+        ids[i][:shared] = ids[i - 1][:shared]
     masks = [(torch.rand(length, generator=generator) < 0.7) & (torch.arange(length) > 0) for length in lengths]
     masks[lengths.index(max(lengths))][1] = True
     batch = pack(ids, masks)
@@ -57,10 +65,11 @@ def examples(draw: st.DrawFn) -> Example:
     return Example(
         experience,
         Split(
-            draw(st.one_of(planned(lengths), anyhow(len(lengths)))), rows=draw(st.booleans()),
+            draw(st.one_of(planned(lengths), anyhow(len(lengths)))),
+            draw(st.sampled_from(LAYOUTS)),
             checkpointing=draw(st.booleans()),
         ),
-    )  # fmt: skip
+    )
 
 
 @st.composite
@@ -106,21 +115,26 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForC
 
 
 @pytest.fixture(scope="module")
-def engines(reference: tuple[Path, LlamaForCausalLM]) -> dict[bool, DeepSpeedEngine]:
-    """With and without gradient checkpointing; their weights stay as they are."""
-    return {
-        checkpointing: build(reference[0], optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing)
-        for checkpointing in (False, True)
-    }
+def engines(reference: tuple[Path, LlamaForCausalLM]) -> dict[tuple[Layout, bool], DeepSpeedEngine]:
+    """Of each layout, with and without gradient checkpointing; their weights stay as they are."""
+    built = {}
+    for layout, checkpointing in itertools.product(LAYOUTS, (False, True)):
+        with pytest.MonkeyPatch.context() as patch:
+            use_layout(patch, layout)
+            built[layout, checkpointing] = build(
+                reference[0], optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing
+            )
+    return built
 
 
 def split_gradient(
-    engines: dict[bool, DeepSpeedEngine], example: Example, monkeypatch: pytest.MonkeyPatch
+    engines: dict[tuple[Layout, bool], DeepSpeedEngine], example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Tensor]:
-    monkeypatch.setattr(layouts, "rows_are_cheaper", lambda model, batch: example.split.rows)
+    use_layout(monkeypatch, example.split.layout)
+    monkeypatch.setattr(token_tree, "_LEAST_SHARED", 2)
     whole = example.experience
     parts: list[PackedBatch] = [select(whole, part) if part else filler(whole) for part in example.split.micro_batches]
-    engine = engines[example.split.checkpointing]
+    engine = engines[example.split.layout, example.split.checkpointing]
     engine.step(parts, loss)
     return gradient(engine)
 
@@ -128,7 +142,7 @@ def split_gradient(
 @settings(max_examples=60, deadline=None)
 @given(example=examples())
 def test_the_gradient_does_not_depend_on_the_split(
-    example: Example, reference: tuple[Path, LlamaForCausalLM], engines: dict[bool, DeepSpeedEngine]
+    example: Example, reference: tuple[Path, LlamaForCausalLM], engines: dict[tuple[Layout, bool], DeepSpeedEngine]
 ) -> None:
     expected = plain_gradient(reference[1], example.experience)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -142,12 +156,14 @@ def test_the_gradient_does_not_depend_on_the_split(
 
 
 def test_the_test_can_fail(
-    reference: tuple[Path, LlamaForCausalLM], engines: dict[bool, DeepSpeedEngine], monkeypatch: pytest.MonkeyPatch
+    reference: tuple[Path, LlamaForCausalLM],
+    engines: dict[tuple[Layout, bool], DeepSpeedEngine],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sequence that is left out, or counted for another, shows."""
     batch = pack([[3, 1, 4], [1, 5, 9]], [[False, True, True]] * 2)
     experience = Experience(**vars(batch), loss_weights=batch.loss_mask.float())
     expected = plain_gradient(reference[1], experience)
     for wrong in ([[0]], [[0], [0]]):
-        found = split_gradient(engines, Example(experience, Split(wrong, rows=True, checkpointing=False)), monkeypatch)
+        found = split_gradient(engines, Example(experience, Split(wrong, "tree", checkpointing=False)), monkeypatch)
         assert any((found[name] - wanted).norm() > 1e-2 * wanted.norm() for name, wanted in expected.items())

@@ -5,12 +5,14 @@ FOLDER holds the models `dense` and `experts`; each rank leaves its answers ther
 
 from __future__ import annotations
 
+import itertools
 import json
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
@@ -35,6 +37,7 @@ from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.state import RankState
 from rlhf_core.types import PackedBatch
+from tests.rlhf_core.laid_out import LAYOUTS, use_layout
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
@@ -74,16 +77,14 @@ def metrics(rank: int, folder: Path) -> Iterator[Answer]:
 
 def gradients(rank: int, folder: Path) -> Iterator[Answer]:
     """One share may be everything: then the other rank runs a filler."""
-    choose = layouts.rows_are_cheaper
     alone = [batch()] if rank == 0 else [filler(batch())]
-    for checkpointing in (False, True):
-        engine = build(folder / "dense", optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing)
-        for rows in (False, True):
-            layouts.rows_are_cheaper = lambda model, batch, rows=rows: rows
+    for checkpointing, layout in itertools.product((False, True), LAYOUTS):
+        with pytest.MonkeyPatch.context() as patch:
+            use_layout(patch, layout)
+            engine = build(folder / "dense", optimizer=GRADIENT, zero_stage=0, gradient_checkpointing=checkpointing)
             for name, parts in {"alone": alone, "small": share(rank, 6), "large": share(rank, 1000)}.items():
                 engine.step(parts, loss)
-                yield f"gradient {checkpointing} {rows} {name}", {}, gradient(engine)
-    layouts.rows_are_cheaper = choose
+                yield f"gradient {checkpointing} {layout} {name}", {}, gradient(engine)
 
 
 def skipping(rank: int, folder: Path) -> Iterator[Answer]:

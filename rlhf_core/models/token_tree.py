@@ -1,0 +1,158 @@
+"""Packed sequences as a tree: tokens that several of them begin with are there, and are computed, once.
+
+The prompt of a group of completions, or of a pair, is the trunk, its completions are the branches; an agent that takes
+several ways from one turn makes a deeper tree. In a causal model what is computed at a token depends only on the tokens
+before it in its sequence, so it is the same in all sequences that begin alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Self
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from rlhf_core.types import PackedBatch
+
+_LEAST_SHARED = 8  # tokens; fewer are not worth a branch
+# Segments share one call of attention while this bounds what is padded, unless the call is small.
+_MOST_PADDING = 1.25
+_SMALL = 1 << 16  # pairs of query and key, padding included
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Tokens in a row that belong to the same sequences."""
+
+    start: int  # its first token's place in the tree
+    length: int
+    before: Tensor  # (b,) int64: places of the tokens before it in its sequences
+
+
+class AttentionGroup:
+    """Segments whose attention is one call: g of them, with at most q tokens, each of which sees at most k."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        own = [torch.arange(segment.start, segment.start + segment.length) for segment in segments]
+        lengths = torch.tensor([segment.length for segment in segments])
+        self.queries = pad_sequence(own, batch_first=True)  # (g, q) int64: places in the tree, padded on the right
+        self.keys = pad_sequence(  # (g, k) int64: of the tokens before a segment and its own, padded on the right
+            [torch.cat([segment.before, part]) for segment, part in zip(segments, own, strict=True)], batch_first=True
+        )
+        self.real = torch.arange(self.queries.shape[1]) < lengths.unsqueeze(1)  # (g, q) bool: no padding
+        self._before = torch.tensor([segment.before.numel() for segment in segments])
+        self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
+
+    def to(self, device: torch.device) -> Self:
+        for name in ("queries", "keys", "real", "_before"):
+            setattr(self, name, getattr(self, name).to(device))
+        return self
+
+    def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
+        """(g, 1, q, k): what is added to the attention scores, minus infinity where a query does not see a key. None:
+        it sees its own and those before it, at the same place in the row. window: of how many keys it sees the last.
+
+        All layers share it, since each keeps it for its backward pass.
+        """
+        if window is not None and window >= self.keys.shape[1]:
+            window = None
+        if window is None and not self._before.any():
+            return None
+        if (window, dtype) not in self._biases:
+            queries, keys = (torch.arange(part.shape[1], device=part.device) for part in (self.queries, self.keys))
+            distances = (self._before.unsqueeze(1) + queries).unsqueeze(2) - keys
+            hidden = distances < 0
+            if window is not None:
+                hidden |= distances >= window
+            hidden &= self.real.unsqueeze(2)  # padding sees all: a softmax of nothing is NaN
+            bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
+            self._biases[window, dtype] = bias.unsqueeze(1)
+        return self._biases[window, dtype]
+
+
+@dataclass(frozen=True, slots=True)
+class TokenTree:
+    """n tokens in place of the N of a batch."""
+
+    kept: Tensor  # (n,) int64: which token of the batch each is, the first of those that are the same
+    places: Tensor  # (N,) int64: where each token of the batch is in the tree
+    groups: tuple[AttentionGroup, ...]
+    order: Tensor  # (n,) int64: where each token is in the real queries of the groups, one after the other
+
+    @classmethod
+    def of(cls, batch: PackedBatch) -> Self:
+        device = batch.input_ids.device
+        kept, places, segments = _grown(batch)
+        groups = [AttentionGroup([segments[i] for i in group]) for group in _grouped(segments)]
+        order = torch.cat([group.queries[group.real] for group in groups]).argsort()
+        return cls(kept.to(device), places.to(device), tuple(group.to(device) for group in groups), order.to(device))
+
+
+def _grown(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:
+    """`kept`, `places` and the segments, on the CPU."""
+    lengths = batch.sequence_lengths.tolist()
+    starts = (batch.sequence_lengths.cumsum(0) - batch.sequence_lengths).tolist()
+    ids = [part.tolist() for part in batch.input_ids.cpu().split(lengths)]
+    order = sorted(range(len(ids)), key=ids.__getitem__)  # so that those that begin alike are neighbours
+    alike = {b: _common_length(ids[a], ids[b]) for a, b in pairwise(order)}
+    places = torch.empty(batch.num_tokens, dtype=torch.int64)
+    kept: list[Tensor] = []
+    segments: list[Segment] = []
+    size = 0
+    pending = [(order, torch.empty(0, dtype=torch.int64))]  # sequences, and the places of what they begin with
+    while pending:
+        sequences, before = pending.pop()
+        depth = before.numel()
+        for branch in _branches([i for i in sequences if lengths[i] > depth], alike, depth):
+            end = min([lengths[branch[0]], *(alike[i] for i in branch[1:])])
+            here = torch.arange(size, size + end - depth)
+            kept.append(torch.arange(starts[branch[0]] + depth, starts[branch[0]] + end))
+            segments.append(Segment(size, end - depth, before))
+            for i in branch:
+                places[starts[i] + depth : starts[i] + end] = here
+            size += end - depth
+            if len(branch) > 1:
+                pending.append((branch, torch.cat([before, here])))
+    return torch.cat(kept), places, segments
+
+
+def _branches(sequences: Sequence[int], alike: dict[int, int], depth: int) -> Iterator[list[int]]:
+    """Of neighbours that are alike up to `depth`, those together that go on alike."""
+    branch: list[int] = []
+    for i in sequences:
+        if branch and alike[i] < depth + _LEAST_SHARED:
+            yield branch
+            branch = []
+        branch.append(i)
+    if branch:
+        yield branch
+
+
+def _common_length(a: Sequence[int], b: Sequence[int]) -> int:
+    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+
+
+def _grouped(segments: Sequence[Segment]) -> list[list[int]]:
+    """Segments of similar size; those that begin their sequences apart, which need no mask."""
+    groups: list[list[int]] = []
+    area, longest, most, roots = 0, 0, 0, False
+    for i in sorted(range(len(segments)), key=lambda i: _size(segments[i]), reverse=True):
+        segment = segments[i]
+        keys, queries, root = segment.before.numel() + segment.length, segment.length, not segment.before.numel()
+        area += keys * queries
+        padded = max(most, keys) * max(longest, queries) * (len(groups[-1]) + 1 if groups else 1)
+        if not groups or root != roots or padded > max(_SMALL, _MOST_PADDING * area):
+            groups.append([])
+            area, longest, most, roots = keys * queries, 0, 0, root
+        groups[-1].append(i)
+        longest, most = max(longest, queries), max(most, keys)
+    return groups
+
+
+def _size(segment: Segment) -> tuple[bool, int, int, int]:
+    before = segment.before.numel()
+    return before == 0, before + segment.length, segment.length, -segment.start
