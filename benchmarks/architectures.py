@@ -30,7 +30,7 @@ from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import StageError
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts
 from rlhf_core.models.packed import PolicyModel
-from rlhf_core.models.tree_attention import IMPLEMENTATION
+from rlhf_core.models.tree_attention import IMPLEMENTATION, use_tree_attention
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
@@ -69,7 +69,7 @@ def oracle_error(model: Any, layouts: Layouts) -> float:
     alone = torch.cat([_plain_logprobs(model, ids) for ids in batch.input_ids.split(batch.sequence_lengths.tolist())])
     expected = _gradient(model, (alone * weights).sum())
     if layouts.packed == "tree":
-        model.set_attn_implementation(IMPLEMENTATION)
+        use_tree_attention(model)
     policy = PolicyModel(model)
     policy.layouts = layouts
     logprobs = policy(batch)[0]

@@ -1,20 +1,21 @@
 """The division of one step over data-parallel replicas: equal work for each, as packed micro-batches.
 
 RL, supervised training and scoring all divide a packed batch this way. Its examples (a sequence, or a preference pair)
-stay whole, and results per token can be put back into the order of the batch.
+stay whole, those with the same prompt stay together, since a model may compute it once for all of a micro-batch
+(models/token_tree.py), and results per token can be put back into the order of the batch.
 """
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
 
-from rlhf_core.packing import select
+from rlhf_core.packing import LEAST_SHARED, select
 from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
@@ -22,6 +23,8 @@ Plan = list[list[list[int]]]  # [replica][micro-batch] -> indices of examples; a
 
 # An example of T tokens costs about T * (1 + T / ATTENTION_TOKENS): the linear layers, and the attention.
 ATTENTION_TOKENS = 4096
+# Examples of one prompt are divided where they are more than this share of a replica's work: loads stay equal.
+_LARGEST_SHARE = 0.25
 
 
 @dataclass(frozen=True)
@@ -33,8 +36,11 @@ class Division(Generic[B]):
 
     @classmethod
     def of(cls, batch: B, *, replicas: int, tokens_per_micro_batch: int) -> Division[B]:
-        lengths = batch.example_lengths.tolist()
-        return cls(batch, plan_micro_batches(lengths, replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch))
+        plan = plan_micro_batches(
+            batch.example_lengths.tolist(), replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch,
+            prompts=_prompts(batch),
+        )  # fmt: skip
+        return cls(batch, plan)
 
     def over(self, replicas: int) -> Division[B]:
         """The same micro-batches over another number of replicas: a model computes the same to the bit, whoever runs
@@ -71,17 +77,39 @@ def filler(batch: B) -> B:
     return replace(shortest, loss_mask=torch.zeros_like(shortest.loss_mask))
 
 
-def plan_micro_batches(lengths: Sequence[int], *, replicas: int, tokens_per_micro_batch: int) -> Plan:
+def _prompts(batch: PackedBatch) -> list[Hashable]:
+    """Of each example, what its first sequence has before the first token that is trained, if that is worth sharing."""
+    starts = (batch.example_lengths.cumsum(0) - batch.example_lengths).tolist()
+    lengths = batch.sequence_lengths.tolist()[:: batch.sequences_per_example]
+    ids, trained = batch.input_ids.tolist(), batch.loss_mask.tolist()
+    prompts: list[Hashable] = []
+    for example, (start, length) in enumerate(zip(starts, lengths, strict=True)):
+        end = next((i for i in range(start, start + length) if trained[i]), start + length)
+        prompts.append(tuple(ids[start:end]) if end - start >= LEAST_SHARED else example)
+    return prompts
+
+
+def plan_micro_batches(
+    lengths: Sequence[int],
+    *,
+    replicas: int,
+    tokens_per_micro_batch: int,
+    prompts: Sequence[Hashable] | None = None,
+) -> Plan:
     """Assign examples of these lengths, in tokens, to replicas and micro-batches.
 
     Cost counts tokens and, for attention, their square; replicas get as equal cost as greedy assignment finds. All
     replicas have the same number of micro-batches. A micro-batch holds at most `tokens_per_micro_batch` tokens unless a
-    single example is longer. Examples of similar length share a micro-batch.
+    single example is longer. Examples of similar length share a micro-batch. prompts: of each example; those of one
+    stay together if they are no large part of a replica's work. None: each has its own.
     """
     if replicas < 1:
         raise ValueError(f"plan_micro_batches: {replicas} replicas")
     costs = [length * (1 + length / ATTENTION_TOKENS) for length in lengths]
-    plan = [_fill(share, lengths, tokens_per_micro_batch) for share in _balance(costs, replicas)]
+    together = range(len(lengths)) if prompts is None else prompts
+    units = _units(together, lengths, costs, tokens_per_micro_batch, _LARGEST_SHARE * sum(costs) / replicas)
+    loads = _balance([sum(costs[i] for i in unit) for unit in units], replicas)
+    plan = [_fill([units[i] for i in load], lengths, tokens_per_micro_batch) for load in loads]
     most = max(1, *(len(micro_batches) for micro_batches in plan))
     return [micro_batches + [[] for _ in range(most - len(micro_batches))] for micro_batches in plan]
 
@@ -97,14 +125,33 @@ def _balance(costs: Sequence[float], replicas: int) -> list[list[int]]:
     return shares
 
 
-def _fill(share: Sequence[int], lengths: Sequence[int], limit: int) -> list[list[int]]:
-    """Micro-batches of neighbours in length (the share is sorted by cost), each within the limit."""
+def _units(
+    prompts: Iterable[Hashable], lengths: Sequence[int], costs: Sequence[float], tokens: int, cost: float
+) -> list[list[int]]:
+    """Examples that stay together, the longest first: of one prompt, within `tokens` and `cost` if they are several."""
+    units: list[list[int]] = []
+    of_prompt: dict[Hashable, int] = {}
+    sizes: list[tuple[int, float]] = []
+    for index, prompt in sorted(enumerate(prompts), key=lambda item: (-costs[item[0]], item[0])):
+        unit = of_prompt.get(prompt)
+        if unit is None or sizes[unit][0] + lengths[index] > tokens or sizes[unit][1] + costs[index] > cost:
+            unit = of_prompt[prompt] = len(units)
+            units.append([])
+            sizes.append((0, 0.0))
+        units[unit].append(index)
+        sizes[unit] = (sizes[unit][0] + lengths[index], sizes[unit][1] + costs[index])
+    return units
+
+
+def _fill(share: Sequence[Sequence[int]], lengths: Sequence[int], limit: int) -> list[list[int]]:
+    """Micro-batches of units whose longest examples are neighbours in length, each within the limit."""
     micro_batches: list[list[int]] = []
     tokens = 0
-    for index in share:
-        if not micro_batches or tokens + lengths[index] > limit:
+    for unit in sorted(share, key=lambda unit: (-lengths[unit[0]], unit[0])):
+        size = sum(lengths[index] for index in unit)
+        if not micro_batches or tokens + size > limit:
             micro_batches.append([])
             tokens = 0
-        micro_batches[-1].append(index)
-        tokens += lengths[index]
+        micro_batches[-1] += unit
+        tokens += size
     return micro_batches

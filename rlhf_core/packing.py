@@ -13,6 +13,9 @@ from rlhf_core.types import PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
 
+# Tokens that sequences must begin with alike for it to pay to compute these once (models/token_tree.py).
+LEAST_SHARED = 8
+
 
 def pack(token_ids: Sequence[Sequence[int] | Tensor], loss_masks: Sequence[Sequence[bool] | Tensor]) -> PackedBatch:
     """Lay sequences end to end. token_ids: S sequences of T_s >= 1 tokens; loss_masks: as many, of the same lengths.

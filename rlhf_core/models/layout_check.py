@@ -122,7 +122,7 @@ def _tree_problem(
     branching, second = _branching(batch), slice(_LENGTHS[_MIDDLE], None)
     alone = [_measured(model, select_sequences(branching, [i]), ROWS, 0, skipped=i * _SKIPPED) for i in range(2)]
     expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)
-    model.set_attn_implementation(tree_attention.IMPLEMENTATION)
+    tree_attention.use_tree_attention(model)
     with tree_attention.recorded_windows() as windows:
         found = problem(TREE)
     if found is None and sum(window is not None for window in windows) != _windowed_layers(model):

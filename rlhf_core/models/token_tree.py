@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from rlhf_core.packing import LEAST_SHARED
 from rlhf_core.types import PackedBatch
 
-_LEAST_SHARED = 8  # tokens; fewer are not worth a branch
 # Segments share one call of attention while this bounds what is padded, unless the call is small.
 _MOST_PADDING = 1.25
 _SMALL = 1 << 16  # pairs of query and key, padding included
@@ -124,7 +124,7 @@ def _branches(sequences: Sequence[int], alike: dict[int, int], depth: int) -> It
     """Of neighbours that are alike up to `depth`, those together that go on alike."""
     branch: list[int] = []
     for i in sequences:
-        if branch and alike[i] < depth + _LEAST_SHARED:
+        if branch and alike[i] < depth + LEAST_SHARED:
             yield branch
             branch = []
         branch.append(i)

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
 
 from rlhf_core.models.token_tree import TokenTree
 
@@ -60,7 +59,12 @@ def tree_attention(
     return torch.cat(found)[token_tree.order].unsqueeze(0), None
 
 
-AttentionInterface.register(IMPLEMENTATION, tree_attention)
+def use_tree_attention(model: Any) -> None:
+    """Of a PreTrainedModel, from here on. Its forward then takes a tree as ARGUMENT, and nothing else."""
+    from transformers import AttentionInterface  # not at the top: drivers, which run no model, load without it
+
+    AttentionInterface.register(IMPLEMENTATION, tree_attention)
+    model.set_attn_implementation(IMPLEMENTATION)
 
 
 @contextmanager

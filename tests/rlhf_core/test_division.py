@@ -102,6 +102,48 @@ def test_micro_batches_are_as_full_as_they_can_be(lengths: list[int], limit: int
         assert min(lengths[i] for i in one) >= max(lengths[i] for i in other)
 
 
+def test_examples_of_one_prompt_are_in_one_micro_batch() -> None:
+    lengths, prompts = [9, 5, 8, 4, 7, 6], ["a", "b", "a", "b", "a", "b"]
+    plan = plan_micro_batches(lengths * 4, replicas=1, tokens_per_micro_batch=24, prompts=[
+        f"{prompt}{copy}" for copy in range(4) for prompt in prompts
+    ])  # fmt: skip
+    assert plan[0][0] == [0, 2, 4]
+    assert all(len({index // 6 for index in part}) == 1 and len(part) == 3 for part in plan[0])
+
+
+def test_examples_of_one_prompt_are_on_one_replica() -> None:
+    """The prompt is what comes before the first trained token. 4 examples of each of 16, all mixed."""
+    sequences = [[prompt] * 8 + [9] * (1 + (7 * number) % 16) for number in range(4) for prompt in range(16)]
+    batch = pack(sequences, [[i >= 8 for i in range(len(sequence))] for sequence in sequences])
+    parts = Division.of(batch, replicas=2, tokens_per_micro_batch=10**6).split()
+    one, other = ([int(ids[0]) for part in replica for ids in part.input_ids.split(part.sequence_lengths.tolist())]
+                  for replica in parts)  # fmt: skip
+    assert len(one) + len(other) == 64
+    assert set(one).isdisjoint(other)
+    # Prompts too short to be worth it do not keep their examples together.
+    short = pack(sequences, [[i >= 7 for i in range(len(sequence))] for sequence in sequences])
+    plan = plan_micro_batches(short.example_lengths.tolist(), replicas=2, tokens_per_micro_batch=10**6)
+    assert Division.of(short, replicas=2, tokens_per_micro_batch=10**6).plan == plan
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    examples=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 6)), min_size=1, max_size=60),
+    replicas=st.integers(1, 8),
+    limit=st.integers(1, 4000),
+)
+def test_prompts_cost_little_of_the_balance(examples: list[tuple[int, int]], replicas: int, limit: int) -> None:
+    lengths, prompts = zip(*examples, strict=True)
+    plan = plan_micro_batches(lengths, replicas=replicas, tokens_per_micro_batch=limit, prompts=prompts)
+    micro_batches = [part for replica in plan for part in replica]
+    assert sorted(i for part in micro_batches for i in part) == list(range(len(lengths)))
+    assert all(sum(lengths[i] for i in part) <= limit or len(part) == 1 for part in micro_batches)
+    costs = [length * (1 + length / ATTENTION_TOKENS) for length in lengths]
+    loads = [sum(costs[i] for part in replica for i in part) for replica in plan]
+    mean = sum(costs) / replicas
+    assert max(loads) <= mean + max(0.25 * mean, max(costs)) + 1e-6
+
+
 def test_replicas_get_equal_cost_not_equal_counts() -> None:
     plan = plan_micro_batches([8000, 500, 500, 500, 500], replicas=2, tokens_per_micro_batch=100_000)
     assert plan == [[[0]], [[1, 2, 3, 4]]]

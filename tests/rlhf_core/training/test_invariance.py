@@ -131,7 +131,7 @@ def split_gradient(
     engines: dict[tuple[Layout, bool], DeepSpeedEngine], example: Example, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, Tensor]:
     use_layout(monkeypatch, example.split.layout)
-    monkeypatch.setattr(token_tree, "_LEAST_SHARED", 2)
+    monkeypatch.setattr(token_tree, "LEAST_SHARED", 2)
     whole = example.experience
     parts: list[PackedBatch] = [select(whole, part) if part else filler(whole) for part in example.split.micro_batches]
     engine = engines[example.split.layout, example.split.checkpointing]
