@@ -38,6 +38,7 @@ _SECONDS = 300  # for one architecture
 _NOT_BUILT = "not built"
 _TOLERANCE = 2e-3  # nats, and of the gradient's norm
 _LENGTHS = (23, 1, 37, 8, 2, 15)
+_LONG_WINDOW = 4096
 _SHARED = 14  # tokens that the last sequence begins with as the longest does
 
 
@@ -93,7 +94,7 @@ def examine(model_type: str) -> Entry:
     """Raises TimeoutError if the architecture takes too long."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
     try:
-        real, short = (small_model(small_config(model_type, short=short)) for short in (False, True))
+        real, short = (small_model(config) for config in _real_and_short(model_type))
         real(input_ids=torch.arange(3, 9).unsqueeze(0), use_cache=False)
     except Exception as error:  # of a class that cannot be built by settings alone; it is listed as such
         return Entry(model_type, name, _NOT_BUILT, _first_line(error))
@@ -111,6 +112,14 @@ def examine(model_type: str) -> Entry:
     wrong = "; ".join(f"{what}: {error:.2g}" for what, error in errors.items() if not error <= _TOLERANCE)
     _, _, reason = log.getvalue().strip().partition(", since ")
     return Entry(model_type, type(real).__name__, str(policy.layouts), reason, wrong)
+
+
+def _real_and_short(model_type: str) -> tuple[Any, Any]:
+    """With windows and blocks of the class, and with short ones. A window that the class has not by default is long."""
+    real, short = small_config(model_type, short=False), small_config(model_type)
+    if getattr(short, "sliding_window", None) and not getattr(real, "sliding_window", None):
+        real = small_config(model_type, short=False, sliding_window=_LONG_WINDOW)
+    return real, short
 
 
 def _first_line(error: Exception) -> str:

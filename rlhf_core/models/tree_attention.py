@@ -47,16 +47,23 @@ def tree_attention(
     if _windows is not None:
         _windows.append(sliding_window)
     found = []
+    by_token = [part[0].transpose(0, 1).contiguous() for part in (query, key, value)]  # (n, heads, size)
     for group in token_tree.groups:
-        queries = query[0][:, group.queries].transpose(0, 1)  # (g, H, q, d)
-        keys, values = (part[0][:, group.keys].transpose(0, 1) for part in (key, value))
+        places = (group.queries, group.keys, group.keys)
+        queries, keys, values = (_gathered(part, each) for part, each in zip(by_token, places, strict=True))
         bias = group.bias(sliding_window, query.dtype)
         result = scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=bias is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
-        found.append(result.transpose(1, 2)[group.real])  # (tokens, H, d)
-    return torch.cat(found)[token_tree.order].unsqueeze(0), None
+        found.append(result.transpose(1, 2).flatten(0, 1).index_select(0, group.taken))  # (tokens, H, e)
+    return torch.cat(found).index_select(0, token_tree.order).unsqueeze(0), None
+
+
+def _gathered(values: Tensor, places: Tensor) -> Tensor:
+    """(g, H, t, d) of (n, H, d) at places (g, t). The backward pass of other ways to index takes longer."""
+    gathered: Tensor = values.index_select(0, places.flatten()).unflatten(0, places.shape)
+    return gathered.transpose(1, 2)
 
 
 def use_tree_attention(model: Any) -> None:

@@ -1,0 +1,88 @@
+"""Forward and backward of one batch in each layout of sequences: `python -m benchmarks.layouts [--dtype bfloat16]`.
+
+A model of 25M parameters with random weights computes the log-probs of completions and their gradient. The batches are
+groups of completions with one prompt, pairs, and sequences that share nothing; lengths of completions are exponential.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from rich.console import Console
+from rich.table import Table
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from rlhf_core.models.layouts import TREE, Layouts
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.token_tree import TokenTree
+from rlhf_core.models.tree_attention import use_tree_attention
+from rlhf_core.packing import pack
+from rlhf_core.types import PackedBatch
+
+_VOCABULARY, _LONGEST = 8192, 256
+_ROWS_OR_PACKED = Layouts("positions", rows=True)  # whichever costs less, as for models that a tree is not right for
+# Prompts, completions of each, tokens of a prompt, mean tokens of a completion.
+_BATCHES = {"8 groups of 8": (8, 8, 96, 28), "32 pairs": (32, 2, 40, 120), "64 sequences": (64, 1, 5, 90)}
+
+
+def model(dtype: torch.dtype) -> LlamaForCausalLM:
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        vocab_size=_VOCABULARY, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=2048,
+    )  # fmt: skip
+    return LlamaForCausalLM(config).to(dtype).train()
+
+
+def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch:
+    generator = torch.Generator().manual_seed(0)
+    sequences = []
+    for _ in range(prompts):
+        shared = torch.randint(3, _VOCABULARY, (prompt,), generator=generator)
+        lengths = torch.empty(completions).exponential_(1 / mean, generator=generator).clamp(1, _LONGEST).int()
+        sequences += [
+            torch.cat([shared, torch.randint(3, _VOCABULARY, (length,), generator=generator)])
+            for length in lengths.tolist()
+        ]
+    return pack(sequences, [torch.arange(len(ids)) >= prompt for ids in sequences])
+
+
+def median_seconds(policy: PolicyModel, each: PackedBatch, layouts: Layouts, repeats: int) -> float:
+    """The first pass, which is slower, is left out."""
+    policy.layouts = layouts
+    found = []
+    for _ in range(repeats + 1):
+        started = time.perf_counter()
+        policy(each, only=each.loss_mask)[0].sum().backward()
+        found.append(time.perf_counter() - started)
+        policy.zero_grad()
+    return statistics.median(found[1:])
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
+    parser.add_argument("--repeats", type=int, default=3)
+    parsed = parser.parse_args(arguments)
+    policy = PolicyModel(causal := model(getattr(torch, parsed.dtype)))
+    shown = Table(title=f"{parsed.dtype}, {torch.get_num_threads()} threads, median of {parsed.repeats}")
+    for column in ("batch", "tokens", "computed in a tree", "rows or packed", "tree", "ratio"):
+        shown.add_column(column, justify="left" if column == "batch" else "right")
+    for name, sizes in _BATCHES.items():
+        each = batch(*sizes)
+        causal.set_attn_implementation("sdpa")
+        before = median_seconds(policy, each, _ROWS_OR_PACKED, parsed.repeats)
+        use_tree_attention(causal)
+        tree = median_seconds(policy, each, TREE, parsed.repeats)
+        computed = len(TokenTree.of(each).kept)
+        times = (f"{before:.2f} s", f"{tree:.2f} s", f"{before / tree:.2f}")
+        shown.add_row(name, str(each.num_tokens), str(computed), *times)
+    Console().print(shown)
+
+
+if __name__ == "__main__":
+    main()
