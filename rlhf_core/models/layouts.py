@@ -53,12 +53,12 @@ class _Arrangement:
     """The tokens of a batch as the arguments of a model, and where in its output each is."""
 
     arguments: dict[str, Any]
-    places: Tensor | None  # (N,) int64, or a mask of N true places; None: all in order
+    places: Tensor | None  # (N,) int64; None: all in order
 
     def tokens(self, values: Tensor) -> Tensor:
         """(N, d) of (rows, columns, d), or of the same flattened."""
         flat = values.flatten(0, -2)
-        return flat if self.places is None else flat[self.places]
+        return flat if self.places is None else flat.index_select(0, self.places)
 
 
 def run_backbone(
@@ -112,7 +112,7 @@ def _in_rows(batch: PackedBatch) -> _Arrangement:
     lengths = batch.sequence_lengths
     ids = batch.input_ids.new_zeros(batch.num_sequences, int(lengths.max()))
     real = torch.arange(ids.shape[1], device=ids.device).unsqueeze(0) < lengths.unsqueeze(1)
-    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real.flatten())
+    return _Arrangement({"input_ids": ids.masked_scatter(real, batch.input_ids)}, real.flatten().nonzero().squeeze(1))
 
 
 def _boundaries(batch: PackedBatch) -> dict[str, Any]:

@@ -46,6 +46,7 @@ class AttentionGroup:
         self._real = torch.arange(self.queries.shape[1]) < lengths.unsqueeze(1)  # (g, q) bool: no padding
         self.taken = self._real.flatten().nonzero().squeeze(1)  # (tokens,) int64: these, among the queries row by row
         self._before = torch.tensor([segment.before.numel() for segment in segments])
+        self._begins = not self._before.any()
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def to(self, device: torch.device) -> Self:
@@ -61,7 +62,7 @@ class AttentionGroup:
         """
         if window is not None and window >= self.keys.shape[1]:
             window = None
-        if window is None and not self._before.any():
+        if window is None and self._begins:
             return None
         if (window, dtype) not in self._biases:
             queries, keys = (torch.arange(part.shape[1], device=part.device) for part in (self.queries, self.keys))
