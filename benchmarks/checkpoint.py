@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from benchmarks.grpo_ours import FolderContext, stage_input
+from benchmarks.stage_alone import FolderContext, stage_input
 from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.opening import open_store

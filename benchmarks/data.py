@@ -16,7 +16,6 @@ import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,9 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from rlhf_core.artifacts.manifest import Kind, Manifest
+from benchmarks.stage_alone import stage_input
+from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.data import DatasetConfig
-from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages.dataset import run
 
@@ -96,12 +95,7 @@ def measure(root: Path, case: str) -> Result:
     """Runs the case in this process."""
     source = {"type": "files", "paths": [FILE]}
     settings = {"format": "text", "source": source, **CASES[case]}
-    now = datetime.now(UTC)
-    manifest = Manifest(
-        kind=Kind.DATASET, name="held_out", stage="dataset", key="0" * 64, files=(), parents={}, config={}, seed=0,
-        code_revision="", libraries={}, device_seconds=0.0, device="cpu", started_at=now, finished_at=now,
-    )  # fmt: skip
-    inputs = {"exclude.test": Input(manifest, root / "held_out")}
+    inputs = {"exclude.test": stage_input(root / "held_out", Kind.DATASET)}
     with tempfile.TemporaryDirectory(dir=root) as workdir:
         started = time.perf_counter()
         context: Any = FolderContext(root, Path(workdir))
@@ -114,7 +108,7 @@ def measure(root: Path, case: str) -> Result:
 
 def datasketch_seconds(rows: int) -> tuple[float, int]:
     """Processor seconds of datasketch for sketches and look-ups of `rows` texts, and the near-duplicates it finds."""
-    from datasketch import MinHash, MinHashLSH
+    from datasketch import MinHash, MinHashLSH  # type: ignore[import-not-found]  # only who compares installs it
 
     found, index = 0, MinHashLSH(threshold=0.8, num_perm=128, params=(16, 8))
     given = list(texts(rows))
@@ -144,17 +138,17 @@ def main(arguments: list[str]) -> None:
             seconds, found = datasketch_seconds(int(rows))
             console.print(f"{rows} rows: {seconds:.1f} CPU s, {found} near-duplicates")
         case _:
-            rows = int(arguments[0]) if arguments else ROWS
+            count = int(arguments[0]) if arguments else ROWS
             table = Table("case", "s", "CPU s", "peak memory, MiB", "metrics")
             with tempfile.TemporaryDirectory() as folder:
-                write_inputs(Path(folder), rows)
+                write_inputs(Path(folder), count)
                 for name in CASES:
                     result = in_own_process(Path(folder), name)
                     table.add_row(
                         name, f"{result.seconds:.0f}", f"{result.processor_seconds:.0f}",
                         f"{result.memory / 2**20:.0f}", str(result.metrics),
                     )  # fmt: skip
-            console.print(f"{rows} rows; load average {os.getloadavg()[0]:.1f}", table)
+            console.print(f"{count} rows; load average {os.getloadavg()[0]:.1f}", table)
 
 
 if __name__ == "__main__":

@@ -93,7 +93,7 @@ def ours(root: Path, processes: int, last: str) -> None:
         }  # fmt: skip
         with phase("read") as found:
             output = run(DatasetConfig.model_validate_json(json.dumps(settings)), {}, context)
-            found |= {name: int(value) for name, value in output.metrics.items()}
+            found |= {name: value for name, value in output.metrics.items() if isinstance(value, int)}
         if last == "read":
             return
         with phase("tokenise") as found:
@@ -175,11 +175,10 @@ def main(arguments: list[str]) -> None:
             console = Console(width=160)
             table = Table("", *(f"{name}, s (CPU)" for name in phases), "MiB", "MiB without files", "")
             with tempfile.TemporaryDirectory(dir=os.environ.get("BENCHMARK_FOLDER")) as folder:
-                root = Path(folder)
-                write_inputs(root, int(rows))
-                size = (root / FILE).stat().st_size
+                write_inputs(Path(folder), int(rows))
+                size = (Path(folder) / FILE).stat().st_size
                 for name in ("ours", "plain"):
-                    found, watch = measured(root, name, processes, last)
+                    found, watch = measured(Path(folder), name, processes, last)
                     seconds = [f"{of.pop('seconds'):.0f} ({of.pop('worked'):.0f})" for of in found.values()]
                     memory = [f"{bytes_ / 2**20:.0f}" for bytes_ in (watch.peak, watch.peak_anonymous)]
                     counts = {key: value for of in found.values() for key, value in of.items()}

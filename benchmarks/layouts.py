@@ -10,6 +10,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -29,13 +30,15 @@ _ROWS_OR_PACKED = Layouts("positions", rows=True)  # whichever costs less, as fo
 _BATCHES = {"8 groups of 8": (8, 8, 96, 28), "32 pairs": (32, 2, 40, 120), "64 sequences": (64, 1, 5, 90)}
 
 
-def model(dtype: torch.dtype) -> LlamaForCausalLM:
+def model(dtype: torch.dtype) -> Any:
+    """A PreTrainedModel."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=_VOCABULARY, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
         num_key_value_heads=4, max_position_embeddings=2048,
     )  # fmt: skip
-    return LlamaForCausalLM(config).to(dtype).train()
+    made: Any = LlamaForCausalLM(config)
+    return made.to(dtype).train()
 
 
 def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch:

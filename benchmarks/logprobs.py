@@ -62,7 +62,7 @@ def plain_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_ent
     return [logprobs, -(distribution.exp() * distribution).sum(-1)] if with_entropy else [logprobs]
 
 
-def autograd_logprobs(head: nn.Module, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
+def autograd_logprobs(head: nn.Linear, hidden: Tensor, targets: Tensor, *, with_entropy: bool) -> list[Tensor]:
     """Chunks like ours, whose log-softmax, division and `gather` have gradients of their own."""
     vocabulary = head.weight.shape[0]
     chunks = math.ceil(hidden.shape[0] * vocabulary / CHUNK_ELEMENTS)

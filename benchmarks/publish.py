@@ -18,9 +18,11 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.grpo_ours import FolderContext, config, stage_input
-from benchmarks.grpo_workload import Workload, make_model
+from benchmarks.grpo_ours import config
+from benchmarks.grpo_workload import GRPOWorkload
 from benchmarks.logprobs import machine
+from benchmarks.stage_alone import FolderContext, stage_input
+from benchmarks.word_models import make_model
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.packing import pack
@@ -41,14 +43,14 @@ class Result:
     seconds: dict[str, float]  # of each phase
 
 
-def measure(workload: Workload, model: Path, repeats: int) -> Result:
+def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
     """write: gather, lay down in shared memory, digest. load: by the engine. read back: what it serves, and digest.
     log-probs: of the probe, by trainer and engine."""
     inputs = {"model": stage_input(model, Kind.POLICY)}
     context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
     settings = config(workload)
     taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
-    with ranks_and_engines(settings, inputs, context, RayCluster()) as (workers, engines):
+    with ranks_and_engines(settings, inputs, context, RayCluster()) as (workers, engines, _):
         trainer = PolicyTrainer(settings, build_algorithm(settings), workers, seed=0)
         for version in range(1, repeats + 1):
             with _timed(taken["log-probs"]):
@@ -78,7 +80,7 @@ def _timed(into: list[float]) -> Iterator[None]:
     into.append(time.perf_counter() - began)
 
 
-def table(results: Sequence[tuple[Workload, Result]]) -> Table:
+def table(results: Sequence[tuple[GRPOWorkload, Result]]) -> Table:
     made = Table("model", "dtype", "MiB", *PHASES, "publish and proof", "MiB/s")
     for workload, result in results:
         total = sum(result.seconds.values())
@@ -96,7 +98,7 @@ def main(arguments: Sequence[str]) -> int:
     results = []
     for size, dtype in CASES:
         if not arguments or size in arguments:
-            workload = Workload(size, dtype)  # type: ignore[arg-type]
+            workload = GRPOWorkload(size, dtype)  # type: ignore[arg-type]
             with tempfile.TemporaryDirectory(prefix="publish-") as name:
                 model = Path(name) / "model"
                 make_model(workload.shape, model)

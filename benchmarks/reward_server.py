@@ -49,11 +49,12 @@ def make_model(folder: Path, hidden: int, layers: int) -> int:
     """A reward model with random weights in float32; its number of parameters."""
     torch.manual_seed(0)
     tokenizer = word_level_tokenizer(WORDS, context_length=CONTEXT)
-    model = LlamaForSequenceClassification(LlamaConfig(
+    config = LlamaConfig(
         vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
-        num_attention_heads=hidden // 64, max_position_embeddings=CONTEXT, num_labels=1,
-        pad_token_id=tokenizer.pad_token_id,
-    ))  # fmt: skip
+        num_attention_heads=hidden // 64, max_position_embeddings=CONTEXT, pad_token_id=tokenizer.pad_token_id,
+    )  # fmt: skip
+    config.num_labels = 1
+    model = LlamaForSequenceClassification(config)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     update_json(folder / "config.json", reward_mean=0.1, reward_std=0.5)

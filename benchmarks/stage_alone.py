@@ -13,7 +13,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.contract import Input
+from rlhf_core.contract import Input, Output
 
 
 @dataclass
@@ -46,6 +46,12 @@ class FolderContext:
 
     user_folder = user_file
 
+    def pin(self, url: str) -> str | None:
+        return None
+
+    def publish(self, what: str, step: int, output: Output) -> ArtifactRef:
+        raise NotImplementedError("no benchmark asks a stage to keep what it makes on the way")
+
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
         self.ended.append((time.perf_counter(), dict(metrics)))
 
@@ -63,7 +69,7 @@ def stage_input(folder: Path, kind: Kind) -> Input:
     manifest = Manifest(
         kind=kind, name=kind.value, stage="benchmark", key=hashlib.sha256(kind.value.encode()).hexdigest(), files=(),
         parents={}, user_files={}, config={}, seed=0, metrics={}, code_revision="", libraries={}, device_seconds=0.0,
-        device="cpu", started_at=now, finished_at=now,
+        device="cpu", started_at=now, finished_at=now, pins={},
     )  # fmt: skip
     return Input(manifest, folder)
 

@@ -47,7 +47,7 @@ class CountingCluster(RayCluster):
                     self.steps += map(_counts, *shards)
                 return scatter(method, shards, *more, **named)
 
-            group.scatter = counted
+            group.scatter = counted  # type: ignore[method-assign]
             yield group
 
 

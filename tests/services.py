@@ -68,7 +68,7 @@ class S3Server:
         ports = [f"-{n}.port={self._ports[i]}" for i, n in enumerate(names)]
         ports += [f"-{n}.port.grpc={self._ports[i + len(names)]}" for i, n in enumerate(names)]
         command = [
-            Path(sys.executable).parent / "weed", f"-logdir={self._folder}", "mini", f"-dir={self._folder}",
+            str(Path(sys.executable).parent / "weed"), f"-logdir={self._folder}", "mini", f"-dir={self._folder}",
             f"-ip={self._address}", f"-ip.bind={self._address}", *ports, "-s3.port.iceberg=0", "-s3.port.lance=0",
             f"-s3.localSocket={self._folder / 's3.sock'}", f"-filer.localSocket={self._folder / 'filer.sock'}",
             "-webdav=false", "-admin.ui=false", "-master.telemetry=false", f"-s3.config={self._identities()}",
