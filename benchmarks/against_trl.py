@@ -50,7 +50,7 @@ class Benchmark:
     unit: str  # what is counted
     aim: float  # ours to the best of TRL's
     phases: tuple[str, ...] = ()
-    make_model: Callable[..., int] = make_model
+    make_model: Callable[[Any, Path], int] = lambda workload, folder: make_model(workload.shape, folder)
     # How far a loss may be from that of another side, by precision: a share of it. None given: they are not compared.
     loss_tolerance: Mapping[str, float] = field(default_factory=dict)
 
@@ -263,7 +263,8 @@ def main(benchmark: Benchmark, arguments: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory(prefix="models-") as name:
         models = {size: Path(name) / size for size in options.sizes}
         for size, folder in models.items():
-            print(f"{size}: {benchmark.make_model(SHAPES[size], folder):,} parameters")
+            workload = next(each for each, _ in plan(benchmark, options) if each.size == size)
+            print(f"{size}: {benchmark.make_model(workload, folder):,} parameters")
         for workload, side in plan(benchmark, options):
             measured = partial(measure, benchmark, workload, side, models[workload.size], options.trl)
             measurements.append(undisturbed(measured, benchmark.unit, options.quiet))

@@ -51,14 +51,15 @@ def config(workload: GRPOWorkload) -> RLConfig:
 
 
 def measured_steps(workload: GRPOWorkload, ended: Sequence[tuple[float, Mapping[str, float]]]) -> Result:
-    """ended: when each step did, and its metrics. Raises RuntimeError if a completion was shorter than asked."""
+    """ended: when each step did, and its metrics. Raises RuntimeError if a completion ended that never should."""
     for _, metrics in ended[workload.warm_up :]:
-        if metrics["completion_length"] != workload.completion_tokens:
+        if not workload.mean_completion and metrics["completion_length"] != workload.completion_tokens:
             raise RuntimeError(f"completions have {metrics['completion_length']} tokens on average: not the same work")
     names = {"generate": "rollout", "score": "score", "update": "update", "publish": "publish"}
     phases = [{phase: metrics[f"seconds/{name}"] for phase, name in names.items()} for _, metrics in ended]
     times = [time for time, _ in ended]
-    return measured(workload, times, [workload.tokens] * len(times), computing_libraries(), phases=phases)
+    tokens = [metrics["completion_length"] * workload.completions for _, metrics in ended]
+    return measured(workload, times, tokens, computing_libraries(), phases=phases)
 
 
 def run(workload: GRPOWorkload, model: Path) -> Result:

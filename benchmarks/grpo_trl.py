@@ -84,15 +84,17 @@ def build(workload: GRPOWorkload, model: Path, path: str, folder: str, timer: Ph
     )  # fmt: skip
 
 
-def checked(workload: GRPOWorkload, generate: Callable[..., Any]) -> Any:
-    """`generate`, which must have been given the workload's prompts and answer with full completions."""
+def checked(workload: GRPOWorkload, generate: Callable[..., Any], tokens: list[int]) -> Any:
+    """`generate`, which must have been given the workload's prompts and answer with full completions, or with such as
+    may end; `tokens` gets the number of theirs, step by step."""
     known = prompt_ids(workload)
 
     def call(prompts: Sequence[Iterable[int]], *arguments: Any, **named: Any) -> Any:
         completions, logprobs = generate(prompts, *arguments, **named)
         if len(prompts) != workload.completions or not {tuple(ids) for ids in prompts} <= known:
             raise RuntimeError("the prompts are not those of the workload")
-        if any(len(ids) != workload.completion_tokens for ids in completions):
+        tokens.append(sum(map(len, completions)))
+        if not workload.mean_completion and any(len(ids) != workload.completion_tokens for ids in completions):
             raise RuntimeError("a completion ended early: not the same work")
         return completions, logprobs
 
@@ -100,16 +102,16 @@ def checked(workload: GRPOWorkload, generate: Callable[..., Any]) -> Any:
 
 
 def run(workload: GRPOWorkload, model: Path, path: str) -> Result:
-    timer = PhaseTimer()
+    timer, tokens = PhaseTimer(), list[int]()
     with tempfile.TemporaryDirectory(prefix="grpo-") as folder:
         trainer = build(workload, model, path, folder, timer)
-        trainer._generate_single_turn = checked(workload, timer.timed("generate", trainer._generate_single_turn))
+        generate = timer.timed("generate", trainer._generate_single_turn)
+        trainer._generate_single_turn = checked(workload, generate, tokens)
         trainer._prepare_inputs = timer.timed("prepare", trainer._prepare_inputs)
         trainer._get_per_token_logps_and_entropies = timer.timed(
             "score", trainer._get_per_token_logps_and_entropies, lambda: not torch.is_grad_enabled()
         )
         trainer.train()
-    tokens = [workload.tokens] * len(timer.ended)
     return measured(workload, timer.ended, tokens, trl_trainers.versions(), phases=timer.phases)
 
 

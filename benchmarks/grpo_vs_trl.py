@@ -1,12 +1,12 @@
 """GRPO by us and by TRL on the same work: `python -m benchmarks.grpo_vs_trl --trl FOLDER` (see against_trl).
 
-The same model, prompts, number and length of completions, precision and threads; one optimizer step a batch, no KL.
+The same model, prompts, number of completions and distribution of their lengths, precision and threads; one optimizer
+step a batch, no KL.
 """
 
 from __future__ import annotations
 
 import sys
-from functools import partial
 
 from benchmarks.against_trl import Benchmark, main
 from benchmarks.grpo_workload import GRPOWorkload
@@ -17,14 +17,17 @@ BENCHMARK = Benchmark(
     description="GRPO by us and by TRL on the same work",
     workload=GRPOWorkload,
     options={
-        "prompts": "of a step", "group": "completions of a prompt", "prompt_tokens": "of a prompt",
-        "completion_tokens": "of a completion", "micro_batch": "sequences of one forward",
+        "prompts": "of a step", "group": "completions of a prompt", "prompt_tokens": "of the shortest prompt",
+        "longest_prompt": "tokens; 0: all are as long as the shortest",
+        "completion_tokens": "of the longest completion",
+        "mean_completion": "tokens of a completion; 0: all are as long as the longest",
+        "micro_batch": "sequences of one forward",
     },
     modules=("grpo_ours", "grpo_trl"),
     unit="tokens",  # of completions, trained
     aim=1.5,
     phases=("generate", "score", "update", "publish", "other"),
-    make_model=partial(make_model, ends=False),
+    make_model=lambda workload, folder: make_model(workload.shape, folder, ends_after=workload.mean_completion),
 )  # fmt: skip
 
 if __name__ == "__main__":

@@ -1,8 +1,11 @@
 """The work that both sides of `benchmarks.grpo_vs_trl` do: prompts and reward, made on the spot.
 
-Every completion has the same number of tokens, so both sides train on exactly as many: the model is made so that it
-never samples the token that would end one, and no side has to forbid it. All prompts are equally long: nobody pads.
-Importing this loads no torch: the reward function's own process reads this file.
+By default every completion has the same number of tokens, so both sides train on exactly as many: the model is made so
+that it never samples the token that would end one, and no side has to forbid it. All prompts are equally long: nobody
+pads. `--mean-completion` makes the work ragged: the model ends a completion after that many tokens on average, a
+geometric distribution, and prompts have any length up to `--longest-prompt`. Then the sides train on other completions
+of the same distribution, and each counts its own tokens. Importing this loads no torch: the reward function's own
+process reads this file.
 """
 
 from __future__ import annotations
@@ -22,8 +25,10 @@ PROMPTS = 256  # in the dataset
 class GRPOWorkload(Workload):
     prompts: int = 8  # of one step
     group: int = 8  # completions of one prompt
-    prompt_tokens: int = 32
-    completion_tokens: int = 64
+    prompt_tokens: int = 32  # of the shortest
+    longest_prompt: int = 0  # tokens; 0: all prompts are equally long
+    completion_tokens: int = 64  # at most, and where completions do not end exactly
+    mean_completion: int = 0  # tokens, if completions could be longer than `completion_tokens`; 0: they never end
     micro_batch: int = 64  # sequences of one forward and backward
 
     @property
@@ -32,12 +37,13 @@ class GRPOWorkload(Workload):
 
     @property
     def tokens(self) -> int:
-        """Trained tokens of one step."""
+        """Trained tokens of one step, where completions never end."""
         return self.completions * self.completion_tokens
 
     @property
     def length(self) -> int:
-        return self.prompt_tokens + self.completion_tokens
+        """Tokens of the longest sequence that there can be."""
+        return max(self.prompt_tokens, self.longest_prompt) + self.completion_tokens
 
     @property
     def accumulation(self) -> int:
@@ -50,13 +56,17 @@ class GRPOWorkload(Workload):
             raise ValueError(f"micro_batch {self.micro_batch} does not divide {self.completions} completions")
         if self.prompt_tokens <= 3 or self.length > CONTEXT:
             raise ValueError(f"prompts have more than 3 tokens, and {CONTEXT} at most with their completion")
+        if 0 < self.longest_prompt < self.prompt_tokens:
+            raise ValueError(f"longest_prompt {self.longest_prompt} is below prompt_tokens {self.prompt_tokens}")
 
 
 def rows(workload: GRPOWorkload) -> list[dict[str, Any]]:
     """The dataset: rows of format `prompts`, one user turn each."""
     random = Random(0)
     words = word_ids(workload.shape.vocabulary)
-    asked = [" ".join(f"w{random.choice(words)}" for _ in range(workload.prompt_tokens - 3)) for _ in range(PROMPTS)]
+    lengths = [random.randint(workload.prompt_tokens, workload.longest_prompt or workload.prompt_tokens) - 3
+               for _ in range(PROMPTS)]  # fmt: skip
+    asked = [" ".join(f"w{random.choice(words)}" for _ in range(length)) for length in lengths]
     return [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(asked)]
 
 

@@ -5,6 +5,7 @@ Importing this loads no torch: the process of a reward function reads it.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -61,10 +62,10 @@ def tokenizer(vocabulary: int) -> PreTrainedTokenizerFast:
     return wrapped
 
 
-def make_model(shape: Shape, folder: Path, *, ends: bool = True) -> int:
+def make_model(shape: Shape, folder: Path, *, ends_after: int | None = None) -> int:
     """A folder that transformers loads, in float32, with the tokenizer; its number of parameters.
 
-    ends: whether it can sample the token that ends a completion.
+    ends_after: mean tokens of a completion that it samples; 0: it never ends one; None: as its weights happen to.
     """
     import torch
     from transformers import LlamaConfig, LlamaForCausalLM
@@ -76,19 +77,31 @@ def make_model(shape: Shape, folder: Path, *, ends: bool = True) -> int:
         max_position_embeddings=CONTEXT, tie_word_embeddings=True, pad_token_id=0, bos_token_id=1,
         eos_token_id=shape.vocabulary - 1,
     ))  # fmt: skip
-    if not ends:
-        _never_end(model.get_input_embeddings().weight)
+    if ends_after is not None:
+        _end_after(model, ends_after)
     model.save_pretrained(folder)
     tokenizer(shape.vocabulary).save_pretrained(folder)
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def _never_end(embedding: Any) -> None:
-    """Takes some 20 nats from the logit of EOS, wherever the model is.
+def _end_after(model: Any, tokens: int) -> None:
+    """Gives EOS the same probability after any word: 1 in `tokens`, or e to the -20 where that is 0.
 
     One coordinate of the residual stream is a large constant: that of every token's embedding. The head, which shares
-    the embedding, reads it with one sign for every token and with the other for EOS.
+    the embedding, reads it with one sign for every word; of EOS it reads nothing else.
     """
-    constant = 16 / embedding.shape[1] ** 0.5
-    embedding.data[:, 0] = constant
-    embedding.data[-1, 0] = -constant
+    import torch
+
+    embedding = model.get_input_embeddings().weight.data
+    embedding[:, 0] = constant = 16 / embedding.shape[1] ** 0.5
+    embedding[-1] = 0.0
+    embedding[-1, 0] = -constant
+    if tokens:
+        generator = torch.Generator().manual_seed(0)
+        words = word_ids(len(embedding))
+        ids = torch.randint(words.start, words.stop, (16, 64), generator=generator)
+        with torch.no_grad():
+            hidden = model.model(ids).last_hidden_state[:, 8:].flatten(0, 1)
+            others = (hidden @ embedding[:-1].T).logsumexp(-1)
+        # p = e^x / (e^x + e^others), x = hidden_0 times what is looked for; both hardly depend on the words.
+        embedding[-1, 0] = ((others - math.log(tokens - 1)) / hidden[:, 0]).mean()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from benchmarks.against_trl import parse, plan
 from benchmarks.grpo_ours import config, measured_steps
 from benchmarks.grpo_vs_trl import BENCHMARK
 from benchmarks.grpo_workload import GRPOWorkload, prompt_ids, reward, rows
-from benchmarks.word_models import Shape, make_model, tokenizer
+from benchmarks.word_models import SHAPES, Shape, make_model, tokenizer
 from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 
@@ -51,7 +52,7 @@ def test_the_stage_is_asked_for_the_same_work() -> None:
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("model")
     parameters = 64 * 32 + 2 * (4 * 32**2 + 3 * 32 * 64 + 2 * 32) + 32
-    assert make_model(Shape(64, 32, 64, 2, 1, 1), folder, ends=False) == parameters
+    assert make_model(Shape(64, 32, 64, 2, 1, 1), folder, ends_after=0) == parameters
     return folder
 
 
@@ -62,6 +63,24 @@ def test_the_model_never_ends_a_completion(model: Path) -> None:
         logprobs = AutoModelForCausalLM.from_pretrained(model)(ids).logits.log_softmax(-1)
     assert float(logprobs[..., 63].max()) < -15
     assert float(logprobs[..., :63].min()) > -10
+
+
+def test_a_model_ends_its_completions_after_as_many_tokens_as_asked(tmp_path: Path) -> None:
+    make_model(SHAPES["1m"], tmp_path, ends_after=28)
+    ids = torch.randint(5, 1000, (64, 32), generator=torch.Generator().manual_seed(1))
+    with torch.no_grad():
+        ends = AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits.softmax(-1)[..., -1]
+    assert float(ends.mean()) == pytest.approx(1 / 28, rel=0.1)
+    assert float(ends.std()) < 0.3 / 28
+
+
+def test_ragged_prompts_and_completions_are_counted_as_they_are() -> None:
+    work = replace(WORK, longest_prompt=30, mean_completion=4)
+    lengths = {len(ids) for ids in prompt_ids(work)}
+    assert (min(lengths), max(lengths), work.length) == (8, 30, 35)
+    phases = dict.fromkeys(("seconds/rollout", "seconds/score", "seconds/update", "seconds/publish"), 0.0)
+    ended = [(float(second), {"completion_length": 2.0 + second / 8, **phases}) for second in range(4)]
+    assert [step.amount for step in measured_steps(work, ended).steps] == [8 * 2.25, 8 * 2.375]
 
 
 def test_prompts_are_as_long_as_asked_and_the_same_for_both() -> None:
