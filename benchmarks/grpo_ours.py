@@ -66,7 +66,7 @@ def run(workload: GRPOWorkload, model: Path) -> Result:
     with tempfile.TemporaryDirectory(prefix="grpo-") as name:
         folder = Path(name)
         write_dataset(folder / "prompts", rows(workload), {})
-        asked = to_prompts(rows(workload), load_tokenizer(model), max_tokens=workload.prompt_tokens)
+        asked = to_prompts(rows(workload), load_tokenizer(model), max_tokens=workload.longest)
         if {prompt.token_ids for prompt in asked} != prompt_ids(workload):
             raise RuntimeError("the prompts are not those of the workload")
         inputs, context = stage_inputs(model, folder / "prompts", folder)

@@ -41,9 +41,14 @@ class GRPOWorkload(Workload):
         return self.completions * self.completion_tokens
 
     @property
+    def longest(self) -> int:
+        """Tokens that a prompt has at most."""
+        return max(self.prompt_tokens, self.longest_prompt)
+
+    @property
     def length(self) -> int:
         """Tokens of the longest sequence that there can be."""
-        return max(self.prompt_tokens, self.longest_prompt) + self.completion_tokens
+        return self.longest + self.completion_tokens
 
     @property
     def accumulation(self) -> int:
@@ -64,8 +69,7 @@ def rows(workload: GRPOWorkload) -> list[dict[str, Any]]:
     """The dataset: rows of format `prompts`, one user turn each."""
     random = Random(0)
     words = word_ids(workload.shape.vocabulary)
-    lengths = [random.randint(workload.prompt_tokens, workload.longest_prompt or workload.prompt_tokens) - 3
-               for _ in range(PROMPTS)]  # fmt: skip
+    lengths = [random.randint(workload.prompt_tokens, workload.longest) - 3 for _ in range(PROMPTS)]
     asked = [" ".join(f"w{random.choice(words)}" for _ in range(length)) for length in lengths]
     return [{"id": str(i), "prompt": [{"role": "user", "content": text}]} for i, text in enumerate(asked)]
 
