@@ -36,11 +36,7 @@ def config(workload: GRPOWorkload) -> RLConfig:
         "sampling": {"max_tokens": workload.completion_tokens},
         "rollout": {"max_length": workload.length, "cpu_cache_gib": 0.5, "threads": workload.threads},
         "placement": {"threads": workload.threads},
-        "engine": {
-            "dtype": workload.dtype,
-            "zero_stage": 0,
-            "tokens_per_micro_batch": workload.micro_batch * workload.length,
-        },
+        "engine": {"dtype": workload.dtype, "zero_stage": 0},
         "checkpoint": {"every_minutes": None},
         "grpo": {
             "group_size": workload.group,

@@ -67,7 +67,7 @@ def build(workload: GRPOWorkload, model: Path, path: str, folder: str, timer: Ph
     from trl import GRPOConfig, GRPOTrainer
 
     arguments = GRPOConfig(
-        per_device_train_batch_size=workload.micro_batch,
+        per_device_train_batch_size=workload.trl_micro_batch,
         gradient_accumulation_steps=workload.accumulation,
         num_generations=workload.group,
         max_completion_length=workload.completion_tokens,

@@ -29,7 +29,7 @@ class GRPOWorkload(Workload):
     longest_prompt: int = 0  # tokens; 0: all prompts are equally long
     completion_tokens: int = 64  # at most, and where completions do not end exactly
     mean_completion: int = 0  # tokens, if completions could be longer than `completion_tokens`; 0: they never end
-    micro_batch: int = 64  # sequences of one forward and backward
+    trl_micro_batch: int = 64  # completions of one forward and backward of TRL's
 
     @property
     def completions(self) -> int:
@@ -52,13 +52,13 @@ class GRPOWorkload(Workload):
 
     @property
     def accumulation(self) -> int:
-        """Forwards and backwards of one step."""
-        return self.completions // self.micro_batch
+        """Forwards and backwards of one step of TRL's."""
+        return self.completions // self.trl_micro_batch
 
     def check(self) -> None:
         Workload.check(self)
-        if self.completions % self.micro_batch:
-            raise ValueError(f"micro_batch {self.micro_batch} does not divide {self.completions} completions")
+        if self.completions % self.trl_micro_batch:
+            raise ValueError(f"trl_micro_batch {self.trl_micro_batch} does not divide {self.completions} completions")
         if self.prompt_tokens <= 3 or self.length > CONTEXT:
             raise ValueError(f"prompts have more than 3 tokens, and {CONTEXT} at most with their completion")
         if 0 < self.longest_prompt < self.prompt_tokens:

@@ -24,7 +24,7 @@ from rlhf_core.models.tree_attention import use_tree_attention
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
-_VOCABULARY, _LONGEST = 8192, 256
+VOCABULARY, _LONGEST = 8192, 256
 _ROWS_OR_PACKED = Layouts("positions", rows=True)  # whichever costs less, as for models that a tree is not right for
 # Prompts, completions of each, tokens of a prompt, mean tokens of a completion.
 _BATCHES = {"8 groups of 8": (8, 8, 96, 28), "32 pairs": (32, 2, 40, 120), "64 sequences": (64, 1, 5, 90)}
@@ -34,8 +34,8 @@ def model(dtype: torch.dtype) -> Any:
     """A PreTrainedModel."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=_VOCABULARY, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
-        num_key_value_heads=4, max_position_embeddings=2048,
+        vocab_size=VOCABULARY, hidden_size=512, intermediate_size=1408, num_hidden_layers=6, num_attention_heads=8,
+        num_key_value_heads=4, max_position_embeddings=4096,
     )  # fmt: skip
     made: Any = LlamaForCausalLM(config)
     return made.to(dtype).train()
@@ -45,10 +45,10 @@ def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch
     generator = torch.Generator().manual_seed(0)
     sequences = []
     for _ in range(prompts):
-        shared = torch.randint(3, _VOCABULARY, (prompt,), generator=generator)
+        shared = torch.randint(3, VOCABULARY, (prompt,), generator=generator)
         lengths = torch.empty(completions).exponential_(1 / mean, generator=generator).clamp(1, _LONGEST).int()
         sequences += [
-            torch.cat([shared, torch.randint(3, _VOCABULARY, (length,), generator=generator)])
+            torch.cat([shared, torch.randint(3, VOCABULARY, (length,), generator=generator)])
             for length in lengths.tolist()
         ]
     return pack(sequences, [torch.arange(len(ids)) >= prompt for ids in sequences])

@@ -34,7 +34,7 @@ from rlhf_core.stages.rl import ranks_and_engines
 CASES = (("1m", "float32"), ("25m", "float32"), ("25m", "bfloat16"), ("135m", "float32"), ("135m", "bfloat16"))
 REPEATS = 5
 PROBE = [tuple(range(5, 37))] * 4  # as many prompts as the stage takes
-PHASES = ("write", "load", "read back", "log-probs")
+PHASES = ("write", "load", "read back", "log-probs", "read whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,15 +44,19 @@ class Result:
 
 
 def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
-    """write: gather, lay down in shared memory, digest. load: by the engine. read back: what it serves, and digest.
-    log-probs: of the probe, by trainer and engine."""
+    """write: gather, lay down in shared memory, digest. load: by the engine. read back: columns of what it serves, and
+    digest. log-probs: of the probe, by trainer and engine. read whole: instead of columns, what a publish in
+    `rollout.read_back_every` does."""
     inputs = {"model": stage_input(model, Kind.POLICY)}
     context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
     settings = config(workload)
+    rollout = settings.rollout.model_copy(update={"read_back_every": 2})
+    settings = settings.model_copy(update={"rollout": rollout})
     taken: dict[str, list[float]] = {phase: [] for phase in PHASES}
     with ranks_and_engines(settings, inputs, context, RayCluster()) as (workers, engines, _):
         trainer = PolicyTrainer(settings, build_algorithm(settings), workers, seed=0)
-        for version in range(1, repeats + 1):
+        for version in range(1, 2 * repeats + 1):
+            read_back = taken["read back" if version % 2 else "read whole"]
             with _timed(taken["log-probs"]):
                 logprobs = trainer.probe(pack(PROBE, [[True] * len(sequence) for sequence in PROBE]))
             began = time.perf_counter()
@@ -61,7 +65,7 @@ def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
                 size = sum(file.nbytes for file in weights.files().values())
                 with _timed(taken["load"]):
                     engines.publish(weights, version)
-            with _timed(taken["read back"]):
+            with _timed(read_back):
                 engines.probe([])
             began = time.perf_counter()
             length = len(PROBE[0])
@@ -69,7 +73,7 @@ def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
             verify_weights(
                 engines.probe(PROBE), Expected(version, expected, weights.digests), default_tolerance(workload.dtype)
             )
-            taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - taken["read back"][-1])
+            taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - read_back[-1])
     return Result(size, {phase: statistics.median(seconds) for phase, seconds in taken.items()})
 
 
@@ -83,7 +87,7 @@ def _timed(into: list[float]) -> Iterator[None]:
 def table(results: Sequence[tuple[GRPOWorkload, Result]]) -> Table:
     made = Table("model", "dtype", "MiB", *PHASES, "publish and proof", "MiB/s")
     for workload, result in results:
-        total = sum(result.seconds.values())
+        total = sum(seconds for phase, seconds in result.seconds.items() if phase != "read whole")
         made.add_row(
             workload.size, workload.dtype, f"{result.size / 2**20:.1f}",
             *(f"{result.seconds[phase]:.3f}" for phase in PHASES), f"{total:.3f}", f"{result.size / 2**20 / total:.0f}",

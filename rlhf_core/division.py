@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Hashable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Generic, TypeVar
 
 import torch
@@ -35,10 +35,17 @@ class Division(Generic[B]):
     plan: Plan  # all replicas have the same number of micro-batches
 
     @classmethod
-    def of(cls, batch: B, *, replicas: int, tokens_per_micro_batch: int) -> Division[B]:
+    def of(cls, batch: B, *, replicas: int, tokens_per_micro_batch: int, shares_prompts: bool = False) -> Division[B]:
+        """shares_prompts: the model computes a prompt once for all of a micro-batch that begin with it."""
+        prompts, lengths = _prompts(batch), batch.example_lengths.tolist()
+        again = [0] * len(lengths)
+        if shares_prompts:
+            again = [prompt.length for prompt in prompts]
+            within = batch.sequences_per_example - 1
+            lengths = [length - within * prompt.length for length, prompt in zip(lengths, prompts, strict=True)]
         plan = plan_micro_batches(
-            batch.example_lengths.tolist(), replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch,
-            prompts=_prompts(batch),
+            lengths, replicas=replicas, tokens_per_micro_batch=tokens_per_micro_batch,
+            prompts=[prompt.key for prompt in prompts], again=again,
         )  # fmt: skip
         return cls(batch, plan)
 
@@ -77,15 +84,27 @@ def filler(batch: B) -> B:
     return replace(shortest, loss_mask=torch.zeros_like(shortest.loss_mask))
 
 
-def _prompts(batch: PackedBatch) -> list[Hashable]:
-    """Of each example, what its first sequence has before the first token that is trained, if that is worth sharing."""
-    starts = (batch.example_lengths.cumsum(0) - batch.example_lengths).tolist()
-    lengths = batch.sequence_lengths.tolist()[:: batch.sequences_per_example]
+@dataclass(frozen=True, slots=True)
+class _Prompt:
+    key: Hashable  # equal for equal prompts
+    length: int  # tokens; 0 if that is not worth sharing
+
+
+def _prompts(batch: PackedBatch) -> list[_Prompt]:
+    """Of each example: what all of its sequences begin with, before the first token that is trained."""
     ids, trained = batch.input_ids.tolist(), batch.loss_mask.tolist()
-    prompts: list[Hashable] = []
-    for example, (start, length) in enumerate(zip(starts, lengths, strict=True)):
-        end = next((i for i in range(start, start + length) if trained[i]), start + length)
-        prompts.append(tuple(ids[start:end]) if end - start >= LEAST_SHARED else example)
+    ends = batch.sequence_lengths.cumsum(0).tolist()
+    starts = [0, *ends[:-1]]
+    prompts: list[_Prompt] = []
+    for first in range(0, len(ends), batch.sequences_per_example):
+        own = slice(first, first + batch.sequences_per_example)
+        start, end = starts[first], ends[first]
+        length = next((i for i in range(end - start) if trained[start + i]), end - start)
+        for other, its_end in zip(starts[own][1:], ends[own][1:], strict=True):
+            length = min(length, its_end - other)
+            length = next((i for i in range(length) if ids[start + i] != ids[other + i]), length)
+        is_shared = length >= LEAST_SHARED
+        prompts.append(_Prompt(tuple(ids[start : start + length]), length) if is_shared else _Prompt(first, 0))
     return prompts
 
 
@@ -95,21 +114,23 @@ def plan_micro_batches(
     replicas: int,
     tokens_per_micro_batch: int,
     prompts: Sequence[Hashable] | None = None,
+    again: Sequence[int] | None = None,
 ) -> Plan:
     """Assign examples of these lengths, in tokens, to replicas and micro-batches.
 
     Cost counts tokens and, for attention, their square; replicas get as equal cost as greedy assignment finds. All
     replicas have the same number of micro-batches. A micro-batch holds at most `tokens_per_micro_batch` tokens unless a
     single example is longer. Examples of similar length share a micro-batch. prompts: of each example; those of one
-    stay together if they are no large part of a replica's work. None: each has its own.
+    stay together if they are no large part of a replica's work. None: each has its own. again: of each example, how
+    many of its tokens are not computed again where an example of the same prompt is there; none: 0.
     """
     if replicas < 1:
         raise ValueError(f"plan_micro_batches: {replicas} replicas")
-    costs = [length * (1 + length / ATTENTION_TOKENS) for length in lengths]
     together = range(len(lengths)) if prompts is None else prompts
-    units = _units(together, lengths, costs, tokens_per_micro_batch, _LARGEST_SHARE * sum(costs) / replicas)
-    loads = _balance([sum(costs[i] for i in unit) for unit in units], replicas)
-    plan = [_fill([units[i] for i in load], lengths, tokens_per_micro_batch) for load in loads]
+    saved = [0] * len(lengths) if again is None else again
+    units = _units(together, lengths, saved, tokens_per_micro_batch, replicas)
+    loads = _balance([unit.cost for unit in units], replicas)
+    plan = [_fill([units[i] for i in load], tokens_per_micro_batch) for load in loads]
     most = max(1, *(len(micro_batches) for micro_batches in plan))
     return [micro_batches + [[] for _ in range(most - len(micro_batches))] for micro_batches in plan]
 
@@ -125,33 +146,48 @@ def _balance(costs: Sequence[float], replicas: int) -> list[list[int]]:
     return shares
 
 
+@dataclass(slots=True)
+class _Unit:
+    """Examples that stay together, the longest first."""
+
+    longest: int  # tokens
+    examples: list[int] = field(default_factory=list)
+    tokens: int = 0
+    cost: float = 0.0
+
+
+def _cost(tokens: float) -> float:
+    return tokens * (1 + tokens / ATTENTION_TOKENS)
+
+
 def _units(
-    prompts: Iterable[Hashable], lengths: Sequence[int], costs: Sequence[float], tokens: int, cost: float
-) -> list[list[int]]:
-    """Examples that stay together, the longest first: of one prompt, within `tokens` and `cost` if they are several."""
-    units: list[list[int]] = []
-    of_prompt: dict[Hashable, int] = {}
-    sizes: list[tuple[int, float]] = []
-    for index, prompt in sorted(enumerate(prompts), key=lambda item: (-costs[item[0]], item[0])):
-        unit = of_prompt.get(prompt)
-        if unit is None or sizes[unit][0] + lengths[index] > tokens or sizes[unit][1] + costs[index] > cost:
-            unit = of_prompt[prompt] = len(units)
-            units.append([])
-            sizes.append((0, 0.0))
-        units[unit].append(index)
-        sizes[unit] = (sizes[unit][0] + lengths[index], sizes[unit][1] + costs[index])
+    prompts: Iterable[Hashable], lengths: Sequence[int], again: Sequence[int], limit: int, replicas: int
+) -> list[_Unit]:
+    """Examples of one prompt, if they are several within `limit` tokens and no large part of a replica's work."""
+    added = [_cost(length) - _cost(saved) for length, saved in zip(lengths, again, strict=True)]
+    once = dict(zip(prompts, again, strict=True))  # of each prompt
+    most = _LARGEST_SHARE * (sum(added) + sum(map(_cost, once.values()))) / replicas
+    units: list[_Unit] = []
+    of_prompt: dict[Hashable, _Unit] = {}
+    for index, prompt in sorted(enumerate(prompts), key=lambda item: (-lengths[item[0]], item[0])):
+        unit, new = of_prompt.get(prompt), lengths[index] - again[index]
+        if unit is None or unit.tokens + new > limit or unit.cost + added[index] > most:
+            unit = of_prompt[prompt] = _Unit(lengths[index], tokens=again[index], cost=_cost(again[index]))
+            units.append(unit)
+        unit.examples.append(index)
+        unit.tokens += new
+        unit.cost += added[index]
     return units
 
 
-def _fill(share: Sequence[Sequence[int]], lengths: Sequence[int], limit: int) -> list[list[int]]:
+def _fill(share: Iterable[_Unit], limit: int) -> list[list[int]]:
     """Micro-batches of units whose longest examples are neighbours in length, each within the limit."""
     micro_batches: list[list[int]] = []
     tokens = 0
-    for unit in sorted(share, key=lambda unit: (-lengths[unit[0]], unit[0])):
-        size = sum(lengths[index] for index in unit)
-        if not micro_batches or tokens + size > limit:
+    for unit in sorted(share, key=lambda unit: (-unit.longest, unit.examples[0])):
+        if not micro_batches or tokens + unit.tokens > limit:
             micro_batches.append([])
             tokens = 0
-        micro_batches[-1] += unit
-        tokens += size
+        micro_batches[-1] += unit.examples
+        tokens += unit.tokens
     return micro_batches

@@ -67,6 +67,7 @@ Rows = Annotated[int, Limits(1, 1_000_000_000_000, "no dataset has as many rows"
 BatchSize = Annotated[int, Limits(1, 1_000_000, "no step trains on as many")]
 Weight = Annotated[float, Limits(0, 1e6, "the other sources would never be drawn", above=True)]
 Similarity = Annotated[float, Limits(0.7, 1, "it is a share of 1", "texts with less in common are found by chance")]
+Publishes = Annotated[int, Limits(1, 10_000, "faults of single weights would be found too late")]
 ShownPrompts = Annotated[int, Limits(1, 10_000, "the report is one page")]
 Copies = Annotated[int, Limits(1, 1000, "each holds the whole state of the training")]
 Minutes = Annotated[float, Limits(0, 10_080, "that is more than a week", above=True)]

@@ -17,6 +17,7 @@ from rlhf_core.config.numbers import (
     Parallel,
     PositiveShare,
     Processes,
+    Publishes,
     Sequences,
     Share,
     Temperature,
@@ -92,6 +93,11 @@ class RolloutEngineConfig(Config):
         None,
         description="with LoRA: publish the weights with the adapter merged into them, or the adapter alone; none: "
         "merged on CPU, where an engine is ten times slower with an adapter, and the adapter on GPUs",
+    )
+    read_back_every: Publishes = operational(
+        8,
+        description="publishes of which one is read back whole; of the others 64 columns of each weight that the "
+        "engine has packed, drawn anew each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")

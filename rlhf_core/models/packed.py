@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.folder import longrope_limit
 from rlhf_core.models.layout_check import checked_layouts
-from rlhf_core.models.layouts import ROWS, run_backbone
+from rlhf_core.models.layouts import ROWS, TREE, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
 from rlhf_core.models.routing import experts_per_token, routing_sums
@@ -36,6 +36,11 @@ class PackedModel(nn.Module):
         forward. Raises StageError if none is right.
         """
         self.layouts = checked_layouts(self._transformer, self._outputs, device)
+
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether what several sequences of a batch begin with is computed once."""
+        return self.layouts == TREE
 
     @abstractmethod
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:

@@ -49,6 +49,7 @@ class PolicyTrainer:
         self._frozen = frozen
         self._seed = seed
         self._kl = KLController(config.settings.kl)
+        self._sharing: dict[str, bool] = {}  # by role, once asked
 
     @property
     def kl_coefficient(self) -> float:
@@ -80,21 +81,41 @@ class PolicyTrainer:
     def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
         """By the names of Scores. Models of the same ranks, with micro-batches of the same size, are asked together."""
         scores: dict[str, Tensor] = {}
-        calls: dict[tuple[str, int], list[str]] = {}
+        calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
             role = role_of(name)
-            calls.setdefault((role if role in self._frozen else POLICY, self._tokens(role)), []).append(name)
-        for (ranks, tokens), asked in calls.items():
+            ranks = role if role in self._frozen else POLICY
+            calls.setdefault((ranks, self._tokens(role), self._shares_prompts(role)), []).append(name)
+        for (ranks, _, _), asked in calls.items():
+            role = role_of(asked[0])
             group = self._frozen.get(ranks, self._workers)
             # Rounding depends on what is in a micro-batch, so those compared with the policy have the same ones.
-            replicas = self._workers.size if role_of(asked[0]) in (REFERENCE, TEACHER) else group.size
-            division = Division.of(batch, replicas=replicas, tokens_per_micro_batch=tokens).over(group.size)
-            scores |= scored(group, division, asked)
+            replicas = self._workers.size if role in (REFERENCE, TEACHER) else group.size
+            scores |= scored(group, self._division(batch, role, replicas).over(group.size), asked)
         return scores
+
+    def _division(self, batch: B, role: str, replicas: int) -> Division[B]:
+        return Division.of(
+            batch, replicas=replicas, tokens_per_micro_batch=self._tokens(role),
+            shares_prompts=self._shares_prompts(role),
+        )  # fmt: skip
 
     def _tokens(self, role: str) -> int:
         """Of a micro-batch."""
         return self._config.engine_of(role).tokens_per_micro_batch
+
+    def _shares_prompts(self, role: str) -> bool:
+        """A model that is compared with the policy has the policy's micro-batches."""
+        if role in (REFERENCE, TEACHER):
+            role = POLICY
+        if role not in self._sharing:
+            group = self._frozen.get(role)
+            self._sharing[role] = (
+                self._workers.call(RLWorker.shares_prompts, role)[0]
+                if group is None
+                else group.call(Scores.shares_prompts, role)[0]
+            )
+        return self._sharing[role]
 
     def _fields_to_score(self) -> list[str]:
         settings = self._config.settings
@@ -178,8 +199,7 @@ class PolicyTrainer:
         return replace(minibatch, loss_weights=of(mask), imitation_weights=imitation)
 
     def _shards(self, batch: B, role: str) -> list[list[B]]:
-        tokens = self._tokens(role)
-        return Division.of(batch, replicas=self._workers.size, tokens_per_micro_batch=tokens).split()
+        return self._division(batch, role, self._workers.size).split()
 
     @contextmanager
     def publication(self, source: WeightSource = "live") -> Iterator[Publication]:

@@ -52,6 +52,9 @@ class Scores(Protocol):
         false), or the role of a reward model, whose raw score this is at every token. Every rank must call it.
         """
 
+    def shares_prompts(self, role: str) -> bool:
+        """Whether the model of `role` computes what several sequences of a micro-batch begin with once."""
+
 
 S = TypeVar("S", bound=Scores)
 
@@ -68,6 +71,10 @@ class FrozenWorker:
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """See Scores."""
         return scores(self._models, batches, names, self._temperature)
+
+    def shares_prompts(self, role: str) -> bool:
+        """See Scores."""
+        return self._models[role].shares_prompts
 
 
 def scored(ranks: WorkerGroup[S], division: Division[PackedBatch], names: Sequence[str]) -> dict[str, Tensor]:

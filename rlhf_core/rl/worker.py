@@ -94,6 +94,10 @@ class RLWorker(SnapshotWorker):
         """See scoring.Scores."""
         return scores(self._models(), batches, names, self._config.sampling.temperature)
 
+    def shares_prompts(self, role: str) -> bool:
+        """See scoring.Scores."""
+        return self._models()[role].shares_prompts
+
     def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
         settings = self._config.settings

@@ -1,8 +1,9 @@
 """The proof that engines serve what was published: digests of every tensor, and log-probs of a fixed probe.
 
 The trainer takes a digest of each tensor before it leaves; every engine reads back what it computes with and takes the
-same digest. That is exact, and names tensors. Log-probs are the other half: they would also be off where an engine
-computes with the right weights in a wrong way.
+same digest. That is exact, and names tensors. Where a weight can only be read by products, in most publishes random
+columns stand for it. Log-probs are the other half: they would also be off where an engine computes with the right
+weights in a wrong way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from torch.nn import functional as F
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import RolloutEngine, ServedTensor
 
+SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
 _NAMED = 8  # tensors that an error names; of the others it gives the number
 
 
@@ -33,6 +35,26 @@ def tensor_digest(tensor: Tensor) -> str:
     digest = xxhash.xxh3_128(f"{values.dtype} {tuple(values.shape)}".encode())
     digest.update(values.contiguous().flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class GivenMatrix:
+    """A weight as a publish gave it, and what a few of its columns must be read back as.
+
+    k of n columns, drawn for each publish: that m columns are wrong is missed with probability C(n-m, k) / C(n, k), at
+    most (1 - m/n)^k. So old or exchanged weights, wrong almost everywhere, are always found, a single element in a
+    share k/n of the publishes.
+    """
+
+    digest: str  # of the whole
+    columns: Tensor  # their indices
+    columns_digest: str
+
+    @classmethod
+    def of(cls, weight: Tensor, dtype: torch.dtype, seed: int) -> GivenMatrix:
+        """weight: (out, in). The columns depend on seed and width alone. dtype: that the weight is served in."""
+        columns = torch.randperm(weight.shape[1], generator=torch.Generator().manual_seed(seed))[:SAMPLED_COLUMNS]
+        return cls(tensor_digest(weight), columns, tensor_digest(weight[:, columns].to(dtype)))
 
 
 @dataclass(frozen=True, slots=True)

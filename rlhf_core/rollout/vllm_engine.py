@@ -159,7 +159,7 @@ class VllmEngine:
             self._load_adapter(folder, version)
         else:
             self._check_tensors(folder, version)
-            self._llm.collective_rpc("load_published", args=(str(folder),))
+            self._llm.collective_rpc("load_published", args=(str(folder), version))
         self._llm.reset_prefix_cache()
         self._version = version
         self._state = "awake"
@@ -193,10 +193,12 @@ class VllmEngine:
     def served(self) -> tuple[ServedTensor, ...]:
         """Read back from what vLLM computes with, with adapters the adapter; nothing before the first adapter.
 
-        Layers that are split over several GPUs or quantised cannot be read: of them it says what it was given.
+        Packed weights are read whole for every version that `read_back_every` divides, for the others a few columns
+        of each. Layers that are split over several GPUs or quantised cannot be read: of them it says what it was given.
         """
         self._require("awake")
-        answers: list[list[ServedTensor]] = self._llm.collective_rpc("served_tensors")
+        whole = self._version % self._config.read_back_every == 0
+        answers: list[list[ServedTensor]] = self._llm.collective_rpc("served_tensors", args=(whole,))
         return tuple(sorted({tensor for answer in answers for tensor in answer}, key=lambda tensor: tensor.name))
 
     def sleep(self, *, keep_weights: bool) -> None:

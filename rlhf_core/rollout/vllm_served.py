@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import (
 )
 from vllm.platforms import current_platform
 
+from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.vllm_experts import expert_weights, experts_of
 
 Shapes = Mapping[str, tuple[int, ...]]
@@ -32,11 +34,17 @@ class ServedLayer:
     names: list[str]  # the engine's own
     published: list[str]  # the tensors whose values they should have
     rows: list[int]  # of each
-    read: Callable[[], Tensor]  # (all rows, ...): what is computed with; for a packed weight this is some work
+    read: Callable[[], Tensor]  # (all rows, ...): what is computed with
+    read_columns: Callable[[Tensor], Tensor] | None = None  # of a packed weight, all of which is some work to read
 
     def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
         """(the engine's own name, the published one, values)"""
         yield from zip(self.names, self.published, self.read().split(self.rows), strict=True)
+
+    def digest_columns(self, columns: Tensor, dtype: torch.dtype) -> list[str]:
+        """Of these columns of each published tensor, as they are served."""
+        assert self.read_columns is not None
+        return [tensor_digest(part.to(dtype)) for part in self.read_columns(columns).split(self.rows)]
 
 
 def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[ServedLayer]:
@@ -51,7 +59,10 @@ def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[S
             published = [_EMBEDDING] if tied and names == [_HEAD] else names
             if all(name in shapes for name in published):
                 rows = [shapes[name][0] for name in published]
-                if (read := _reader(layer, leaf, sum(rows))) is not None:
+                if leaf == "weight" and _is_packed(layer):
+                    read_columns = partial(_computed_with, layer, sum(rows))
+                    yield ServedLayer(names, published, rows, read_columns, read_columns)
+                elif (read := _reader(layer, leaf, sum(rows))) is not None:
                     yield ServedLayer(names, published, rows, read)
     for module, layer in experts_of(model):
         for names, read in expert_weights(module, layer):
@@ -67,28 +78,35 @@ def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:
 
 def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | None:
     """None where it is split over GPUs, quantised, or laid out in a way that we do not know."""
-    method: Any = getattr(layer, "quant_method", None)
-    if leaf == "weight" and isinstance(layer, LinearBase | VocabParallelEmbedding):
-        if layer.tp_size > 1 or not isinstance(method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod):
-            return None
-        if isinstance(layer, LinearBase | ParallelLMHead) and current_platform.is_cpu():
-            return lambda: _computed_with(layer)[:rows]
+    if leaf == "weight" and isinstance(layer, LinearBase | VocabParallelEmbedding) and not _is_plain(layer):
+        return None
     values: Any = getattr(layer, leaf, None)
     if not isinstance(values, Tensor) or values.ndim == 0 or values.shape[0] < rows:
         return None
     return lambda: values[:rows]
 
 
+def _is_plain(layer: LinearBase | VocabParallelEmbedding) -> bool:
+    """Neither split over GPUs nor quantised."""
+    unquantised = isinstance(layer.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
+    return unquantised and layer.tp_size == 1
+
+
+def _is_packed(layer: nn.Module) -> bool:
+    return isinstance(layer, LinearBase | ParallelLMHead) and current_platform.is_cpu() and _is_plain(layer)
+
+
 @torch.inference_mode()
-def _computed_with(layer: Any) -> Tensor:
-    """(out, in), asked of the layer itself: on CPU it computes with a packed copy, and the plain weight may be gone.
+def _computed_with(layer: Any, rows: int, columns: Tensor | None = None) -> Tensor:
+    """(rows, columns), asked of the layer itself: on CPU it computes with a packed copy, and the plain weight may be
+    gone. columns: none for all.
 
     Its answer to an input of one 1 and else 0 is a column of the weight, to the bit: nothing is rounded.
     """
     width = layer.input_size if isinstance(layer, LinearBase) else layer.embedding_dim
     one_hot = torch.eye(width, dtype=layer.params_dtype if isinstance(layer, LinearBase) else layer.weight.dtype)
-    columns = [layer.quant_method.apply(layer, inputs, None) for inputs in one_hot.split(_COLUMNS)]
-    return torch.cat(columns).T
+    asked = one_hot if columns is None else one_hot[columns]
+    return torch.cat([layer.quant_method.apply(layer, inputs, None) for inputs in asked.split(_COLUMNS)]).T[:rows]
 
 
 @torch.inference_mode()

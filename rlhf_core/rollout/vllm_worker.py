@@ -6,7 +6,7 @@ vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
 from rlhf_core.rollout.engine import ServedTensor
-from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.proof import GivenMatrix, tensor_digest
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_experts import choose_kernels_as_without_adapters, forget_kernels
 from rlhf_core.rollout.vllm_served import ServedLayer, served_adapter, served_layers
@@ -30,10 +30,11 @@ class PublishedWeights:
     """Mixed into a vLLM worker: `reload_weights`, `model_runner` and `model_config` are the worker's."""
 
     _unread_digests: dict[str, str]  # of what was given for layers that cannot be read back
+    _given: Mapping[str, GivenMatrix] = {}  # of those that the engine has packed; none before a publish
     _given_adapter: dict[str, Tensor]
     _adapter_scaling: float
 
-    def load_published(self, folder: str) -> None:
+    def load_published(self, folder: str, version: int) -> None:
         """Every tensor of the safetensors files in `folder` replaces the one being served."""
         worker: Any = self
         if current_platform.is_cpu():
@@ -42,6 +43,12 @@ class PublishedWeights:
         if current_platform.is_cpu():
             repack_heads(worker.model_runner.get_model())
         self._unread_digests = self._digests_of_unread(Path(folder))
+        packed = {name for layer in self._served_layers() if layer.read_columns for name in layer.published}
+        self._given = {
+            name: GivenMatrix.of(weight, worker.model_config.dtype, seed=version)
+            for name, weight in _tensors(Path(folder))
+            if name in packed
+        }
 
     def _digests_of_unread(self, folder: Path, dtype: torch.dtype | None = None) -> dict[str, str]:
         """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
@@ -55,8 +62,11 @@ class PublishedWeights:
         self._given_adapter = dict(_tensors(Path(folder)))
         self._adapter_scaling = settings["lora_alpha"] / settings["r"]
 
-    def served_tensors(self) -> list[ServedTensor]:
-        """Of this worker: its share of the model; with adapters the adapter, nothing before the first."""
+    def served_tensors(self, whole: bool) -> list[ServedTensor]:
+        """Of this worker: its share of the model; with adapters the adapter, nothing before the first.
+
+        whole: read packed weights back whole. Else those count as given of which a few columns are as given.
+        """
         worker: Any = self
         if worker.vllm_config.lora_config is not None:
             given: dict[str, Tensor] = getattr(self, "_given_adapter", {})
@@ -71,13 +81,19 @@ class PublishedWeights:
         if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
             self._unread_digests = self._digests_of_unread(Path(worker.model_config.model), dtype)
         return [
-            *(
-                ServedTensor(n, p, tensor_digest(t.to(dtype)))
-                for own in self._served_layers()
-                for n, p, t in own.tensors()
-            ),
+            *(tensor for layer in self._served_layers() for tensor in self._read_back(layer, dtype, whole)),
             *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
         ]
+
+    def _read_back(self, layer: ServedLayer, dtype: torch.dtype, whole: bool) -> list[ServedTensor]:
+        if not whole and layer.read_columns and self._given:
+            given = [self._given[name] for name in layer.published]
+            if layer.digest_columns(given[0].columns, dtype) == [each.columns_digest for each in given]:
+                return [
+                    ServedTensor(name, published, each.digest)
+                    for name, published, each in zip(layer.names, layer.published, given, strict=True)
+                ]
+        return [ServedTensor(name, published, tensor_digest(t.to(dtype))) for name, published, t in layer.tensors()]
 
     def _served_layers(self) -> Iterator[ServedLayer]:
         worker: Any = self

@@ -92,10 +92,13 @@ class Readers:
         assert role.placement is not None
         temperature = self.config.sampling.temperature
         with self.cluster.workers(role.placement, FrozenWorker, temperature, self.context, role) as ranks:
+            shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
 
             def scores(batch: PackedBatch) -> Tensor:
                 tokens = role.engine.tokens_per_micro_batch
-                division = Division.of(batch, replicas=ranks.size, tokens_per_micro_batch=tokens)
+                division = Division.of(
+                    batch, replicas=ranks.size, tokens_per_micro_batch=tokens, shares_prompts=shares_prompts
+                )
                 return scored(ranks, division, [name])[name]
 
             yield scores

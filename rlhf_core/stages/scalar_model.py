@@ -22,12 +22,13 @@ from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
 from rlhf_core.supervised.encoding import read_examples
-from rlhf_core.supervised.examples import Example, Packer, divide
+from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.held_out import finish_folder, judgement, split_by_prompt
 from rlhf_core.supervised.loop import count_steps, train
 from rlhf_core.supervised.scalar import ScalarWorker
 from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
+from rlhf_core.supervised.worker import divider
 
 
 def train_scalar_model(
@@ -74,7 +75,7 @@ def train_scalar_model(
         validation = Validation(config, validated, pack, workers, context) if validated else None
         metrics = train(config, examples, pack, workers, context, validation)
         if validation is None:
-            shards = divide(pack(held_out[:]), workers.size, config.engine.tokens_per_micro_batch)
+            shards = divider(config, workers)(pack(held_out[:]))
             judged = judgement(workers.scatter(ScalarWorker.validate, shards)[0])
         else:
             judged = judgement(validation.of_result)

@@ -56,7 +56,12 @@ def truncated(example: Example, max_length: int) -> Example | None:
     return replace(example, sequences=sequences, masks=masks)
 
 
-def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int) -> list[Shard]:
-    """The batch of one optimizer step as one shard per rank; every rank runs the same number of forwards."""
-    division = Division.of(batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch)
+def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int, *, shares_prompts: bool = False) -> list[Shard]:
+    """The batch of one optimizer step as one shard per rank; every rank runs the same number of forwards.
+
+    shares_prompts: as in Division.of.
+    """
+    division = Division.of(
+        batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch, shares_prompts=shares_prompts
+    )
     return [Shard(part, batch.num_trained_tokens, batch.num_examples) for part in division.split()]

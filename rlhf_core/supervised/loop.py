@@ -16,9 +16,9 @@ import torch
 
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.supervised.examples import Example, Packer, divide
+from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.validation import Validation
-from rlhf_core.supervised.worker import SupervisedWorker
+from rlhf_core.supervised.worker import SupervisedWorker, divider
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, over_steps
@@ -91,6 +91,7 @@ def train(
     steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not, and the best
     validation."""
     total = count_steps(len(examples), config)
+    divide = divider(config, workers)
     trained = SinceLastLine()
     driver: dict[str, DriverState] = {"trained": trained}
     if validation is not None:
@@ -112,7 +113,7 @@ def train(
         for indices in chunk:
             batch = [examples[i] for i in indices]
             tokens += sum(example.num_tokens for example in batch)
-            steps.append(divide(pack(batch), workers.size, config.engine.tokens_per_micro_batch))
+            steps.append(divide(pack(batch)))
         by_step = workers.scatter(SupervisedWorker.train, [list(rank) for rank in zip(*steps, strict=True)])[0]
         done += len(chunk)
         trained.add(by_step, tokens, time.monotonic() - started)

@@ -11,8 +11,8 @@ from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import merged
-from rlhf_core.supervised.examples import Example, Packer, divide
-from rlhf_core.supervised.worker import SupervisedWorker
+from rlhf_core.supervised.examples import Example, Packer
+from rlhf_core.supervised.worker import SupervisedWorker, divider
 from rlhf_core.training.best import Best
 from rlhf_core.training.group import WorkerGroup
 
@@ -53,10 +53,8 @@ class Validation:
         assert config.validation is not None
         self._settings = config.validation
         self._workers, self._context = workers, context
-        self._shards = {
-            name: divide(pack(fitted.rows[:]), workers.size, config.engine.tokens_per_micro_batch)
-            for name, fitted in held_out.items()
-        }
+        divide = divider(config, workers)
+        self._shards = {name: divide(pack(fitted.rows[:])) for name, fitted in held_out.items()}
         self.best = Best(self._settings.metric, maximise=self._settings.maximise)
         self._last: dict[str, float] = {}
 

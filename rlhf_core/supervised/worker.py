@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -16,14 +16,16 @@ from rlhf_core.contract import StageContext
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
 from rlhf_core.models.loading import save_model
-from rlhf_core.supervised.examples import Shard
+from rlhf_core.supervised.examples import Shard, divide
 from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.randomness import seed_everything, seed_rank
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
+from rlhf_core.types import PackedBatch
 
 C = TypeVar("C", bound=SupervisedConfig)
 
@@ -76,6 +78,10 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
         trained: dict[str, Stateful] = {"model": EngineState(self.engine)}
         return trained | {"kept": self._kept} if self.config.keeps_best else trained
 
+    def shares_prompts(self) -> bool:
+        """Whether the model computes what several sequences of a micro-batch begin with once."""
+        return self.engine.shares_prompts
+
     def train(self, steps: Sequence[Shard]) -> list[StepMetrics]:
         """One optimizer step for each shard."""
         return [self._step(shard) for shard in steps]
@@ -116,3 +122,13 @@ class SupervisedWorker(SnapshotWorker, Generic[C]):
             model = self.engine.module.model
             assert isinstance(model, nn.Module)
             save_model(model, state, folder, self.folder)
+
+
+def divider(
+    config: SupervisedConfig, workers: WorkerGroup[SupervisedWorker[Any]]
+) -> Callable[[PackedBatch], list[Shard]]:
+    """What divides the batch of a step, or of a validation, over `workers` as their model computes it."""
+    return partial(
+        divide, ranks=workers.size, tokens_per_micro_batch=config.engine.tokens_per_micro_batch,
+        shares_prompts=workers.call(SupervisedWorker.shares_prompts)[0],
+    )  # fmt: skip

@@ -98,6 +98,11 @@ class DeepSpeedEngine:
         finally:
             del model.forward
 
+    @property
+    def shares_prompts(self) -> bool:
+        """Whether its model computes what several sequences of a micro-batch begin with once."""
+        return isinstance(self.module, PackedModel) and self.module.shares_prompts
+
     def _start(self, model: nn.Module) -> Any:
         """DeepSpeed's engine, or the bare module if nothing is trained or sharded."""
         if self._optimizer_config is None:

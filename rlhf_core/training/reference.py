@@ -26,6 +26,10 @@ R = TypeVar("R")
 class Reference(Protocol):
     """Every rank must call every method."""
 
+    @property
+    def shares_prompts(self) -> bool:
+        """As of DeepSpeedEngine."""
+
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
         """As DeepSpeedEngine.forward."""
 
@@ -44,6 +48,10 @@ class AdapterOff:
         model = policy.module.model
         assert is_adapted(model)
         self._policy, self._model = policy, model
+
+    @property
+    def shares_prompts(self) -> bool:
+        return self._policy.shares_prompts
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
         with self._model.disable_adapter():
@@ -74,6 +82,10 @@ class FrozenCopy:
         self._offloaded = offloaded
         if offloaded:
             self.engine.offload()
+
+    @property
+    def shares_prompts(self) -> bool:
+        return self.engine.shares_prompts
 
     def forward(self, micro_batches: Sequence[B], function: Callable[[nn.Module, B], R]) -> list[R]:
         self.engine.reload()

@@ -20,13 +20,13 @@ from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 
 WORK = GRPOWorkload(
-    "1m", "float32", prompts=2, group=4, prompt_tokens=8, completion_tokens=5, micro_batch=4, warm_up=2, steps=2
+    "1m", "float32", prompts=2, group=4, prompt_tokens=8, completion_tokens=5, trl_micro_batch=4, warm_up=2, steps=2
 )
 
 
 def test_work_that_cannot_be_the_same_is_refused() -> None:
-    with pytest.raises(ValueError, match="micro_batch 48 does not divide 64"):
-        list(plan(BENCHMARK, parse(BENCHMARK, ["--micro-batch", "48"])))
+    with pytest.raises(ValueError, match="trl_micro_batch 48 does not divide 64"):
+        list(plan(BENCHMARK, parse(BENCHMARK, ["--trl-micro-batch", "48"])))
 
 
 def test_our_steps_have_the_phases_of_the_comparison_and_whole_completions() -> None:
@@ -44,7 +44,6 @@ def test_the_stage_is_asked_for_the_same_work() -> None:
     asked = config(WORK)
     assert (asked.steps, asked.prompts_per_step, asked.settings.group_size) == (4, 2, 4)
     assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (5, 1.0, 1.0)
-    assert asked.engine.tokens_per_micro_batch == 4 * 13
     assert (asked.settings.kl.coefficient, asked.settings.epochs, asked.settings.minibatches) == (0.0, 1, 1)
 
 

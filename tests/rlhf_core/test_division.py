@@ -144,6 +144,53 @@ def test_prompts_cost_little_of_the_balance(examples: list[tuple[int, int]], rep
     assert max(loads) <= mean + max(0.25 * mean, max(costs)) + 1e-6
 
 
+def test_a_prompt_that_is_computed_once_counts_once() -> None:
+    """2 long prompts with short completions cost what 2 of the 8 short ones with long completions do."""
+    shapes = [(400, 8)] * 2 + [(8, 100)] * 8
+    sequences = [[prompt] * length + [99] * more for prompt, (length, more) in enumerate(shapes) for _ in range(4)]
+    masks = [[False] * length + [True] * more for length, more in shapes for _ in range(4)]
+    division = Division.of(pack(sequences, masks), replicas=2, tokens_per_micro_batch=10**6, shares_prompts=True)
+    prompts = [sorted({index // 4 for part in replica for index in part}) for replica in division.plan]
+    assert sorted(len(each) for each in prompts) == [5, 5]
+    assert [sum(each < 2 for each in replica) for replica in prompts] == [1, 1]
+    # 4 x (8 + 4 x 100) + (400 + 4 x 8) = 2064 tokens fit, and no more
+    for limit, micro_batches in ((2064, 1), (2063, 2)):
+        division = Division.of(division.batch, replicas=2, tokens_per_micro_batch=limit, shares_prompts=True)
+        assert [len(replica) for replica in division.plan] == [micro_batches] * 2
+
+
+def test_of_a_pair_only_what_both_begin_with_counts_once() -> None:
+    begun = [[number] * 20 + end for number in range(4) for end in ([50] * 5, [60] * 5)]  # 30 tokens a pair
+    apart = [[number + 10 * i] * 25 for number in range(4) for i in range(2)]  # 50
+    trained_at_the_end = [[False] * 24 + [True]] * 8
+    for sequences, together in ((begun, 2), (apart, 1)):
+        batch = PreferenceBatch(**vars(pack(sequences, trained_at_the_end)))
+        (plan,) = Division.of(batch, replicas=1, tokens_per_micro_batch=64, shares_prompts=True).plan
+        assert [len(part) for part in plan] == [together] * (4 // together)
+
+
+@settings(max_examples=200, deadline=None)
+@given(
+    examples=st.lists(st.tuples(st.integers(1, 300), st.integers(0, 6)), min_size=1, max_size=60),
+    prompt=st.lists(st.integers(0, 200), min_size=7, max_size=7),
+    replicas=st.integers(1, 8),
+    limit=st.integers(1, 4000),
+)
+def test_a_micro_batch_computes_at_most_its_tokens(
+    examples: list[tuple[int, int]], prompt: list[int], replicas: int, limit: int
+) -> None:
+    prompts = [number for _, number in examples]
+    again = [prompt[number] for number in prompts]
+    lengths = [saved + completion for saved, (completion, _) in zip(again, examples, strict=True)]
+    plan = plan_micro_batches(lengths, replicas=replicas, tokens_per_micro_batch=limit, prompts=prompts, again=again)
+    micro_batches = [part for replica in plan for part in replica]
+    assert sorted(i for part in micro_batches for i in part) == list(range(len(lengths)))
+    for part in micro_batches:
+        once = {prompts[i]: again[i] for i in part}
+        computed = sum(lengths[i] - again[i] for i in part) + sum(once.values())
+        assert computed <= limit or len(part) == 1
+
+
 def test_replicas_get_equal_cost_not_equal_counts() -> None:
     plan = plan_micro_batches([8000, 500, 500, 500, 500], replicas=2, tokens_per_micro_batch=100_000)
     assert plan == [[[0]], [[1, 2, 3, 4]]]

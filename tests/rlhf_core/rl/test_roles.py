@@ -198,6 +198,9 @@ class Zeros:
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         return [{name: torch.zeros(batch.num_tokens) for name in names} for batch in batches]
 
+    def shares_prompts(self, role: str) -> bool:
+        return False
+
 
 class Counted(OwnDevices):
     trains = 0

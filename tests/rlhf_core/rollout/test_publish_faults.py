@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.inline import InlineEngines
-from rlhf_core.rollout.proof import Expected, Proof, verify_weights
+from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
 from rlhf_core.rollout.publication import publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
@@ -84,6 +85,51 @@ def test_one_element_of_a_weight(served: Served, module: str, row: int, named: s
     assert prove(model, engine, 2, digests, tolerance=1e-4).difference < 1e-4
 
 
+def read_columns(worker: Any, number: int) -> int:
+    """In vLLM's worker: how many columns of a packed weight are read back from now on; how many were before."""
+    from rlhf_core.rollout import proof
+
+    before, proof.SAMPLED_COLUMNS = proof.SAMPLED_COLUMNS, number
+    return before
+
+
+@pytest.fixture
+def eight_columns(served: Served) -> Iterator[None]:
+    """Of 64 or 96 are read back."""
+    before = served[1].in_worker(read_columns, 8)
+    yield
+    served[1].in_worker(read_columns, before)
+
+
+@pytest.mark.usefixtures("eight_columns")
+def test_one_element_is_found_if_its_column_is_read_back_and_in_every_eighth_publish(served: Served) -> None:
+    model, engine = served
+    weight = model.model.layers[0].mlp.up_proj.weight
+    versions = range(9, 25)
+    read = {v: GivenMatrix.of(weight, torch.float32, seed=v).columns[:8].tolist() for v in versions}
+    column = read[9][0]
+    missed = []
+    for version in versions:
+        digests = publish(InlineEngines(engine), model.state_dict(), version)
+        engine.in_worker(spoil, "model.layers.0.mlp.gate_up_proj", 100, column)
+        with suppress(WeightSyncError):
+            prove(model, engine, version, digests)
+            missed.append(version)
+    assert missed == [version for version in versions if version % 8 and column not in read[version]]
+    assert len(missed) > 1
+
+
+def test_columns_are_drawn_anew_for_each_publish() -> None:
+    """64 of 576 without repetition: each is drawn in a ninth of the publishes."""
+    weight = torch.zeros(1, 576)
+    drawn = torch.zeros(576)
+    for version in range(1000):
+        columns = GivenMatrix.of(weight, torch.float32, seed=version).columns
+        assert len(set(columns.tolist())) == 64
+        drawn[columns] += 1
+    assert torch.allclose(drawn, torch.tensor(1000 / 9), atol=60)  # six deviations of a binomial's
+
+
 def test_one_element_of_a_norm_and_of_the_embedding(served: Served) -> None:
     model, engine = served
     for name in ("model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"):
@@ -109,6 +155,7 @@ class ExchangingEngine:
             self._engine.load_weights(wrong.folder, version)
 
 
+@pytest.mark.usefixtures("eight_columns")
 def test_two_tensors_of_the_same_shape_exchanged(served: Served) -> None:
     model, engine = served
     exchanging: Any = ExchangingEngine(engine)
@@ -133,6 +180,7 @@ def load_again(worker: Any) -> None:
     del worker.worker.reload_weights
 
 
+@pytest.mark.usefixtures("eight_columns")
 def test_old_weights_under_a_new_version(served: Served) -> None:
     """A step so small that log-probs hide it, as every step is in bfloat16."""
     model, engine = served
