@@ -85,10 +85,11 @@ def make_model(shape: Shape, folder: Path, *, ends_after: int | None = None) -> 
 
 
 def _end_after(model: Any, tokens: int) -> None:
-    """Gives EOS the same probability after any word: 1 in `tokens`, or e to the -20 where that is 0.
+    """Gives EOS the same probability after any words: 1 in `tokens`, or e to the -20 where that is 0.
 
     One coordinate of the residual stream is a large constant: that of every token's embedding. The head, which shares
-    the embedding, reads it with one sign for every word; of EOS it reads nothing else.
+    the embedding, reads it with one sign for every word; of EOS it reads nothing else. Where completions end, the other
+    coordinates are so small that all words are about as likely: words that repeat would change how likely EOS is.
     """
     import torch
 
@@ -97,6 +98,7 @@ def _end_after(model: Any, tokens: int) -> None:
     embedding[-1] = 0.0
     embedding[-1, 0] = -constant
     if tokens:
+        embedding[:, 1:] *= 0.1
         generator = torch.Generator().manual_seed(0)
         words = word_ids(len(embedding))
         ids = torch.randint(words.start, words.stop, (16, 64), generator=generator)

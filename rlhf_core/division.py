@@ -161,7 +161,7 @@ def _cost(tokens: float) -> float:
 
 
 def _units(
-    prompts: Iterable[Hashable], lengths: Sequence[int], again: Sequence[int], limit: int, replicas: int
+    prompts: Sequence[Hashable], lengths: Sequence[int], again: Sequence[int], limit: int, replicas: int
 ) -> list[_Unit]:
     """Examples of one prompt, if they are several within `limit` tokens and no large part of a replica's work."""
     added = [_cost(length) - _cost(saved) for length, saved in zip(lengths, again, strict=True)]

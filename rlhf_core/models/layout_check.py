@@ -208,14 +208,14 @@ def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int, *
             stack.callback(model.get_input_embeddings().register_forward_hook(leaf).remove)
             stack.enter_context(torch.enable_grad())
         output = backbone(model)(**arrangement.arguments, use_cache=False)
-        hidden = arrangement.tokens(output.last_hidden_state)
+        hidden = arrangement.tokens(output.last_hidden_state).at()
         if sharded:
             return _Result(hidden.float(), None)
         start = sum(batch.sequence_lengths.tolist()[:sequence]) + skipped
         read = hidden[start : start + _READ].float()
         # A vector without special directions: along the ones of a normalised vector nothing changes.
         (gradient,) = torch.autograd.grad((read * _alternating(read)).sum(), embedded[:1])
-    return _Result(hidden.detach().float(), arrangement.tokens(gradient).float())
+    return _Result(hidden.detach().float(), arrangement.tokens(gradient).at().float())
 
 
 def _alternating(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ layout_check.py finds it out.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -55,16 +55,37 @@ class _Arrangement:
     arguments: dict[str, Any]
     places: Tensor | None  # (N,) int64; None: all in order
 
-    def tokens(self, values: Tensor) -> Tensor:
-        """(N, d) of (rows, columns, d), or of the same flattened."""
-        flat = values.flatten(0, -2)
-        return flat if self.places is None else flat.index_select(0, self.places)
+    def tokens(self, values: Tensor) -> OfTokens:
+        """values: (rows, columns, d) of the model's output, or the same flattened."""
+        return OfTokens(values.flatten(0, -2), self.places)
+
+
+@dataclass(frozen=True, slots=True)
+class OfTokens:
+    """What a model has computed for the tokens of a batch, once for those that several sequences begin with.
+
+    There can be many times as many tokens as values, so that only what is needed is gathered.
+    """
+
+    values: Tensor  # (n, d)
+    places: Tensor | None  # (N,) int64: where in `values` that of each token is; None: all in order
+
+    def at(self, tokens: Tensor | None = None) -> Tensor:
+        """(M, d) of `tokens`, indices (M,) int64 in the batch; (N, d) of all if there are none given."""
+        places = tokens if self.places is None else self.places if tokens is None else self.places[tokens]
+        # Its backward pass takes less than that of [...].
+        return self.values if places is None else self.values.index_select(0, places)
+
+    def of_each(self, function: Callable[[Tensor], Tensor]) -> Tensor:
+        """(N,): `function`, which computes (n,) of (n, d)."""
+        found = function(self.values)
+        return found if self.places is None else found.index_select(0, self.places)
 
 
 def run_backbone(
     model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool = False, limit: int | None = None
-) -> tuple[Tensor, list[Tensor]]:
-    """The last hidden states (N, d) of the tokens of `batch`, and, if asked for, each router's logits (N, E).
+) -> tuple[OfTokens, list[Tensor]]:
+    """The last hidden states of the tokens of `batch`, and, if asked for, each router's logits (N, E).
 
     model: a PreTrainedModel. limit: sequences longer than this, in tokens, are never in one forward with others.
     Under ZeRO-3 every rank makes the same number of forwards.
@@ -74,16 +95,26 @@ def run_backbone(
         return _run(model, batch, layouts, routers=routers)
     parts = [_run(model, select_sequences(batch, group), layouts, routers=routers) for group in groups]
     order = _order(batch, groups)
-    hidden = torch.cat([part for part, _ in parts])[order]
+    hidden = _joined([part for part, _ in parts], order)
     return hidden, [torch.cat(logits)[order] for logits in zip(*(logits for _, logits in parts), strict=True)]
 
 
-def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> tuple[Tensor, list[Tensor]]:
+def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> tuple[OfTokens, list[Tensor]]:
     arrangement = arranged(model, batch, layouts)
     options = {"output_router_logits": True} if routers else {}
     output = backbone(model)(**arrangement.arguments, use_cache=False, **options)
-    logits = [arrangement.tokens(logits) for logits in output.router_logits] if routers else []
+    logits = [arrangement.tokens(logits).at() for logits in output.router_logits] if routers else []
     return arrangement.tokens(output.last_hidden_state), logits
+
+
+def _joined(parts: Sequence[OfTokens], order: Tensor) -> OfTokens:
+    """order: where each token of the batch is among those of the parts, one after the other."""
+    places, start = [], 0
+    for part in parts:
+        own = torch.arange(len(part.values), device=order.device) if part.places is None else part.places
+        places.append(start + own)
+        start += len(part.values)
+    return OfTokens(torch.cat([part.values for part in parts]), torch.cat(places)[order])
 
 
 def arranged(model: Any, batch: PackedBatch, layouts: Layouts) -> _Arrangement:

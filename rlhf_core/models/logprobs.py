@@ -14,6 +14,8 @@ from torch.utils.checkpoint import checkpoint
 
 # Logits of one chunk: 64 MiB in float32. Blocks below 32 MiB glibc does not give back, and then everything stays.
 CHUNK_ELEMENTS = 1 << 24
+# Chunks of a call whose distributions wait for backward, 256 MiB; those of the others are computed again there.
+_KEPT_CHUNKS = 4
 
 
 class Head(Protocol):
@@ -36,12 +38,12 @@ def chunked_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """log softmax(head(hidden) / temperature)[targets], in float32, and the entropy of each distribution (nats).
 
-    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and
-    again in backward (if they are more than one chunk). Every rank makes the same calls of `head`, forward and
-    backward, since each is a collective under ZeRO-3.
+    hidden: (M, d); targets: (M,) int64; both results: (M,) float32. Logits are computed a chunk of rows at a time and,
+    but for the first chunks, again in backward. Every rank makes the same calls of `head`, forward and backward, since
+    each is a collective under ZeRO-3.
     """
     chunk = partial(_chunk, head, temperature=temperature, with_entropy=with_entropy)
-    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements)
+    logprobs, entropy = by_chunks(chunk, [hidden, targets], [head], vocabulary, chunk_elements, kept=_KEPT_CHUNKS)
     return logprobs, entropy if with_entropy else None
 
 
@@ -51,8 +53,11 @@ def by_chunks(
     heads: Sequence[Head],
     vocabulary: int,
     chunk_elements: int,
+    *,
+    kept: int = 0,
 ) -> tuple[Tensor, Tensor]:
-    """`function` of a chunk of the rows of `tensors` at a time, and again in backward (if there are several chunks).
+    """`function` of a chunk of the rows of `tensors` at a time, and again in backward if there are several, but for
+    the first `kept`.
 
     tensors: each (M, ...); function: of their parts (m, ...) to two tensors (m, ...), which makes logits with each of
     `heads`, (m, vocabulary). Every rank makes the same calls, forward and backward, since each is a collective under
@@ -62,8 +67,8 @@ def by_chunks(
     chunks = _same_on_all_ranks(math.ceil(first.shape[0] * vocabulary / chunk_elements), heads, first.device)
     results: list[tuple[Tensor, Tensor]] = []
     for parts in zip(*(tensor.tensor_split(chunks) for tensor in tensors), strict=True):
-        if not torch.is_grad_enabled() or chunks == 1:
-            results.append(function(*parts))  # nothing to save by computing it twice
+        if not torch.is_grad_enabled() or chunks == 1 or len(results) < kept:
+            results.append(function(*parts))
             continue
         # Under ZeRO-3 the head's weight is gathered in recomputation but already released when shapes are compared.
         result = checkpoint(function, *parts, use_reentrant=False, determinism_check="none")

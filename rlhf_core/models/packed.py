@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.folder import longrope_limit
 from rlhf_core.models.layout_check import checked_layouts
-from rlhf_core.models.layouts import ROWS, TREE, run_backbone
+from rlhf_core.models.layouts import ROWS, TREE, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
 from rlhf_core.models.routing import experts_per_token, routing_sums
@@ -50,12 +50,12 @@ class PackedModel(nn.Module):
     def _transformer(self) -> Any:
         return base_model(self.model)
 
-    def _hidden(self, batch: PackedBatch) -> Tensor:
-        """(N, d): the last hidden state of each token."""
+    def _hidden(self, batch: PackedBatch) -> OfTokens:
+        """The last hidden state of each token."""
         return run_backbone(self._transformer, batch, self.layouts, limit=self._limit)[0]
 
-    def _routed(self, batch: PackedBatch, counted: Tensor) -> tuple[Tensor, Tensor]:
-        """The hidden states (N, d) of a mixture of experts, and `routing_sums` (2, E) of the tokens in `counted`."""
+    def _routed(self, batch: PackedBatch, counted: Tensor) -> tuple[OfTokens, Tensor]:
+        """The hidden states of a mixture of experts, and `routing_sums` (2, E) of the tokens in `counted`."""
         hidden, router_logits = run_backbone(self._transformer, batch, self.layouts, routers=True, limit=self._limit)
         return hidden, routing_sums(router_logits, counted, experts_per_token(self._transformer))
 
@@ -91,7 +91,7 @@ class CausalModel(PackedModel):
             hidden, routing = self._routed(batch, in_trained_example(batch))
         else:
             hidden = self._hidden(batch)
-        return places, hidden.index_select(0, places - 1), routing  # its backward pass takes less than that of [...]
+        return places, hidden.at(places - 1), routing
 
     def _outputs(self, hidden: Tensor, ids: Tensor) -> tuple[Tensor, Tensor]:
         ours, own = self.head(hidden), self._transformer(input_ids=ids, use_cache=False).logits[0]
@@ -134,7 +134,7 @@ class Classifier(PackedModel):
     """A sequence classifier with one label, that is read at every token."""
 
     def _scores(self, hidden: Tensor) -> Tensor:
-        """(N,) float32."""
+        """(n,) float32 of (n, d)."""
         scores: Tensor = self._transformer.score(hidden)
         return scores.squeeze(-1).float()
 
@@ -152,7 +152,7 @@ class ScalarModel(Classifier):
 
     def forward(self, batch: PackedBatch) -> Tensor:
         """(N,) float32: the score of the hidden state at each token, which has seen this token and those before."""
-        return self._scores(self._hidden(batch)) + self.offset
+        return self._hidden(batch).of_each(self._scores) + self.offset
 
 
 def in_trained_example(batch: PackedBatch, *, sequences: int = 1) -> Tensor:

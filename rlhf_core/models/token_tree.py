@@ -43,14 +43,13 @@ class AttentionGroup:
         self.keys = pad_sequence(  # (g, k) int64: of the tokens before a segment and its own, padded on the right
             [torch.cat([segment.before, part]) for segment, part in zip(segments, own, strict=True)], batch_first=True
         )
-        self._real = torch.arange(self.queries.shape[1]) < lengths.unsqueeze(1)  # (g, q) bool: no padding
-        self.taken = self._real.flatten().nonzero().squeeze(1)  # (tokens,) int64: these, among the queries row by row
+        self.real = torch.arange(self.queries.shape[1]) < lengths.unsqueeze(1)  # (g, q) bool: which are no padding
         self._before = torch.tensor([segment.before.numel() for segment in segments])
         self._begins = not self._before.any()
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def to(self, device: torch.device) -> Self:
-        for name in ("queries", "keys", "taken", "_real", "_before"):
+        for name in ("queries", "keys", "real", "_before"):
             setattr(self, name, getattr(self, name).to(device))
         return self
 
@@ -70,7 +69,7 @@ class AttentionGroup:
             hidden = distances < 0
             if window is not None:
                 hidden |= distances >= window
-            hidden &= self._real.unsqueeze(2)  # padding sees all: a softmax of nothing is NaN
+            hidden &= self.real.unsqueeze(2)  # padding sees all: a softmax of nothing is NaN
             bias = torch.zeros(hidden.shape, dtype=dtype, device=hidden.device).masked_fill_(hidden, -torch.inf)
             self._biases[window, dtype] = bias.unsqueeze(1)
         return self._biases[window, dtype]
@@ -83,15 +82,21 @@ class TokenTree:
     kept: Tensor  # (n,) int64: which token of the batch each is, the first of those that are the same
     places: Tensor  # (N,) int64: where each token of the batch is in the tree
     groups: tuple[AttentionGroup, ...]
-    order: Tensor  # (n,) int64: where each token is in what the groups take, one after the other
+    queries: Tensor  # (Q,) int64: of all groups, one after the other, row by row
+    keys: Tensor  # (K,) int64: likewise
+    order: Tensor  # (n,) int64: where each token is among `queries`
 
     @classmethod
     def of(cls, batch: PackedBatch) -> Self:
         device = batch.input_ids.device
         kept, places, segments = _grown(batch)
         groups = [AttentionGroup([segments[i] for i in group]) for group in _grouped(segments)]
-        order = torch.cat([group.queries.flatten()[group.taken] for group in groups]).argsort()
-        return cls(kept.to(device), places.to(device), tuple(group.to(device) for group in groups), order.to(device))
+        queries = torch.cat([group.queries.flatten() for group in groups])
+        keys = torch.cat([group.keys.flatten() for group in groups])
+        real = torch.cat([group.real.flatten() for group in groups]).nonzero().squeeze(1)
+        order = torch.empty_like(kept).scatter_(0, queries[real], real)
+        kept, places, queries, keys, order = (part.to(device) for part in (kept, places, queries, keys, order))
+        return cls(kept, places, tuple(group.to(device) for group in groups), queries, keys, order)
 
 
 def _grown(batch: PackedBatch) -> tuple[Tensor, Tensor, list[Segment]]:

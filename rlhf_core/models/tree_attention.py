@@ -8,7 +8,7 @@ call.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -46,24 +46,32 @@ def tree_attention(
         raise NotImplementedError(f"attention in a token tree does not compute {', '.join(asked)}")
     if _windows is not None:
         _windows.append(sliding_window)
+    groups = token_tree.groups
+    parts = [
+        _gathered(query, token_tree.queries, [group.queries.shape for group in groups]),
+        _gathered(key, token_tree.keys, [group.keys.shape for group in groups]),
+        _gathered(value, token_tree.keys, [group.keys.shape for group in groups]),
+    ]
     found = []
-    by_token = [part[0].transpose(0, 1).contiguous() for part in (query, key, value)]  # (n, heads, size)
-    for group in token_tree.groups:
-        places = (group.queries, group.keys, group.keys)
-        queries, keys, values = (_gathered(part, each) for part, each in zip(by_token, places, strict=True))
+    for group, queries, keys, values in zip(groups, *parts, strict=True):
         bias = group.bias(sliding_window, query.dtype)
         result = scaled_dot_product_attention(
             queries, keys, values, attn_mask=bias, dropout_p=dropout, is_causal=bias is None, scale=scaling,
             enable_gqa=queries.shape[1] != keys.shape[1],
         )  # fmt: skip
-        found.append(result.transpose(1, 2).flatten(0, 1).index_select(0, group.taken))  # (tokens, H, e)
+        found.append(result.transpose(1, 2).flatten(0, 1))
     return torch.cat(found).index_select(0, token_tree.order).unsqueeze(0), None
 
 
-def _gathered(values: Tensor, places: Tensor) -> Tensor:
-    """(g, H, t, d) of (n, H, d) at places (g, t). The backward pass of other ways to index takes longer."""
-    gathered: Tensor = values.index_select(0, places.flatten()).unflatten(0, places.shape)
-    return gathered.transpose(1, 2)
+def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
+    """For each shape (g, t) of a group, (g, H, t, d) of (1, H, n, d).
+
+    For all groups at once: the gradient of a gather begins with zeros for all n tokens. index_select, since the
+    gradient of other ways to index takes longer.
+    """
+    gathered = values[0].transpose(0, 1).contiguous().index_select(0, places)
+    parts = gathered.split([shape.numel() for shape in shapes])
+    return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
 
 def use_tree_attention(model: Any) -> None:

@@ -55,13 +55,13 @@ class RewardModel(Classifier):
             hidden, routing = self._routed(batch, in_trained_example(batch, sequences=batch.sequences_per_example))
         else:
             hidden = self._hidden(batch)
-        scores = self._scores(hidden)
+        scores = hidden.of_each(self._scores)
         if self.language_model is None:
             return scores, None, routing
         computed = batch.loss_mask if only is None else batch.loss_mask & only
         places = (computed & (batch.position_ids != 0)).nonzero().squeeze(-1)
         logprobs, _ = chunked_logprobs(
-            OutputHead(self.language_model), hidden[places - 1], batch.input_ids[places],
+            OutputHead(self.language_model), hidden.at(places - 1), batch.input_ids[places],
             vocabulary=self._transformer.config.get_text_config().vocab_size,
         )  # fmt: skip
         return scores, logprobs.new_zeros(batch.num_tokens).index_put((places,), logprobs), routing
