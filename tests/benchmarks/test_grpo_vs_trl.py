@@ -65,8 +65,8 @@ def test_the_model_never_ends_a_completion(model: Path) -> None:
 
 
 def test_a_model_ends_its_completions_after_as_many_tokens_as_asked(tmp_path: Path) -> None:
-    make_model(SHAPES["1m"], tmp_path, ends_after=28)
-    ids = torch.randint(5, 1000, (64, 32), generator=torch.Generator().manual_seed(1))
+    make_model(SHAPES["25m"], tmp_path, ends_after=28)
+    ids = torch.randint(5, 12_000, (16, 64), generator=torch.Generator().manual_seed(1))
     with torch.no_grad():
         ends = AutoModelForCausalLM.from_pretrained(tmp_path)(ids).logits.softmax(-1)[..., -1]
     assert float(ends.mean()) == pytest.approx(1 / 28, rel=0.1)
