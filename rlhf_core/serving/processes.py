@@ -39,13 +39,21 @@ def serve(application: Callable[[], FastAPI], host: str, port: int, workers: int
     from uvicorn.config import STARTUP_FAILURE
     from uvicorn.supervisors import Multiprocess
 
+    class Supervisor(Multiprocess):
+        """Finds at once that a worker dies while it is asked whether it is alive: the pipe to it ends then."""
+
+        def keep_subprocess_alive(self) -> None:
+            for process in self.processes:
+                process.child_conn.close()  # the worker has its own
+            super().keep_subprocess_alive()
+
     config = Config(
         application, factory=True, host=host, port=port, workers=workers, lifespan="on", access_log=False,
         log_level="warning", server_header=False, proxy_headers=False,
         timeout_worker_healthcheck=_START_SECONDS, timeout_graceful_shutdown=_STOP_SECONDS,
     )  # fmt: skip
     with listening(host, port) as listener:
-        supervisor = Multiprocess(config, sockets=[listener])
+        supervisor = Supervisor(config, sockets=[listener])
         supervisor.run()
     if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
         raise StageError("the reward server could not start: its workers say why above")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -32,8 +33,10 @@ def test_a_killed_worker_is_started_again_and_no_answer_is_lost_or_wrong() -> No
             with ThreadPoolExecutor(1) as pool:
                 asked = pool.submit(reward, texts, texts, [{}] * 200)
                 worker = worker_of(process.pid)
+                worker.suspend()
+                time.sleep(2)  # its supervisor asks it twice a second, and would wait for its answer for two minutes
                 worker.kill()
-                assert asked.result().rewards == [float(number) for number in range(200)]
+                assert asked.result(timeout=100).rewards == [float(number) for number in range(200)]
                 assert reward(["abc"], ["p"], [{}]).rewards == [3.0]
             assert worker_of(process.pid).pid != worker.pid
         finally:

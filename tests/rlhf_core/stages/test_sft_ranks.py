@@ -45,7 +45,8 @@ from tests.rlhf_core.stages.supervised_runs import (
 )
 
 CONFIG = SFTConfig(
-    dataset="d", batch_size=7, epochs=2, max_length=32, optimizer=OPTIMIZER, log_every=2,
+    # Each line waits for the last checkpoint, without which one that is due is left out.
+    dataset="d", batch_size=7, epochs=2, max_length=32, optimizer=OPTIMIZER, log_every=1,
     engine=ENGINE.model_copy(update={"zero_stage": 3}), checkpoint=CheckpointConfig(every_steps=1),
     placement=Placement(workers=2, cpus_per_worker=0.5, threads=1),
 )  # fmt: skip
