@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from benchmarks import grpo_workload
-from benchmarks.grpo_workload import GRPOWorkload, prompt_ids, rows
+from benchmarks.grpo_workload import LEARNING_RATE, GRPOWorkload, prompt_ids, rows
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.workload import Result, answer, measured
 from rlhf_core.config.rl import RLConfig
@@ -41,7 +41,7 @@ def config(workload: GRPOWorkload) -> RLConfig:
         "grpo": {
             "group_size": workload.group,
             "rewards": {"text": {"type": "function", "path": str(REWARD_FILE)}},
-            "optimizer": {"learning_rate": 1e-6, "schedule": "constant", "warmup_share": 0.0},
+            "optimizer": {"learning_rate": LEARNING_RATE, "schedule": "constant", "warmup_share": 0.0},
         },
     })  # fmt: skip
 

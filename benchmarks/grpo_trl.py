@@ -18,7 +18,7 @@ import torch
 from datasets import Dataset
 
 from benchmarks import trl_trainers
-from benchmarks.grpo_workload import GRPOWorkload, prompt_ids, reward, rows
+from benchmarks.grpo_workload import LEARNING_RATE, GRPOWorkload, prompt_ids, reward, rows
 from benchmarks.trl_trainers import StepTimer
 from benchmarks.word_models import tokenizer
 from benchmarks.workload import Result, answer, measured
@@ -75,7 +75,7 @@ def build(workload: GRPOWorkload, model: Path, path: str, folder: str, timer: Ph
         temperature=1.0,
         beta=0.0,  # no reference model
         num_iterations=1,
-        learning_rate=1e-6,
+        learning_rate=LEARNING_RATE,
         **trl_trainers.arguments(workload, path, folder),
     )
     return GRPOTrainer(
