@@ -66,15 +66,24 @@ def median_seconds(policy: PolicyModel, each: PackedBatch, layouts: Layouts, rep
     return statistics.median(found[1:])
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def options(description: str | None, arguments: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--repeats", type=int, default=3)
-    parsed = parser.parse_args(arguments)
+    return parser.parse_args(arguments)
+
+
+def table(parsed: argparse.Namespace, name: str, *figures: str) -> Table:
+    shown = Table(name, title=f"{parsed.dtype}, {torch.get_num_threads()} threads, median of {parsed.repeats}")
+    for column in figures:
+        shown.add_column(column, justify="right")
+    return shown
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parsed = options(__doc__, arguments)
     policy = PolicyModel(causal := model(getattr(torch, parsed.dtype)))
-    shown = Table(title=f"{parsed.dtype}, {torch.get_num_threads()} threads, median of {parsed.repeats}")
-    for column in ("batch", "tokens", "computed in a tree", "rows or packed", "tree", "ratio"):
-        shown.add_column(column, justify="left" if column == "batch" else "right")
+    shown = table(parsed, "batch", "tokens", "computed in a tree", "rows or packed", "tree", "ratio")
     for name, sizes in _BATCHES.items():
         each = batch(*sizes)
         causal.set_attn_implementation("sdpa")

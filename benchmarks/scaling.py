@@ -6,15 +6,13 @@ quantity at a time is varied: all tokens, the longest sequence, completions of o
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
-from rich.table import Table
 
-from benchmarks.layouts import VOCABULARY, median_seconds, model
+from benchmarks.layouts import VOCABULARY, median_seconds, model, options, table
 from rlhf_core.models.layouts import TREE
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.token_tree import TokenTree
@@ -64,15 +62,12 @@ def log_normal(deviation: float, count: int = _COMPLETIONS) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
-    parser.add_argument("--repeats", type=int, default=3)
-    parsed = parser.parse_args(arguments)
+    parsed = options(__doc__, arguments)
     policy = PolicyModel(causal := model(getattr(torch, parsed.dtype)))
     use_tree_attention(causal)
-    shown = Table(title=f"{parsed.dtype}, {torch.get_num_threads()} threads, median of {parsed.repeats}")
-    for column in ("varied", "", "longest", "trained", "computed", "seconds", "trained/s", "ms per computed token"):
-        shown.add_column(column, justify="left" if column == "varied" else "right")
+    shown = table(
+        parsed, "varied", "", "longest", "trained", "computed", "seconds", "trained/s", "ms per computed token"
+    )
     for case in cases():
         batch = case.batch()
         seconds = median_seconds(policy, batch, TREE, parsed.repeats)

@@ -97,7 +97,7 @@ class RolloutEngineConfig(Config):
     read_back_every: Publishes = operational(
         8,
         description="publishes of which one is read back whole; of the others 64 columns of each weight that the "
-        "engine has packed, drawn anew each time (only engines on CPU pack weights)",
+        "engine has packed, sampled again each time (only engines on CPU pack weights)",
     )
     compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
     cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")

@@ -49,8 +49,8 @@ class AttentionGroup:
         self._biases: dict[tuple[int | None, torch.dtype], Tensor] = {}
 
     def to(self, device: torch.device) -> Self:
-        for name in ("queries", "keys", "real", "_before"):
-            setattr(self, name, getattr(self, name).to(device))
+        """Of `queries` and `keys` only the shape counts from here on: TokenTree has those of all groups."""
+        self.real, self._before = self.real.to(device), self._before.to(device)
         return self
 
     def bias(self, window: int | None, dtype: torch.dtype) -> Tensor | None:
@@ -64,7 +64,8 @@ class AttentionGroup:
         if window is None and self._begins:
             return None
         if (window, dtype) not in self._biases:
-            queries, keys = (torch.arange(part.shape[1], device=part.device) for part in (self.queries, self.keys))
+            device = self.real.device
+            queries, keys = (torch.arange(part.shape[1], device=device) for part in (self.queries, self.keys))
             distances = (self._before.unsqueeze(1) + queries).unsqueeze(2) - keys
             hidden = distances < 0
             if window is not None:

@@ -109,12 +109,8 @@ class PolicyTrainer:
         if role in (REFERENCE, TEACHER):
             role = POLICY
         if role not in self._sharing:
-            group = self._frozen.get(role)
-            self._sharing[role] = (
-                self._workers.call(RLWorker.shares_prompts, role)[0]
-                if group is None
-                else group.call(Scores.shares_prompts, role)[0]
-            )
+            group: WorkerGroup[Scores] = self._frozen.get(role, self._workers)
+            self._sharing[role] = group.call(Scores.shares_prompts, role)[0]
         return self._sharing[role]
 
     def _fields_to_score(self) -> list[str]:

@@ -6,7 +6,7 @@ vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -42,19 +42,14 @@ class PublishedWeights:
         worker.reload_weights(weights_iterator=_tensors(Path(folder)))
         if current_platform.is_cpu():
             repack_heads(worker.model_runner.get_model())
-        self._unread_digests = self._digests_of_unread(Path(folder))
-        packed = {name for layer in self._served_layers() if layer.read_columns for name in layer.published}
+        layers = list(self._served_layers())
+        self._unread_digests = _digests_of_unread(Path(folder), layers)
+        packed = {name for layer in layers if layer.read_columns for name in layer.published}
         self._given = {
             name: GivenMatrix.of(weight, worker.model_config.dtype, seed=version)
             for name, weight in _tensors(Path(folder))
             if name in packed
         }
-
-    def _digests_of_unread(self, folder: Path, dtype: torch.dtype | None = None) -> dict[str, str]:
-        """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
-        readable = {name for layer in self._served_layers() for name in (*layer.published, *layer.names)}
-        unread = ((name, tensor) for name, tensor in _tensors(folder) if name not in readable)
-        return {name: tensor_digest(tensor if dtype is None else tensor.to(dtype)) for name, tensor in unread}
 
     def remember_adapter(self, folder: str) -> None:
         """Keep what `served_tensors` compares the adapter in use with."""
@@ -78,10 +73,11 @@ class PublishedWeights:
                 for name, values in served
             ]
         dtype = worker.model_config.dtype  # some layers keep a bias in float32
+        layers = list(self._served_layers())
         if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
-            self._unread_digests = self._digests_of_unread(Path(worker.model_config.model), dtype)
+            self._unread_digests = _digests_of_unread(Path(worker.model_config.model), layers, dtype)
         return [
-            *(tensor for layer in self._served_layers() for tensor in self._read_back(layer, dtype, whole)),
+            *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
             *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
         ]
 
@@ -100,6 +96,13 @@ class PublishedWeights:
         config = worker.model_config
         tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
         return served_layers(worker.model_runner.get_model(), tensor_shapes(Path(config.model)), tied=tied)
+
+
+def _digests_of_unread(folder: Path, layers: Sequence[ServedLayer], dtype: torch.dtype | None = None) -> dict[str, str]:
+    """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
+    readable = {name for layer in layers for name in (*layer.published, *layer.names)}
+    unread = ((name, tensor) for name, tensor in _tensors(folder) if name not in readable)
+    return {name: tensor_digest(tensor if dtype is None else tensor.to(dtype)) for name, tensor in unread}
 
 
 def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
