@@ -33,8 +33,8 @@ from benchmarks.workload import Result, Workload
 OURS = "ours"
 # Which sides there are in which precision; those of TRL are the paths of trl_trainers.
 SIDES = {
-    "float32": (OURS, "trl"),
-    "bfloat16": (OURS, "trl", "trl-bf16-weights"),
+    "float32": (OURS, "trl", "trl-jemalloc"),
+    "bfloat16": (OURS, "trl", "trl-jemalloc", "trl-bf16-weights"),
 }
 
 
@@ -174,7 +174,7 @@ def measure(benchmark: Benchmark, workload: Workload, side: str, model: Path, tr
         command = [sys.executable, "-m", f"benchmarks.{ours if side == OURS else theirs}", *places]
         command += [] if side == OURS else [side]
         with (folder / "log").open("w+", encoding="utf-8") as log:
-            child = subprocess.Popen(command, env=_environment(workload, trl), stdout=log, stderr=log)
+            child = subprocess.Popen(command, env=_environment(workload, trl, side), stdout=log, stderr=log)
             try:
                 with ProcessWatch(child.pid) as watch:
                     code = child.wait()
@@ -208,13 +208,25 @@ def _others(seconds: float = 10.0) -> float:
     return float((busy_seconds() - before) / (seconds * psutil.cpu_count()))
 
 
-def _environment(workload: Workload, trl: Path | None) -> dict[str, str]:
+def _environment(workload: Workload, trl: Path | None, side: str) -> dict[str, str]:
     home = str(Path(__file__).parents[1])
     path = os.pathsep.join(filter(None, (home, str(trl) if trl else "", os.environ.get("PYTHONPATH"))))
     threads = {name: str(workload.threads) for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     quiet = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONWARNINGS": "ignore"}
     others = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"}  # a cluster of our own
-    return {**others, **threads, **quiet, "PYTHONPATH": path}
+    return {**others, **threads, **quiet, "PYTHONPATH": path, **(_jemalloc() if side == "trl-jemalloc" else {})}
+
+
+def _jemalloc() -> dict[str, str]:
+    """For a process whose allocator keeps all memory that it frees: glibc returns what is large to the kernel, and pays
+    for its pages again with every step."""
+    ray = find_spec("ray")
+    if ray is None or ray.origin is None:
+        raise RuntimeError("Ray's wheel, which has jemalloc in it, is not installed")
+    library = Path(ray.origin).parent / "core" / "libjemalloc.so"
+    if not library.is_file():
+        raise RuntimeError(f"there is no {library}; leave trl-jemalloc out of --sides")
+    return {"LD_PRELOAD": str(library), "MALLOC_CONF": "dirty_decay_ms:-1,muzzy_decay_ms:-1,oversize_threshold:0"}
 
 
 def plan(benchmark: Benchmark, arguments: argparse.Namespace) -> Iterator[tuple[Workload, str]]:

@@ -15,11 +15,13 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from benchmarks.workload import Workload
 
 # What differs from one path to another, for float32 and for bfloat16; `dtype` is that of the weights it trains.
-PATHS: dict[str, dict[str, dict[str, Any]]] = {
-    "trl": {  # bfloat16 by autocast over float32 weights, which is TRL's own default
-        "float32": {"dtype": "float32", "bf16": False},
-        "bfloat16": {"dtype": "float32", "bf16": True},
-    },
+_AS_IT_COMES: dict[str, dict[str, Any]] = {  # bfloat16 by autocast over float32 weights, which is TRL's own default
+    "float32": {"dtype": "float32", "bf16": False},
+    "bfloat16": {"dtype": "float32", "bf16": True},
+}
+PATHS = {
+    "trl": _AS_IT_COMES,
+    "trl-jemalloc": _AS_IT_COMES,  # in a process that keeps freed memory, see against_trl
     "trl-bf16-weights": {  # and a bfloat16 optimizer: less work and less exact than a float32 master copy
         "bfloat16": {"dtype": "bfloat16", "bf16": False},
     },

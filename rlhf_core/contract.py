@@ -23,9 +23,6 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "evaluation": frozenset({Kind.EVALUATION}),
 }
 
-DRIVER_CPUS = 0.1  # reserved for the process of a job whose work is done by actors
-JOB_CPUS_VARIABLE = "ALIGNMENT_JOB_CPUS"  # by which a job knows what its own process has reserved
-
 
 @dataclass(frozen=True, slots=True)
 class Stage:
@@ -46,8 +43,11 @@ class Stage:
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
     def job_cpus(self, config: StageConfig) -> float:
-        """CPUs that its job reserves for its own process, and those that it starts."""
-        return float(config.job_processes) if self.runs == "job" else DRIVER_CPUS
+        """CPUs that its job reserves for its own process, and those that it starts.
+
+        None where actors compute: several such jobs would each hold what the actors of all wait for, for ever.
+        """
+        return float(config.job_processes) if self.runs == "job" else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,8 @@ from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.protocol import Progress
-from tasks.ray_jobs import JobCancelledError, RayJobs
+from tasks.job_end import JobCancelledError
+from tasks.ray_jobs import RayJobs
 from tasks.stage import run_stage
 
 PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact

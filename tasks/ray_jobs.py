@@ -6,9 +6,7 @@ A job is a stage's process on the cluster, which outlives the process that submi
 from __future__ import annotations
 
 import os
-import re
 import secrets
-import signal
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -19,16 +17,19 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.placement import runtime_environment
-from rlhf_core.errors import NothingLeftError, StackError, StageError
+from rlhf_core.actors.placement import autoscaling, require_possible, runtime_environment
+from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
+from tasks.job_end import JobCancelledError, JobEndedError, one_line, require_success
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
 
 _REQUEST_SECONDS = 30.0
 _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
+_PENDING_SECONDS = 5.0  # after which a job that has not started is said to wait
 _PACKAGES = "/api/packages/gcs"
+_NODES = "/api/v0/nodes?limit=10000"  # the most that it lists
 _OF_EVERY_JOB: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     # In place of 3: killed earlier, a stopped job would leave its lease and its folders.
@@ -36,18 +37,6 @@ _OF_EVERY_JOB: Mapping[str, str] = {
 }
 
 Result = TypeVar("Result")
-
-
-class JobEndedError(StageError):
-    """The job failed, was stopped by someone else, or is lost with its cluster: there is nothing left to stop."""
-
-
-class JobWithNothingLeftError(JobEndedError, NothingLeftError):
-    """The job failed since its stage had nothing to make rows of."""
-
-
-class JobCancelledError(StageError):
-    """Whoever watched the job asked for its end."""
 
 
 class JobWatcher(Protocol):
@@ -89,24 +78,20 @@ def connect(patience: float = 60.0) -> RayJobs:
         return RayJobs(_Client(address, patience), patience=patience)
     except RayError as error:
         raise StackError(
-            f"the Ray dashboard at {address} refuses us ({_one_line(error)}): see RAY_AUTH_TOKEN"
+            f"the Ray dashboard at {address} refuses us ({one_line(error)}): see RAY_AUTH_TOKEN"
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
-            f"no Ray dashboard answers at {address} ({_one_line(error)}): run `alignment up`, or mend the address"
+            f"no Ray dashboard answers at {address} ({one_line(error)}): run `alignment up`, or mend the address"
         ) from error
 
 
 class RayJobs:
-    """
-    patience: seconds that the dashboard may be unreachable before the cluster counts as lost.
-    pending_timeout: seconds that a job may wait for its start.
-    """
+    """patience: seconds that the dashboard may be unreachable before the cluster counts as lost."""
 
-    def __init__(self, client: JobSubmissionClient, *, patience: float = 60.0, pending_timeout: float = 1800.0):
+    def __init__(self, client: JobSubmissionClient, *, patience: float = 60.0):
         self._client = client
         self._patience = patience
-        self._pending_timeout = pending_timeout
 
     @property
     def address(self) -> str:
@@ -115,33 +100,39 @@ class RayJobs:
     def where_is_the_log(self, job_id: str) -> str:
         return f"full log: `ray job logs {job_id}` or {self.address}/#/jobs/{job_id}"
 
-    def submit_or_attach(self, request: JobRequest) -> tuple[str, bool]:
-        """Id of the job that computes `request`, and whether it was running already.
+    def submit_or_attach(self, request: JobRequest, *, stopped: str | None = None) -> tuple[str, bool]:
+        """Id of the job that computes `request`, and whether it was there already.
 
-        Raises StageError if the cluster refuses the job, JobEndedError if the cluster is lost.
+        stopped: the id of a job whose stop was asked, which nobody attaches to: if it has not started yet, it ends as
+        soon as it does.
+        Raises StageError if the cluster refuses the job or its nodes could never hold it, JobEndedError if the cluster
+        is lost.
         """
+        self._require_room(request)
         while True:
             attempt, status = self._newest_attempt(request.id_prefix)
-            if status is not None and not status.is_terminal():
-                return f"{request.id_prefix}{attempt}", True
+            newest = f"{request.id_prefix}{attempt}"
+            if status is not None and not status.is_terminal() and newest != stopped:
+                return newest, True
             job_id = f"{request.id_prefix}{attempt + 1}"
             try:
                 self._call(partial(self._submit, job_id, request))
             except RuntimeError as error:
                 # Another orchestrator was faster, or our first request had arrived although its answer had not.
                 if "already exists" not in str(error):
-                    raise StageError(f"Ray refused the job {job_id}: {_one_line(error)}") from error
+                    raise StageError(f"Ray refused the job {job_id}: {one_line(error)}") from error
                 continue
             return job_id, False
 
     def follow(self, job_id: str, watcher: JobWatcher) -> None:
         """Returns when the job has succeeded; its lines and its progress go to `watcher` as they come.
 
-        Raises JobEndedError if it ends otherwise or is lost, JobCancelledError if `watcher` says so, StageError if it
-        never starts; after the latter two the job still has to be stopped.
+        A job that a busy cluster has no room for is waited for as long as it takes.
+        Raises JobEndedError if it ends otherwise or is lost, of which JobNotStartedError if Ray gave it up before its
+        start, and JobCancelledError if `watcher` says so; then it still has to be stopped.
         """
         log = JobLog(self._client, job_id, watcher.line, watcher.progress)
-        waiting_since = time.monotonic()
+        waiting_since, waits = time.monotonic(), False
         try:
             while True:
                 log.deliver(wait_seconds=_poll_seconds(time.monotonic() - waiting_since))
@@ -150,21 +141,21 @@ class RayJobs:
                 details = self._details(job_id)
                 if details.status.is_terminal():
                     break
-                if details.status == JobStatus.PENDING and time.monotonic() - waiting_since > self._pending_timeout:
-                    raise StageError(
-                        f"the job {job_id} did not start within {self._pending_timeout:.0f} s ({details.message}): "
-                        "the cluster has no room for it, see `ray status`"
-                    )
+                waited = time.monotonic() - waiting_since
+                if details.status == JobStatus.PENDING and waited > _PENDING_SECONDS and not waits:
+                    waits = True
+                    watcher.progress(Progress(0, 0, "waiting for Ray, which has no room for the job", {}, None))
             whole_log = partial(self._call, partial(self._client.get_job_logs, job_id))
             # A process that ended well has written all its lines; one that was killed may have children that still do.
             log.finish(whole_log, settled=details.status == JobStatus.SUCCEEDED)
         finally:
             log.close()
-        self._judge(job_id, details, log)
+        require_success(job_id, details, log, self.where_is_the_log(job_id))
 
     def stop(self, job_id: str, *, timeout: float = 25.0) -> str:
         """Stops the job and waits until it has ended; the status it ended with. Harmless when it has ended already.
 
+        A job that is still PENDING after `timeout` seconds is left to Ray, which stops it as soon as it starts.
         Raises StageError if it lives on, JobEndedError if the cluster is lost.
         """
         deadline = time.monotonic() + timeout
@@ -176,9 +167,11 @@ class RayJobs:
             if status.is_terminal():
                 return str(status)
             if time.monotonic() > deadline:
+                if status == JobStatus.PENDING:
+                    return str(status)
                 raise StageError(f"the job {job_id} is still {status} {timeout:.0f} s after its stop: "
                                  f"stop it with `ray job stop {job_id}`")  # fmt: skip
-            # Asked again and again, since a pending job takes the request and ignores it.
+            # Asked again and again: a job that is starting may miss one.
             self._call(lambda: self._client.stop_job(job_id))
             time.sleep(_POLL_SECONDS)
 
@@ -220,6 +213,16 @@ class RayJobs:
             raise
         return submitted
 
+    def _require_room(self, request: JobRequest) -> None:
+        """Raises StageError if no node of the cluster, were it idle, could hold the job's own process."""
+        asked = {name: amount for name, amount in (("CPU", request.cpus), ("memory", request.memory)) if amount}
+        if asked and not autoscaling():
+            answer = self._call(lambda: self._client._do_request("GET", _NODES))
+            if answer.status_code != 200:
+                raise StageError(f"Ray does not say which nodes it has: status code {answer.status_code}")
+            nodes = answer.json()["data"]["result"]["result"]
+            require_possible([asked], [node["resources_total"] for node in nodes if node["state"] == "ALIVE"])
+
     def _store_variables(self, package: str, environment: Mapping[str, str]) -> None:
         answer = self._client._do_request("PUT", f"{_PACKAGES}/{package}", data=forwarding.encode(environment))
         if answer.status_code != 200:
@@ -235,23 +238,11 @@ class RayJobs:
             return self._call(lambda: self._client.get_job_info(job_id))
         except RuntimeError as error:
             if "status code 404" not in str(error):
-                raise StageError(f"Ray does not say how the job {job_id} is: {_one_line(error)}") from error
+                raise StageError(f"Ray does not say how the job {job_id} is: {one_line(error)}") from error
             raise JobEndedError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"
             ) from error
-
-    def _judge(self, job_id: str, details: JobDetails, log: JobLog) -> None:
-        if details.status == JobStatus.SUCCEEDED:
-            return
-        where = self.where_is_the_log(job_id)
-        if details.status == JobStatus.STOPPED:
-            raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
-        # Ray's message repeats the end of the log after a comma.
-        ended = _one_line((details.message or "no reason given").partition(", last available logs")[0])
-        reason = log.error or f"{_cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
-        nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
-        raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
 
     def _call(self, function: Callable[[], Result]) -> Result:
         """A request, repeated over connection blips. Raises JobEndedError when they last longer than the patience."""
@@ -266,7 +257,7 @@ class RayJobs:
             cause = error.last_attempt.exception()
             raise JobEndedError(
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
-                f"({_one_line(cause)}); run again once it is back, finished stages are reused"
+                f"({one_line(cause)}); run again once it is back, finished stages are reused"
             ) from cause
 
 
@@ -275,29 +266,8 @@ def _poll_seconds(followed: float) -> float:
     return min(_POLL_SECONDS, max(_FIRST_POLL_SECONDS, followed / 10))
 
 
-def _cause_of_end(message: str) -> str:
-    """Of a job that said nothing itself: the likely cause, then what Ray says."""
-    found = re.search(r"exit code (-?\d+)", message)
-    status = int(found[1]) if found else 0
-    number = -status if status < 0 else status - 128  # of a signal: -9, or 137 from a shell
-    if number == signal.SIGKILL:
-        cause = "its process was killed (signal 9), usually because memory ran out"
-    elif number > 0:
-        cause = f"its process was ended by signal {number}"
-    elif status:
-        cause = f"its process ended with status {status}"
-    else:
-        cause = "Ray lost its process, which was killed or whose node was lost"
-    return f"{cause}. Ray says: {message}"
-
-
 def _is_blip(error: BaseException) -> bool:
     """Connection errors, and the 5xx answers of a dashboard whose head is not there (the client has no type for it)."""
     return isinstance(error, OSError) or (
         isinstance(error, RuntimeError) and "status code 5" in str(error) and "already exists" not in str(error)
     )
-
-
-def _one_line(error: object) -> str:
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:300]}…"

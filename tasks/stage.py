@@ -12,14 +12,14 @@ from typing import Protocol
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
-from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings, store_spec
 from rlhf_core.pipeline.user_files import named_variables
 from tasks.followers import Follower
+from tasks.job_end import JobEndedError, JobNotStartedError
 from tasks.job_request import JobRequest, id_prefix
-from tasks.ray_jobs import JobEndedError, JobWatcher, RayJobs
+from tasks.ray_jobs import JobWatcher, RayJobs
 
 # What every job needs of its submitter's environment: how to reach the store, the trackers and the hub.
 _FORWARDED = ("AWS_", "WANDB_", "HF_")
@@ -89,18 +89,23 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower
         stopped = follower.join()
         if stopped:
             jobs.stop(stopped)  # its last follower was cancelled, and may have died before it did this
-        job_id, attached = jobs.submit_or_attach(request)
-        try:
-            watcher.submitted(job_id, attached)
-            jobs.follow(job_id, watcher)
-        except JobEndedError:
+        while True:
+            job_id, attached = jobs.submit_or_attach(request, stopped=stopped)
+            try:
+                watcher.submitted(job_id, attached)
+                jobs.follow(job_id, watcher)
+            except JobNotStartedError as error:
+                watcher.line(f"{error}: submitting it again")
+                continue
+            except JobEndedError:
+                follower.leave()
+                raise
+            except (StageError, KeyboardInterrupt):  # cancelled
+                if follower.leave_and_stop(job_id):
+                    jobs.stop(job_id)
+                raise
             follower.leave()
-            raise
-        except (StageError, KeyboardInterrupt):  # cancelled, or it never started
-            if follower.leave_and_stop(job_id):
-                jobs.stop(job_id)
-            raise
-        follower.leave()
+            return
 
 
 def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
@@ -113,7 +118,7 @@ def _request(node: Node, settings: RunSettings, memory: int) -> JobRequest:
         stage=node.stage.name,
         key=node.ref.key,
         entrypoint=f"exec {shlex.join(command)}",  # no shell between Ray's signals and the stage
-        environment={**environment, JOB_CPUS_VARIABLE: str(node.stage.job_cpus(node.config))},
+        environment=environment,
         metadata={"node": node.name, "run_id": settings.run_id},
         cpus=node.stage.job_cpus(node.config),
         memory=memory,

@@ -73,7 +73,7 @@ class _Redrawn:
         self._live.update(table)
 
     def note(self, text: str) -> None:
-        self._console.print(f"[yellow]{escape(text)}[/]")
+        self._console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
 
 
 class _Lines:
@@ -91,7 +91,8 @@ class _Lines:
             self._printed[node.name] = (node.state, node.text)
             self._printed_at[node.name] = time.monotonic()
             what = node.text if node.running and node.text else _WORDS.get(node.state, node.state.lower())
-            self._console.print(f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}", highlight=False)
+            line = f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}"
+            self._console.print(line, soft_wrap=True, highlight=False)
 
     def note(self, text: str) -> None:
-        self._console.print(escape(text), highlight=False)
+        self._console.print(escape(text), soft_wrap=True, highlight=False)

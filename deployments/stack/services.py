@@ -115,7 +115,7 @@ def _ray(stack: Stack) -> Service:
         f"--dashboard-port={ports['ray_dashboard']}",
         f"--dashboard-agent-listen-port={ports['ray_agent']}",
         f"--ray-client-server-port={ports['ray_client']}",
-        # One more than there are: for the jobs' own processes, which wait while their actors compute.
+        # One more than there are: for a job that computes in its own process, so that it waits for no training.
         f"--num-cpus={os.environ.get('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0)) + 1}",
         f"--object-store-memory={_object_store_memory()}",
         f"--temp-dir={stack.link / 'ray'}",

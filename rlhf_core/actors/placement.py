@@ -15,7 +15,6 @@ from ray.util.placement_group import PlacementGroup, placement_group, remove_pla
 
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.contract import JOB_CPUS_VARIABLE
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.warm.client import python_command
@@ -84,9 +83,9 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
     ALIGNMENT_AUTOSCALING=1 on its nodes everything is waited for, and it is the waiting that makes nodes come.
     """
     asked = _total(bundles)
-    if os.environ.get("ALIGNMENT_AUTOSCALING") != "1":
+    if not autoscaling():
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
-        require_possible(bundles, nodes, held=float(os.environ.get(JOB_CPUS_VARIABLE, "0")))
+        require_possible(bundles, nodes)
     group = placement_group([dict(bundle) for bundle in bundles], strategy="PACK")
     try:
         ready, progress, waited = group.ready(), ProgressReporter(), False
@@ -102,27 +101,26 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         remove_placement_group(group)
 
 
-def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle], held: float = 0.0) -> None:
-    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind.
+def autoscaling() -> bool:
+    """Whether nodes come on demand, which Ray does not tell."""
+    return os.environ.get("ALIGNMENT_AUTOSCALING") == "1"
 
-    held: CPUs that this job's own process holds on one of the nodes.
-    """
-    largest = max(nodes, key=lambda node: node.get("CPU", 0.0), default={})
-    free = [{**node, "CPU": node.get("CPU", 0.0) - held} if node is largest else node for node in nodes]
-    asked, available = _total(bundles), _total(free)
-    beside = f", besides the {held:g} CPUs of the job's own process" if held else ""
+
+def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
+    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
+    asked, available = _total(bundles), _total(nodes)
     if any(available.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
         raise StageError(
-            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(available, asked)}{beside}; "
+            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(available, asked)}; "
             "ask for less of it"
         )
     for bundle in bundles:
-        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in free)
+        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in nodes)
         if room < wanted:
-            there_are = "; ".join(_words(node, bundle) for node in free)
+            there_are = "; ".join(_words(node, bundle) for node in nodes)
             raise StageError(
                 f"asked Ray for {wanted} times {_words(bundle, bundle)}, each on one node, but the nodes have room for "
-                f"{room} ({there_are}){beside}; ask for less, or for smaller parts"
+                f"{room} ({there_are}); ask for less, or for smaller parts"
             )
 
 
@@ -137,4 +135,8 @@ def _total(bundles: Sequence[Bundle]) -> Bundle:
 
 
 def _words(resources: Bundle, names: Iterable[str]) -> str:
-    return " and ".join(f"{resources.get(name, 0.0):g} {name}s" for name in names)
+    return " and ".join(_amount(name, resources.get(name, 0.0)) for name in names)
+
+
+def _amount(name: str, amount: float) -> str:
+    return f"{amount / 2**30:.3g} GiB of memory" if name == "memory" else f"{amount:g} {name}s"

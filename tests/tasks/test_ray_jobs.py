@@ -14,11 +14,15 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.actors.forwarding import NAME_VARIABLE
+from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
+from tasks.followers import Follower
+from tasks.job_end import JobCancelledError, JobEndedError, cause_of_end
 from tasks.job_log import LINE_OF_RAY
 from tasks.job_request import JobRequest
-from tasks.ray_jobs import JobCancelledError, JobEndedError, RayJobs, _cause_of_end, _Client, connect
+from tasks.ray_jobs import RayJobs, _Client, connect
+from tasks.stage import _compute
 from tests.cluster import start_ray
 
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"
@@ -30,7 +34,11 @@ class Watcher:
     def __init__(self) -> None:
         self.lines: list[str] = []
         self.seen: list[Progress] = []
+        self.jobs: list[tuple[str, bool]] = []
         self.cancel = threading.Event()
+
+    def submitted(self, job_id: str, attached: bool) -> None:
+        self.jobs.append((job_id, attached))
 
     def progress(self, progress: Progress) -> None:
         self.seen.append(progress)
@@ -124,7 +132,7 @@ def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
     ("Unexpected error occurred: The actor died", "Ray lost its process"),
 ])  # fmt: skip
 def test_the_cause_comes_before_what_ray_says(message: str, cause: str) -> None:
-    said = _cause_of_end(message)
+    said = cause_of_end(message)
     assert said.startswith(cause)
     assert said.endswith(f" Ray says: {message}")
 
@@ -153,15 +161,44 @@ def test_cancelled_then_stopped(jobs: RayJobs) -> None:
         jobs.follow(job_id, Watcher())
 
 
-def test_a_job_without_room_is_given_up(jobs: RayJobs) -> None:
-    impatient = RayJobs(jobs._client, pending_timeout=2.0)
-    huge = JobRequest("/store", "sft", f"{'e0':0<64}", "true", {}, {}, cpus=1000.0)
-    job_id, _ = impatient.submit_or_attach(huge)
-    with pytest.raises(StageError, match="did not start within 2 s"):
-        impatient.follow(job_id, Watcher())
-    # Ray takes the stop of a pending job and does nothing: that must not look like a success.
-    with pytest.raises(StageError, match=f"still PENDING 2 s after its stop: stop it with `ray job stop {job_id}`"):
-        impatient.stop(job_id, timeout=2.0)
+def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
+    huge = replace(python("", "e0"), cpus=1000.0)
+    with pytest.raises(
+        StageError, match=r"^asked Ray for 1000 CPUs, the whole cluster has 4 CPUs; ask for less of it$"
+    ):
+        jobs.submit_or_attach(huge)
+    with pytest.raises(StageError, match=r"^asked Ray for 1 CPUs and 1\.05e\+06 GiB of memory, the whole cluster has"):
+        jobs.submit_or_attach(replace(huge, cpus=1.0, memory=2**50))
+    assert jobs.running() == []
+
+
+def test_a_job_that_a_busy_cluster_has_no_room_for_is_waited_for(tmp_path: Path) -> None:
+    """Though Ray gives up what has not started after a while; and one that is stopped before its start never runs."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    head, address = start_ray(tmp_path / "ray.log", folder, RAY_JOB_START_TIMEOUT_SECONDS="8")
+    try:
+        jobs, watcher = RayJobs(_Client(address)), Watcher()
+        whole = replace(python("import time; print('started', flush=True); time.sleep(14)", "g0"), cpus=4.0)
+        busy, _ = jobs.submit_or_attach(whole)
+        while "started" not in jobs._client.get_job_logs(busy):
+            time.sleep(0.2)
+        unwanted = python(f"open({str(tmp_path / 'ran')!r}, 'w')", "g1")
+        first, _ = jobs.submit_or_attach(unwanted)
+        assert jobs.stop(first, timeout=1.0) == "PENDING"
+        second, attached = jobs.submit_or_attach(unwanted, stopped=first)
+        assert (second, attached) == (f"{unwanted.id_prefix}2", False)
+        assert jobs.stop(second, timeout=1.0) == "PENDING"
+        waits = python("print('at last')", "g2")
+        _compute(waits, jobs, watcher, Follower(LocalStore(tmp_path / "store"), waits.id_prefix, "run"))
+        assert watcher.seen[0].phase == "waiting for Ray, which has no room for the job"
+        given_up = f"Ray has had no room for the job {waits.id_prefix}1 and has given it up: submitting it again"
+        assert (watcher.lines[0], watcher.lines[-1]) == (given_up, "at last")
+        assert watcher.jobs[:2] == [(f"{waits.id_prefix}{attempt}", False) for attempt in (1, 2)]
+        assert jobs.running() == []
+        assert not (tmp_path / "ran").exists()
+    finally:
+        head.end()
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def test_a_lost_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:

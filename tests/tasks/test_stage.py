@@ -49,7 +49,8 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
     assert "JUDGE_URL" not in others
 
 
-def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_little(tmp_path: Path) -> None:
+def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_no_processor(tmp_path: Path) -> None:
+    """Drivers that each held a part of a processor, and waited for workers, would together leave none to these."""
     text = RECIPE.replace("  rollout: {max_length: 64}", "  rollout: {max_length: 64}\n  lora: {rank: 2}")
     (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(text, encoding="utf-8")
@@ -66,4 +67,4 @@ def test_a_merge_reserves_a_processor_and_memory_for_the_model_and_a_driver_litt
     merge = _request(graph["merge.rl"], settings, _memory(graph["merge.rl"], repository))
     assert (merge.cpus, merge.memory) == (1.0, 8000)
     driver = _request(graph["rl"], settings, _memory(graph["rl"], repository))
-    assert (driver.cpus, driver.memory) == (0.1, 0)
+    assert (driver.cpus, driver.memory) == (0.0, 0)

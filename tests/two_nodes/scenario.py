@@ -21,9 +21,10 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
+from tasks.job_end import JobEndedError
 from tasks.job_log import Progress
 from tasks.job_request import JobRequest
-from tasks.ray_jobs import JobEndedError, RayJobs
+from tasks.ray_jobs import RayJobs
 from tests.cluster import ROOT, service_environment
 from tests.rlhf_core.stages.rl_jobs import job_inputs, results, specified, two_by_two
 from tests.services import S3Server

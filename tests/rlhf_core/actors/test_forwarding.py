@@ -8,7 +8,7 @@ from rlhf_core.actors import forwarding
 
 
 def test_only_what_is_known_to_be_harmless_is_shown() -> None:
-    shown = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/x", "HF_ENDPOINT": "https://host", "ALIGNMENT_JOB_CPUS": "1"}
+    shown = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/x", "HF_ENDPOINT": "https://host", "ALIGNMENT_WARM": "1"}
     hidden = {
         "HF_TOKEN": "a", "HF_HUB_TOKEN": "b", "AWS_REGION": "c", "AWS_SESSION_TOKEN": "d", "WANDB_API_KEY": "e",
         "JUDGE_HEADER": "f", "HF_HUB_URL": "https://user:word@host",

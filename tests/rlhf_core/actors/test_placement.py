@@ -85,17 +85,6 @@ def test_parts_that_fit_on_no_node_are_refused_at_once() -> None:
     require_possible([{"CPU": 0.1}] * 30, nodes)
 
 
-def test_what_the_jobs_own_process_holds_is_not_waited_for() -> None:
-    """Workers that ask for a whole machine beside their driver would wait for ever."""
-    require_possible([{"CPU": 2.0}], [{"CPU": 2.0}])
-    with pytest.raises(
-        StageError, match=r"^asked Ray for 2 CPUs, the whole cluster has 1.9 CPUs, besides the 0.1 CPUs"
-    ):
-        require_possible([{"CPU": 2.0}], [{"CPU": 2.0}], held=0.1)
-    require_possible([{"CPU": 2.0}], [{"CPU": 3.0}], held=0.1)
-    require_possible([{"CPU": 2.0}], [{"CPU": 2.0}, {"CPU": 2.0}], held=0.1)
-
-
 def test_a_busy_cluster_is_waited_for_and_the_progress_says_so(
     ray_cluster: None, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,0 +1,63 @@
+"""How a job of Ray ended, if not well, and the cause in words."""
+
+from __future__ import annotations
+
+import re
+import signal
+
+from ray.job_submission import JobDetails, JobErrorType, JobStatus
+
+from rlhf_core.errors import NothingLeftError, StageError
+from tasks.job_log import JobLog
+
+
+class JobEndedError(StageError):
+    """The job failed, was stopped by someone else, or is lost with its cluster: there is nothing left to stop."""
+
+
+class JobWithNothingLeftError(JobEndedError, NothingLeftError):
+    """The job failed since its stage had nothing to make rows of."""
+
+
+class JobNotStartedError(JobEndedError):
+    """Ray has given the job up before its process was started, so that it may be submitted again."""
+
+
+class JobCancelledError(StageError):
+    """Whoever watched the job asked for its end."""
+
+
+def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -> None:
+    """Raises JobEndedError if the job, which has ended, did not succeed. where: its log is."""
+    if details.status == JobStatus.SUCCEEDED:
+        return
+    if details.error_type == JobErrorType.JOB_SUPERVISOR_ACTOR_START_TIMEOUT:
+        raise JobNotStartedError(f"Ray has had no room for the job {job_id} and has given it up")
+    if details.status == JobStatus.STOPPED:
+        raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
+    # Ray's message repeats the end of the log after a comma.
+    ended = one_line((details.message or "no reason given").partition(", last available logs")[0])
+    reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
+    nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
+    raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
+
+
+def cause_of_end(message: str) -> str:
+    """Of a job that said nothing itself: the likely cause, then what Ray says."""
+    found = re.search(r"exit code (-?\d+)", message)
+    status = int(found[1]) if found else 0
+    number = -status if status < 0 else status - 128  # of a signal: -9, or 137 from a shell
+    if number == signal.SIGKILL:
+        cause = "its process was killed (signal 9), usually because memory ran out"
+    elif number > 0:
+        cause = f"its process was ended by signal {number}"
+    elif status:
+        cause = f"its process ended with status {status}"
+    else:
+        cause = "Ray lost its process, which was killed or whose node was lost"
+    return f"{cause}. Ray says: {message}"
+
+
+def one_line(error: object) -> str:
+    text = " ".join(str(error).split())
+    return text if len(text) <= 300 else f"{text[:300]}…"
