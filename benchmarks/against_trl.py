@@ -28,13 +28,13 @@ from rich.table import Table
 
 from benchmarks.process_memory import ProcessWatch, busy_seconds
 from benchmarks.word_models import SHAPES, make_model
-from benchmarks.workload import Result, Workload
+from benchmarks.workload import COMPILED, Result, Workload
 
-OURS = "ours"
+OURS = ("ours", COMPILED)
 # Which sides there are in which precision; those of TRL are the paths of trl_trainers.
 SIDES = {
-    "float32": (OURS, "trl", "trl-jemalloc"),
-    "bfloat16": (OURS, "trl", "trl-jemalloc", "trl-bf16-weights"),
+    "float32": (*OURS, "trl", "trl-jemalloc"),
+    "bfloat16": (*OURS, "trl", "trl-jemalloc", "trl-bf16-weights"),
 }
 
 
@@ -112,7 +112,7 @@ def summarise(measurements: Sequence[Measurement]) -> list[Row]:
 
 def _row(key: tuple[str, str, str], group: Sequence[Measurement], medians: dict[tuple[str, str, str], float]) -> Row:
     size, dtype, side = key
-    peers = [median for other, median in medians.items() if other[:2] == key[:2] and other[2] != OURS]
+    peers = [median for other, median in medians.items() if other[:2] == key[:2] and other[2] not in OURS]
     throughputs = [each.throughput for each in group]
     return Row(
         size, dtype, side,
@@ -120,7 +120,7 @@ def _row(key: tuple[str, str, str], group: Sequence[Measurement], medians: dict[
         peak=max(each.peak for each in group),
         phases={name: statistics.median(each.seconds(name) for each in group) for name in group[0].phases},
         step=statistics.median(each.step for each in group),
-        ratio=medians[key] / max(peers) if side == OURS and peers else None,
+        ratio=medians[key] / max(peers) if side in OURS and peers else None,
     )  # fmt: skip
 
 
@@ -171,8 +171,7 @@ def measure(benchmark: Benchmark, workload: Workload, side: str, model: Path, tr
         workload.write(folder / "workload.json")
         ours, theirs = benchmark.modules
         places = [str(folder / "workload.json"), str(model), str(folder / "result.json")]
-        command = [sys.executable, "-m", f"benchmarks.{ours if side == OURS else theirs}", *places]
-        command += [] if side == OURS else [side]
+        command = [sys.executable, "-m", f"benchmarks.{ours if side in OURS else theirs}", *places, side]
         with (folder / "log").open("w+", encoding="utf-8") as log:
             child = subprocess.Popen(command, env=_environment(workload, trl, side), stdout=log, stderr=log)
             try:
@@ -267,7 +266,7 @@ def parse(benchmark: Benchmark, arguments: Sequence[str]) -> argparse.Namespace:
 
 def main(benchmark: Benchmark, arguments: Sequence[str]) -> int:
     options = parse(benchmark, arguments)
-    if not _has_trl(options.trl) and any(side != OURS for _, side in plan(benchmark, options)):
+    if not _has_trl(options.trl) and any(side not in OURS for _, side in plan(benchmark, options)):
         print("error: there is no TRL here: pip install -e .[bench], or name its folder by --trl", file=sys.stderr)
         return 1
     measurements: list[Measurement] = []

@@ -1,7 +1,7 @@
 """Our side of `benchmarks.grpo_vs_trl`: the RL stage as it ships, on a Ray cluster of its own.
 
-`python -m benchmarks.grpo_ours WORKLOAD MODEL RESULT`. One engine (vLLM) and one training rank (DeepSpeed), each a Ray
-actor in its own process, and the loop in this one. Weights are published and proven after every step.
+`python -m benchmarks.grpo_ours WORKLOAD MODEL RESULT SIDE`. One engine (vLLM) and one training rank (DeepSpeed), each a
+Ray actor in its own process, and the loop in this one. Weights are published and proven after every step.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import grpo_workload
 from benchmarks.grpo_workload import LEARNING_RATE, GRPOWorkload, prompt_ids, rows
 from benchmarks.stage_alone import stage_inputs
-from benchmarks.workload import Result, answer, measured
+from benchmarks.workload import COMPILED, Result, answer, measured
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
@@ -26,7 +26,7 @@ from rlhf_core.stages.ray_cluster import RayCluster
 REWARD_FILE = Path(grpo_workload.__file__)
 
 
-def config(workload: GRPOWorkload) -> RLConfig:
+def config(workload: GRPOWorkload, side: str) -> RLConfig:
     """The stage's settings; what is not said is what the stage does by default."""
     return RLConfig.model_validate({
         "algorithm": "grpo",
@@ -36,7 +36,7 @@ def config(workload: GRPOWorkload) -> RLConfig:
         "sampling": {"max_tokens": workload.completion_tokens},
         "rollout": {"max_length": workload.length, "cpu_cache_gib": 0.5, "threads": workload.threads},
         "placement": {"threads": workload.threads},
-        "engine": {"dtype": workload.dtype, "zero_stage": 0},
+        "engine": {"dtype": workload.dtype, "zero_stage": 0, "compiled": side == COMPILED},
         "checkpoint": {"every_minutes": None},
         "grpo": {
             "group_size": workload.group,
@@ -58,7 +58,7 @@ def measured_steps(workload: GRPOWorkload, ended: Sequence[tuple[float, Mapping[
     return measured(workload, times, tokens, computing_libraries(), phases=phases)
 
 
-def run(workload: GRPOWorkload, model: Path) -> Result:
+def run(workload: GRPOWorkload, model: Path, side: str) -> Result:
     with tempfile.TemporaryDirectory(prefix="grpo-") as name:
         folder = Path(name)
         write_dataset(folder / "prompts", rows(workload), {})
@@ -66,7 +66,7 @@ def run(workload: GRPOWorkload, model: Path) -> Result:
         if {prompt.token_ids for prompt in asked} != prompt_ids(workload):
             raise RuntimeError("the prompts are not those of the workload")
         inputs, context = stage_inputs(model, folder / "prompts", folder)
-        rl.run(config(workload), inputs, context, RayCluster())
+        rl.run(config(workload, side), inputs, context, RayCluster())
     return measured_steps(workload, context.ended)
 
 

@@ -49,7 +49,7 @@ def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
     `rollout.read_back_every` does."""
     inputs = {"model": stage_input(model, Kind.POLICY)}
     context = FolderContext(model.parent, {each.manifest.ref.path: each for each in inputs.values()})
-    settings = config(workload)
+    settings = config(workload, "ours")
     rollout = settings.rollout.model_copy(update={"read_back_every": 2})
     settings = settings.model_copy(update={"rollout": rollout})
     taken: dict[str, list[float]] = {phase: [] for phase in PHASES}

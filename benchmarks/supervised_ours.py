@@ -1,7 +1,7 @@
 """Our side of `benchmarks.dpo_vs_trl` and `benchmarks.sft_vs_trl`: the stages as they ship.
 
-`python -m benchmarks.supervised_ours WORKLOAD MODEL RESULT`. One training rank (DeepSpeed) is a Ray actor in its own
-process, and the loop is in this one.
+`python -m benchmarks.supervised_ours WORKLOAD MODEL RESULT SIDE`. One training rank (DeepSpeed) is a Ray actor in its
+own process, and the loop is in this one.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.supervised_workload import LEARNING_RATES, SupervisedWorkload, reply, result, rows
-from benchmarks.workload import Result, answer
+from benchmarks.workload import COMPILED, Result, answer
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.preference import PreferenceConfig
@@ -56,7 +56,7 @@ def _counts(shard: Shard) -> dict[str, int]:
     return {"examples": shard.num_examples, "tokens": tokens, "trained": shard.num_tokens}
 
 
-def config(workload: SupervisedWorkload) -> PreferenceConfig | SFTConfig:
+def config(workload: SupervisedWorkload, side: str) -> PreferenceConfig | SFTConfig:
     """The stage's settings; what is not said is what the stage does by default."""
     shared = {
         "dataset": DATASET,
@@ -66,6 +66,7 @@ def config(workload: SupervisedWorkload) -> PreferenceConfig | SFTConfig:
         "engine": {
             "dtype": workload.dtype,
             "zero_stage": 0,
+            "compiled": side == COMPILED,
             "tokens_per_micro_batch": workload.tokens_per_micro_batch,
         },
         "checkpoint": {"every_minutes": None},
@@ -87,13 +88,13 @@ def dataset(workload: SupervisedWorkload) -> list[dict[str, Any]]:
     return [{"id": row["id"], "messages": [*row["prompt"], reply(row["completion"])]} for row in made]
 
 
-def run(workload: SupervisedWorkload, model: Path) -> Result:
+def run(workload: SupervisedWorkload, model: Path, side: str) -> Result:
     cluster = CountingCluster()
     with tempfile.TemporaryDirectory(prefix=f"{workload.method}-") as name:
         folder = Path(name)
         write_dataset(folder / DATASET, dataset(workload), {})
         inputs, context = stage_inputs(model, folder / DATASET, folder)
-        settings = config(workload)
+        settings = config(workload, side)
         if isinstance(settings, SFTConfig):
             sft.run(settings, inputs, context, cluster)
         else:

@@ -10,6 +10,8 @@ from typing import Literal, Self
 
 from benchmarks.word_models import SHAPES, Shape
 
+COMPILED = "ours-compiled"  # the side that is ours with `engine.compiled`
+
 
 @dataclass(frozen=True, slots=True)
 class Workload:
@@ -95,6 +97,6 @@ def measured(
 
 
 def answer(arguments: Sequence[str], workload: type[Workload], run: Callable[..., Result]) -> None:
-    """The main program of a side: WORKLOAD MODEL RESULT, and the path of TRL's."""
-    file, model, result, *path = arguments
-    run(workload.read(Path(file)), Path(model), *path).write(Path(result))
+    """The main program of a side: WORKLOAD MODEL RESULT SIDE."""
+    file, model, result, side = arguments
+    run(workload.read(Path(file)), Path(model), side).write(Path(result))

@@ -14,6 +14,7 @@ from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
 from rlhf_core.report.formatting import compared_metrics, main_metrics, with_interval
 
+_SIDE_BY_SIDE = 4  # models, on a line of 80 characters
 _STYLES = {
     "reuse": "green",
     "reused": "green",
@@ -71,15 +72,18 @@ def outcome_table(record: RunRecord) -> Table:
 
 
 def comparison_tables(record: RunRecord) -> Iterator[Table]:
-    """For each evaluation stage, the models that it evaluated side by side."""
+    """For each evaluation stage, the models that it evaluated side by side, as many as there is room for."""
     for stage, models in record.evaluations.items():
-        table = Table(title=f"{stage}: on the held-out prompts (95 % intervals)", title_justify="left")
-        table.add_column("")
-        for model in models:
-            table.add_column(model, justify="right")
-        for name in compared_metrics(models):
-            table.add_row(name, *(with_interval(metrics, name) for metrics in models.values()))
-        yield table
+        names = compared_metrics(models)
+        for start in range(0, len(models), _SIDE_BY_SIDE):
+            shown = dict(list(models.items())[start : start + _SIDE_BY_SIDE])
+            table = Table(title=f"{stage}: on the held-out prompts (95 % intervals)", title_justify="left")
+            table.add_column("")
+            for model in shown:
+                table.add_column(model, justify="right")
+            for name in names:
+                table.add_row(name, *(with_interval(metrics, name) for metrics in shown.values()))
+            yield table
 
 
 def duration(seconds: float) -> str:

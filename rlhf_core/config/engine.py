@@ -27,6 +27,11 @@ class EngineConfig(Config):
         False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
     )
     gradient_checkpointing: bool = operational(False, description="compute activations twice instead of keeping them")
+    compiled: bool = Field(
+        default=False,
+        description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
+        "rounding, and needs a zero_stage below 3",
+    )
     tokens_per_micro_batch: MicroBatchTokens = operational(16384, description="packed tokens of one forward")
 
     @property
@@ -40,6 +45,13 @@ class EngineConfig(Config):
     def _attention_runs(self) -> EngineConfig:
         if self.attention == "flash_attention_2" and self.dtype == "float32":
             raise ValueError("attention flash_attention_2 computes in bfloat16 only, but dtype is float32; use sdpa")
+        return self
+
+    @model_validator(mode="after")
+    def _can_compile(self) -> EngineConfig:
+        if self.compiled and self.zero_stage == 3:
+            raise ValueError("compiled layers cannot have their weights gathered, which zero_stage 3 does; set 2, or "
+                             "leave `compiled` out")  # fmt: skip
         return self
 
     @model_validator(mode="after")

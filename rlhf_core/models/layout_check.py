@@ -26,6 +26,7 @@ from torch import Tensor
 
 from rlhf_core.errors import StageError
 from rlhf_core.models import tree_attention
+from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
 from rlhf_core.packing import pack, select_sequences
@@ -63,8 +64,10 @@ class _Tolerance:
     gradient: float
 
 
-def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layouts:
+def checked_layouts(model: Any, outputs: Outputs, device: torch.device, *, compiled: bool = False) -> Layouts:
     """The layouts in which `model` computes what it computes for single sequences; equal on all ranks.
+
+    compiled: compile its layers, which must compute the same.
 
     model: a PreTrainedModel where it will be trained, so that the kernels are those of training; it must be in eval
     mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is right, if the model sees tokens
@@ -97,10 +100,7 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layou
     indexed = None if packed is None else problem(INDEXED)
     tree = _tree_problem(model, batch, problem, tolerance)
     right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None, tree is None], device)
-    if right[3]:
-        _log(name, TREE, None)
-        return TREE
-    if tree is None:
+    if tree is None and not right[3]:
         model.set_attn_implementation("sdpa")
     if not any(right):
         raise StageError(
@@ -108,8 +108,13 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device) -> Layou
             f"packing {packed}; padding {rows}"
             + ("; set engine.attention: sdpa" if "flash" in model.config._attn_implementation else "")
         )
-    layouts = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
-    _log(name, layouts, packed)
+    one_row = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
+    layouts = TREE if right[3] else one_row
+    _log(name, layouts, None if right[3] else packed)
+    if compiled:
+        compile_layers(model)
+        if (wrong := problem(layouts)) is not None:
+            raise StageError(f"engine.compiled: compiling the layers of {name} {wrong}; leave it out")
     return layouts
 
 

@@ -82,6 +82,13 @@ def use_tree_attention(model: Any) -> None:
     model.set_attn_implementation(IMPLEMENTATION)
 
 
+def keep_from_compilation() -> None:
+    """In models whose layers are compiled: what it calls depends on the tree."""
+    from transformers import AttentionInterface
+
+    AttentionInterface.register(IMPLEMENTATION, torch.compiler.disable(tree_attention))
+
+
 @contextmanager
 def recorded_windows() -> Iterator[list[int | None]]:
     """The sliding window of each call of `tree_attention` inside."""

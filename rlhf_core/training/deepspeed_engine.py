@@ -92,7 +92,7 @@ class DeepSpeedEngine:
     def _check_layouts(self, model: PackedModel) -> None:
         """As a forward of the engine, which is where DeepSpeed gathers weights."""
         self._engine.eval()
-        model.forward = partial(model.check_layouts, self.device)
+        model.forward = partial(model.check_layouts, self.device, compiled=self._config.compiled)
         try:
             self._engine()
         finally:

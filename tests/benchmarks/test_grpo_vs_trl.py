@@ -41,7 +41,7 @@ def test_our_steps_have_the_phases_of_the_comparison_and_whole_completions() -> 
 
 
 def test_the_stage_is_asked_for_the_same_work() -> None:
-    asked = config(WORK)
+    asked = config(WORK, "ours")
     assert (asked.steps, asked.prompts_per_step, asked.settings.group_size) == (4, 2, 4)
     assert (asked.sampling.max_tokens, asked.sampling.temperature, asked.sampling.top_p) == (5, 1.0, 1.0)
     assert (asked.settings.kl.coefficient, asked.settings.epochs, asked.settings.minibatches) == (0.0, 1, 1)

@@ -98,8 +98,8 @@ def test_the_stages_are_asked_for_the_same_work() -> None:
     (pairs, _), *_ = plan(DPO, parse(DPO, ["--sizes", "1m", "--batch", "8"]))
     (talks, _), *_ = plan(SFT, parse(SFT, ["--sizes", "1m"]))
     assert (pairs.method, pairs.batch, talks.method, talks.batch) == ("dpo", 8, "sft", 32)
-    asked = config(pairs)
+    asked = config(pairs, "ours")
     assert (asked.batch_size, asked.max_length, asked.optimizer.betas, asked.epochs) == (8, 1024, (0.9, 0.95), 1)
-    assert not config(talks).engine.gradient_checkpointing
+    assert not config(talks, "ours").engine.gradient_checkpointing
     with pytest.raises(ValueError, match="trl_micro_batch 3 does not divide 16 pairs"):
         list(plan(DPO, parse(DPO, ["--trl-micro-batch", "3"])))

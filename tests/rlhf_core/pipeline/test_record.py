@@ -38,17 +38,26 @@ def test_models_are_compared_within_each_evaluation_stage() -> None:
         )
         for index, (name, stage, value) in enumerate([
             ("rl", "rl", 0.0), ("evaluation.rl", "evaluation", 0.25), ("evaluation.sft", "evaluation", 0.5),
-            ("far.rl", "evaluation", 0.75),
+            ("far.rl", "evaluation", 0.75), ("far.a", "evaluation", 0.125), ("far.b", "evaluation", 0.25),
+            ("far.c", "evaluation", 0.5), ("far.d", "evaluation", 1.0),
         ])
     )  # fmt: skip
     record = RunRecord(run_id="r", recipe={}, overrides=(), started_at=now, finished_at=now, nodes=nodes)
     assert record.evaluations == {
-        "evaluation": {"rl": {"pass@1": 0.25}, "sft": {"pass@1": 0.5}}, "far": {"rl": {"pass@1": 0.75}},
+        "evaluation": {"rl": {"pass@1": 0.25}, "sft": {"pass@1": 0.5}},
+        "far": {
+            "rl": {"pass@1": 0.75}, "a": {"pass@1": 0.125}, "b": {"pass@1": 0.25}, "c": {"pass@1": 0.5},
+            "d": {"pass@1": 1.0},
+        },
     }  # fmt: skip
     shown = StringIO()
     tables = list(comparison_tables(record))
-    assert [str(table.title).partition(":")[0] for table in tables] == ["evaluation", "far"]
+    assert [str(table.title).partition(":")[0] for table in tables] == ["evaluation", "far", "far"], (
+        "a line has room for four"
+    )
     for table in tables:
         Console(width=100, file=shown).print(table)
     lines = [" ".join(line.replace("│", " ").split()) for line in shown.getvalue().splitlines()]
-    assert [line for line in lines if "pass@1" in line] == ["pass@1 0.250 0.500", "pass@1 0.750"]
+    assert [line for line in lines if "pass@1" in line] == [
+        "pass@1 0.250 0.500", "pass@1 0.750 0.125 0.250 0.500", "pass@1 1"
+    ]  # fmt: skip
