@@ -54,15 +54,19 @@ def batch(prompts: int, completions: int, prompt: int, mean: int) -> PackedBatch
     return pack(sequences, [torch.arange(len(ids)) >= prompt for ids in sequences])
 
 
+def pass_seconds(policy: PolicyModel, each: PackedBatch) -> float:
+    """Of one forward and backward."""
+    started = time.perf_counter()
+    policy(each, only=each.loss_mask)[0].sum().backward()
+    seconds = time.perf_counter() - started
+    policy.zero_grad()
+    return seconds
+
+
 def median_seconds(policy: PolicyModel, each: PackedBatch, layouts: Layouts, repeats: int) -> float:
     """The first pass, which is slower, is left out."""
     policy.layouts = layouts
-    found = []
-    for _ in range(repeats + 1):
-        started = time.perf_counter()
-        policy(each, only=each.loss_mask)[0].sum().backward()
-        found.append(time.perf_counter() - started)
-        policy.zero_grad()
+    found = [pass_seconds(policy, each) for _ in range(repeats + 1)]
     return statistics.median(found[1:])
 
 

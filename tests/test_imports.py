@@ -26,7 +26,7 @@ ORDER = (
 # A library and the only places (prefixes of a file's path) that may import it.
 PLACES = {
     "prefect": ("flows/", "tasks/", "deployments/"),
-    "ray": ("rlhf_core/actors/", "tasks/ray_jobs.py"),
+    "ray": ("rlhf_core/actors/", "tasks/ray_jobs.py", "tasks/job_end.py"),
     "vllm": ("rlhf_core/rollout/vllm",),
     "deepspeed": ("rlhf_core/training/deepspeed",),
 }
