@@ -34,7 +34,10 @@ def config(workload: GRPOWorkload, side: str) -> RLConfig:
         "steps": workload.all_steps,
         "prompts_per_step": workload.prompts,
         "sampling": {"max_tokens": workload.completion_tokens},
-        "rollout": {"max_length": workload.length, "cpu_cache_gib": 0.5, "threads": workload.threads},
+        "rollout": {
+            "max_length": workload.length, "cpu_cache_gib": 0.5, "threads": workload.threads,
+            "compiled": side == COMPILED,
+        },
         "placement": {"threads": workload.threads},
         "engine": {"dtype": workload.dtype, "zero_stage": 0, "compiled": side == COMPILED},
         "checkpoint": {"every_minutes": None},

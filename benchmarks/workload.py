@@ -10,7 +10,7 @@ from typing import Literal, Self
 
 from benchmarks.word_models import SHAPES, Shape
 
-COMPILED = "ours-compiled"  # the side that is ours with `engine.compiled`
+COMPILED = "ours-compiled"  # the side that is ours with `engine.compiled`, and in RL `rollout.compiled`
 
 
 @dataclass(frozen=True, slots=True)

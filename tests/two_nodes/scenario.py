@@ -21,6 +21,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
+from rlhf_core.warm.client import SOCKET_VARIABLE
 from tasks.job_end import JobEndedError
 from tasks.job_log import Progress
 from tasks.job_request import JobRequest
@@ -35,6 +36,7 @@ DASHBOARD = f"http://{HEAD}:8265"
 # A node has room for one rank and one engine. Ray starts with the node that has more left over: rank 0 goes to the
 # other node, while the job's driver runs on the head.
 CPUS = {HEAD: 8, OTHER: 9}
+WARM_SOCKET = "/tmp/warm.sock"  # on each machine, which has a /tmp of its own
 SECONDS = 600.0
 
 
@@ -58,15 +60,17 @@ class Nodes:
         kept = {n: v for n, v in service_environment().items() if not n.startswith(("RAY_", "ALIGNMENT_", "AWS_"))}
         environment = {
             **kept, "RAY_AUTH_MODE": "disabled", "RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE": "1", "RAY_worker_niceness": "0",
+            SOCKET_VARIABLE: WARM_SOCKET,
         }  # fmt: skip
-        self.head.start([*_ray(HEAD), "--head", "--port=6379", f"--dashboard-host={HEAD}"], environment)
-        self.other.start([*_ray(OTHER), f"--address={HEAD}:6379"], environment)
+        self.head.start(_node(HEAD, "--head", "--port=6379", f"--dashboard-host={HEAD}"), environment)
+        self.other.start(_node(OTHER, f"--address={HEAD}:6379"), environment)
         connect(self.head, HEAD, self.other, OTHER)
         self.require_isolated()
         self.head.run()
         self._wait_for(1)
         self.other.run()
         self._wait_for(2)
+        self._wait_until_warm()
 
     def require_isolated(self) -> None:
         """What one machine writes the other does not see, and neither can write where both read."""
@@ -84,15 +88,25 @@ class Nodes:
                 raise RuntimeError(f"{alive} of {count} nodes:\n{self.head.output()}\n{self.other.output()}")
             time.sleep(0.5)
 
+    def _wait_until_warm(self) -> None:
+        deadline = time.monotonic() + SECONDS
+        for machine in (self.head, self.other):
+            while machine.inside("test", "-S", WARM_SOCKET).returncode:
+                assert time.monotonic() < deadline, machine.output()
+                time.sleep(0.5)
+
     def stop(self) -> None:
         self.other.stop()
         self.head.stop()
 
 
-def _ray(address: str) -> list[str]:
+def _node(address: str, *arguments: str) -> list[str]:
+    """Ray, and beside it the process that jobs, ranks and engines are forks of."""
+    warm = f'{sys.executable} -m rlhf_core.warm.server {WARM_SOCKET} & exec "$@"'
     return [
-        str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats",
+        "sh", "-c", warm, "sh", str(Path(sys.executable).parent / "ray"), "start", "--block", "--disable-usage-stats",
         f"--node-ip-address={address}", f"--num-cpus={CPUS[address]}", f"--object-store-memory={128 * 1024**2}",
+        *arguments,
     ]  # fmt: skip
 
 
