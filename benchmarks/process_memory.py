@@ -15,10 +15,11 @@ import psutil
 class ProcessWatch:
     """Looks at the tree of processes under `pid` every `interval` seconds, from the start of the context to its end.
 
-    A look costs tenths of a second, and holds up whoever is looked at while new memory is mapped: not too often.
+    A look costs up to tenths of a second, and holds up whoever is looked at while new memory is mapped: not too often,
+    or a side with many processes is slower for being watched.
     """
 
-    def __init__(self, pid: int, interval: float = 3.0) -> None:
+    def __init__(self, pid: int, interval: float = 10.0) -> None:
         self.peak = 0  # bytes: the largest sum of resident memory, pages that several processes share counted once
         self.at_peak: dict[str, int] = {}  # bytes of each program then
         self.peak_anonymous = 0  # bytes: likewise, without pages of files, which the kernel may take back
@@ -49,6 +50,7 @@ class ProcessWatch:
         return float(max(0.0, last[1] - first[1]) / ((last[0] - first[0]) * psutil.cpu_count()))
 
     def _watch(self) -> None:
+        self._look()
         while not self._stop.wait(self._interval):
             self._look()
 
@@ -63,8 +65,9 @@ class ProcessWatch:
             try:
                 times = process.cpu_times()
                 self._own[process.pid] = times.user + times.system
-                memory[_program(process)] += process.memory_full_info().pss
-                anonymous += _anonymous(process.pid)
+                resident = _proportional(process.pid)
+                memory[_program(process)] += resident["Pss"]
+                anonymous += resident["Pss_Anon"]
             except (psutil.NoSuchProcess, psutil.ZombieProcess, FileNotFoundError, ProcessLookupError):
                 continue  # it has ended while we looked
         self._seen.append((time.perf_counter(), busy_seconds() - sum(self._own.values())))
@@ -79,9 +82,10 @@ def _program(process: psutil.Process) -> str:
     return title.split(".")[0] if title.startswith("ray::") else Path(title).name
 
 
-def _anonymous(pid: int) -> int:
-    lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss_Anon:"))
+def _proportional(pid: int) -> dict[str, int]:
+    """Bytes by the kernel's names, of which each page counts as its share among the processes that have it."""
+    _, *lines = Path(f"/proc/{pid}/smaps_rollup").read_text(encoding="ascii").splitlines()
+    return {name: int(size.split()[0]) * 1024 for name, size in (line.split(":") for line in lines)}
 
 
 def busy_seconds() -> float:

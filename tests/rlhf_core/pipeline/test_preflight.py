@@ -7,8 +7,6 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from rlhf_core.pipeline.loading import known_recipes
 from tests.rlhf_core.pipeline.recipes import (
     OPTIMIZER,
@@ -45,11 +43,11 @@ def test_what_no_stage_uses_is_not_checked(problems: Problems) -> None:
     assert problems(change) == []
 
 
-@pytest.mark.parametrize("name", known_recipes())
-def test_shipped_recipes_pass_without_torch(name: str) -> None:
+def test_shipped_recipes_pass_without_torch() -> None:
     code = (
         "import sys\nfrom rlhf_core.pipeline.loading import load_recipe\n"
         "from rlhf_core.pipeline.preflight import preflight\n"
-        f"preflight(load_recipe({name!r}))\nassert 'torch' not in sys.modules"
+        "for name in sys.argv[1:]:\n    print(name, flush=True)\n    preflight(load_recipe(name))\n"
+        "assert 'torch' not in sys.modules"
     )
-    subprocess.run([sys.executable, "-c", code], check=True)
+    subprocess.run([sys.executable, "-c", code, *known_recipes()], check=True)
