@@ -119,7 +119,7 @@ def test_the_rules_catch_a_wrong_import(tmp_path: Path, monkeypatch: pytest.Monk
     late = "    from tasks.ray_jobs import submit\n    from rlhf_core.models import packed\n"
     file.write_text(f"import ray.util\n\ndef late():\n{late}")
     assert list(broken(file)) == [
-        "rlhf_core/losses/wrong.py:1 imports ray.util; only rlhf_core/actors/, tasks/ray_jobs.py may",
+        "rlhf_core/losses/wrong.py:1 imports ray.util; only rlhf_core/actors/, tasks/ray_jobs.py, tasks/job_end.py may",
         "rlhf_core/losses/wrong.py:4 imports tasks.ray_jobs, which stands above it",
         "rlhf_core/losses/wrong.py:5 imports rlhf_core.models, which stands above it inside rlhf_core",
     ]
