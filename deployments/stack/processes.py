@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
@@ -21,12 +22,19 @@ def processes_of(folder: Path, service: str = "", sessions: Iterable[int] = ()) 
     mark = f"{folder}:{service}"
     groups = set(sessions)
     mine = {os.getpid(), *(parent.pid for parent in psutil.Process().parents())}
+    children: defaultdict[int, list[psutil.Process]] = defaultdict(list)
     found: set[psutil.Process] = set()
-    for process in psutil.process_iter():
-        if process.pid not in mine and (_is_marked(process, mark, bool(service)) or _is_in(process, groups)):
+    for process in psutil.process_iter(["ppid"]):
+        if process.pid in mine:
+            continue
+        children[process.info["ppid"]].append(process)
+        if _is_marked(process, mark, bool(service)) or _is_in(process, groups):
             found.add(process)
-    for process in list(found):
-        found.update(child for child in _children(process) if child.pid not in mine)
+    parents = list(found)
+    while parents:
+        of_one = [child for child in children[parents.pop().pid] if child not in found]
+        found.update(of_one)
+        parents += of_one
     return {process for process in found if _is_alive(process)}
 
 
@@ -57,13 +65,6 @@ def _is_in(process: psutil.Process, groups: set[int]) -> bool:
         return os.getsid(process.pid) in groups or os.getpgid(process.pid) in groups
     except ProcessLookupError:
         return False
-
-
-def _children(process: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(process.children(recursive=True))
-    except psutil.NoSuchProcess:
-        return []
 
 
 def _is_alive(process: psutil.Process) -> bool:

@@ -68,7 +68,7 @@ def _resume(run: Run, node: str, step: int) -> None:
     assert run.resumed_after(node) >= step  # no step is repeated but those since the newest checkpoint
 
 
-ALL: Mapping[str, Kill] = {
+KILLS: Mapping[str, Kill] = {
     "both": _both,
     "flow": _flow,
     "worker": _service("worker"),
@@ -80,6 +80,4 @@ ALL: Mapping[str, Kill] = {
     "warm": _service_with_its_jobs("warm"),
     "head": _service_with_its_jobs("ray"),
 }
-# Tests of the deployments kill a flow, those of stages a rank and a driver.
-SHORT = {name: kill_it for name, kill_it in ALL.items() if name not in ("flow", "rank", "driver")}
 ENGINE = _process_of_the_job("ray::EngineActor")

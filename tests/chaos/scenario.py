@@ -48,6 +48,7 @@ SECONDS = 600.0
 # Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
 SILENCE = timedelta(seconds=40)
 _PULSE_SECONDS = 0.1
+_LOOK_SECONDS = 0.5  # a look costs processor time, which what is waited for needs
 
 
 def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = SECONDS) -> Any:
@@ -59,7 +60,7 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: 
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what if isinstance(what, str) else what()}")
-        time.sleep(0.1)
+        time.sleep(_LOOK_SECONDS)
 
 
 @dataclass(frozen=True)
@@ -105,6 +106,7 @@ class Run:
     def __init__(self, place: Place, client: SyncPrefectClient) -> None:
         self.place = place
         self.store = place.environment["ALIGNMENT_STORE"]
+        self._opened = open_store(self.store)
         self._client = client
         self._graph = prepare(place.recipe, []).graph
         self._held: list[psutil.Process] = []
@@ -163,15 +165,16 @@ class Run:
 
     def checkpoint(self, node: str) -> int:
         """The step of the newest; 0 if there is none."""
-        return Checkpoints(open_store(self.store), self._graph[node].ref).newest_step() or 0
+        return Checkpoints(self._opened, self._graph[node].ref).newest_step() or 0
 
     def resumed_after(self, node: str) -> int:
         """The step after which the newest job of the node resumed, once it has said so."""
         stage, key = self._graph[node].stage.name, self._graph[node].ref.key
+        cluster = jobs()
 
         def said() -> re.Match[str] | None:
-            found = [job_id for job_id in jobs().running() if job_id.startswith(f"{stage}-{key[:16]}-")]
-            return re.search(r"resumes after step (\d+)", jobs()._client.get_job_logs(found[0])) if found else None
+            found = [job_id for job_id in cluster.running() if job_id.startswith(f"{stage}-{key[:16]}-")]
+            return re.search(r"resumes after step (\d+)", cluster._client.get_job_logs(found[0])) if found else None
 
         return int(until(said, "a job that resumes")[1])
 

@@ -38,7 +38,7 @@ def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client
         client.set_flow_run_state(flow_run, Pending())
 
     def silent_has_ended() -> bool:
-        beat(living)  # again and again: a heartbeat before the server has seen the run become Pending counts for nothing
+        beat(living)  # at every look: a heartbeat before the server has seen the run become Pending counts for nothing
         return client.read_flow_run(silent).state_name == "Crashed"
 
     wait_until(silent_has_ended)
