@@ -38,6 +38,10 @@ class ConversationError(StageError):
     """The chat template cannot write this row as it is; it may write others."""
 
 
+class EpisodeError(StageError):
+    """An environment raised an error, hung, died, or returned what cannot be used."""
+
+
 class RewardError(StageError):
     """A reward raised an error, timed out, was not finite, or returned the wrong number of values."""
 

@@ -66,6 +66,9 @@ FURTHER: Mapping[str, Any] = {
 }
 
 
+FILE_NAME = re.compile(r"# (\w+\.py)\n")  # of a block of Python that is a file of the page's recipes
+
+
 def blocks(language: str) -> Iterator[Any]:
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
@@ -167,9 +170,10 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
         recipe["base"]["source"] = {"type": "folder", "path": "model"}
     else:
         (folder / "model").rename((folder / source["path"]).resolve())
+    on_pages = {found[1]: block.values[0] for block in blocks("python") if (found := FILE_NAME.match(block.values[0]))}
     for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
         text = "def reward(completions, prompts, rows):\n    return [0.0] * len(completions)\n"
-        (folder / path).write_text(text)
+        (folder / path).write_text(on_pages.get(path, text))
 
 
 def lines(form: str, first: int = 0) -> bytes:

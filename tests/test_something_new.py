@@ -26,6 +26,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.environments.opening import OwnEnvironments
 from rlhf_core.errors import RecipeError
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.pipeline.in_process import try_node
@@ -43,7 +44,7 @@ from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
 from tests.toys.algorithm import TOY
 from tests.toys.data_format import RIDDLES
-from tests.toys.environment import GUESS
+from tests.toys.environment import GUESS, Guess
 from tests.toys.preference_loss import APART
 from tests.toys.reward import BREVITY
 from tests.toys.stage import MEASURE
@@ -207,7 +208,8 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
     """The gradient of the loss with respect to the log-prob of each token, in episodes of several turns."""
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
-    trajectories = RolloutSampler(config, InlineEngines(guesses(inputs)), tokenizer, 0).sample(prompts, 0)
+    environments = OwnEnvironments(config.environment, Guess)
+    trajectories = RolloutSampler(config, InlineEngines(guesses(inputs)), tokenizer, 0, environments).sample(prompts, 0)
     assert max(t.turns for t in trajectories) > 1
     batch = pack_trajectories(trajectories)
     algorithm = build_algorithm(config)

@@ -20,7 +20,7 @@ from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, Request
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Files, Publication, received
 from rlhf_core.types import Completion
@@ -52,8 +52,8 @@ class EngineActor:
 
         self._engine = VllmEngine(context.fetch(model).folder, settings)
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        return self._engine.generate(prompts, parameters)
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return self._engine.generate(requests)
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)
@@ -122,14 +122,11 @@ class EngineGroup:
         starts, self._starts = self._starts, {}
         wait("start", starts, timeout_seconds)
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion of each prompt, in their order; request i is sampled with seed i on any engine."""
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completion of each request, in their order: the same tokens on any engine."""
         self.wait_ready()
-        shares = self._shares(len(prompts))
-        calls = {
-            self._actors[name].generate.remote(prompts[i:j], parameters.of_requests(i, j)): name
-            for name, (i, j) in shares.items()
-        }
+        shares = self._shares(len(requests))
+        calls = {self._actors[name].generate.remote(requests[i:j]): name for name, (i, j) in shares.items()}
         return [completion for share in wait("generate", calls) for completion in share]
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BeforeValidator, Field
+from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.numbers import Turns, no_bool
+from rlhf_core.config.base import operational
+from rlhf_core.config.numbers import GiB, Seconds, Turns, no_bool
 from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
+from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
 
 class EnvironmentConfig(TypedConfig):
@@ -61,13 +63,55 @@ class Retry(EnvironmentConfig):
         return ("answer",)
 
 
+class FunctionEnvironment(EnvironmentConfig):
+    """An object of the user's Python file, made for each episode in a process of its own.
+
+    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
+    that the policy is asked first. Both may be `async`.
+    """
+
+    type: Literal["function"]
+    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
+    function: str = Field(
+        default="Environment",
+        description="its name in the file: a class, or a function that makes one; called for each episode",
+    )
+    options: dict[str, Any] = Field(default={}, description="keyword arguments")
+    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
+    )
+    timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
+    memory_gib: GiB = operational(
+        4.0, description="memory that an episode may take beside what the file has loaded, GiB"
+    )
+    variables: tuple[str, ...] = operational(
+        (), description="environment variables that it reads, such as one with a token"
+    )
+    files: CodeFiles = Field(default=(), description=CODE_FILES)
+
+    def named_variables(self) -> tuple[str, ...]:
+        return self.variables
+
+    def named_files(self) -> tuple[str, ...]:
+        return (self.path, *self.files)
+
+    @model_validator(mode="after")
+    def _files_beside(self) -> FunctionEnvironment:
+        check_beside(self.path, self.files)
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentEntry:
     config: type[EnvironmentConfig]
-    implementation: str  # "package.module:Class", an environments.base.Environment; imported only where it computes
+    # "package.module:Class", imported only where it computes. An environments.base.Environment, or an Environments that
+    # `of(config, context)` makes.
+    implementation: str
 
 
 ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
+    "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
 }

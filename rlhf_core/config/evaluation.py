@@ -8,6 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads
+from rlhf_core.config.environments import EnvironmentConfig, FunctionEnvironment, SingleTurn
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig, require_different
@@ -27,6 +28,10 @@ class EvaluationConfig(EnginesConfig):
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
+    environment: EnvironmentConfig = Field(
+        default=SingleTurn(),
+        description="what the model talks with, turn by turn; scorers judge its last reply; by default there is one",
+    )
     models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
         default=None, description="stages whose models are compared; none: all above that make a model"
     )
@@ -53,6 +58,20 @@ class EvaluationConfig(EnginesConfig):
             )
         return self
 
+    @model_validator(mode="after")
+    def _failures_count(self) -> EvaluationConfig:
+        if isinstance(self.environment, FunctionEnvironment) and self.environment.tolerated_failures:
+            raise ValueError(
+                "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
+                "prompts; leave it out"
+            )
+        return self
+
+    def unused_fields(self) -> frozenset[str]:
+        # What every evaluation was before there were environments stays out of the key.
+        return frozenset({"environment"} if self.environment == SingleTurn() else ())
+
     def judges(self) -> Iterator[JudgedBy]:
+        yield JudgedBy("environment", self.environment, "dataset")
         for name, scorer in self.scorers.items():
             yield JudgedBy(f"scorers.{name}", scorer, "dataset")

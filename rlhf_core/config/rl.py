@@ -158,12 +158,7 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
-    def _environment_is_measured(self) -> RLConfig:
-        if self.has_environment and self.validation is not None:
-            raise ValueError(
-                f"validation asks for single replies, without the environment `{self.environment.type}` that it is "
-                "trained in, so it would measure something else: leave `validation` out"
-            )
+    def _environment_gives_rewards(self) -> RLConfig:
         for name, reward in self.settings.rewards.items():
             if isinstance(reward, EnvironmentReward) and not self.has_environment:
                 raise ValueError(

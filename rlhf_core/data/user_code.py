@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import ast
 import hashlib
+import inspect
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -57,6 +58,23 @@ def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., 
     if not callable(loaded):
         raise RecipeError(f"{shown}: `{function}` is not a function")
     return loaded  # type: ignore[no-any-return]
+
+
+def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
+    """Raise RecipeError unless `make(**options)` can be called; where it is a class, unless it has `step(reply)`."""
+    try:
+        inspect.signature(make).bind(**options)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{name} must take its options {sorted(options)}, by these names: {error}") from error
+    if not isinstance(make, type):
+        return  # what it returns is known once it is called
+    if not hasattr(make, "step"):
+        raise RecipeError(f"{name} has no method `step`: write `def step(self, reply)`")
+    for method in ("reset", "step"):
+        try:
+            inspect.signature(getattr(make, method, lambda *_: None)).bind(None, None)
+        except (TypeError, ValueError) as error:
+            raise RecipeError(f"{name}.{method} must take one argument beside `self`: {error}") from error
 
 
 def _module(file: Path) -> ModuleType:

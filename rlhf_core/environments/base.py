@@ -1,11 +1,11 @@
-"""What a user writes for multi-turn RL: messages in, messages and rewards out. It knows no tokens and no templates."""
+"""What the policy talks with: messages in, messages and rewards out. It knows no tokens and no templates."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from rlhf_core.config.environments import EnvironmentConfig
 
@@ -22,7 +22,7 @@ class Feedback:
 
 
 class Environment(ABC):
-    """One object per episode. Its methods may raise anything: that ends the run, with the row and the turn."""
+    """One object per episode, in the process of the stage. Its methods may raise anything: that is an EpisodeError."""
 
     def __init__(self, config: EnvironmentConfig) -> None:
         """config: the settings of `rl.environment`, of the class that the table names."""
@@ -36,3 +36,31 @@ class Environment(ABC):
     @abstractmethod
     def step(self, reply: str) -> Feedback:
         """Called for each reply, also for one that was cut at `sampling.max_tokens`, after which the episode ends."""
+
+
+class EpisodeEnvironment(Protocol):
+    """An environment of one episode, wherever it runs. What it returns is not checked yet.
+
+    Raises EpisodeError, whose message is the cause alone, if it cannot answer.
+    """
+
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        """seed: of its random numbers."""
+
+    async def step(self, reply: str) -> Any: ...
+
+    def close(self) -> None:
+        """The episode is over. Idempotent."""
+
+
+class Environments(Protocol):
+    """Those of a stage: one for each episode."""
+
+    name: str  # in messages
+    max_turns: int
+    tolerated_failures: float  # share of the episodes that are played together
+
+    def new(self) -> EpisodeEnvironment: ...
+
+    def close(self) -> None:
+        """Ends all that it has started."""

@@ -3,26 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
 from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.data.chat import Tokenizer, decode_completion, stop_token_ids
+from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import RewardError
 from rlhf_core.evaluation.summary import Answered, ScoredCompletion
 from rlhf_core.rewards import Reward
-from rlhf_core.rollout.engine import SamplingParameters
-from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.randomness import derived_seed
-from rlhf_core.types import Completion, Prompt
+from rlhf_core.types import Prompt, Trajectory
 
 STEPS = 3  # steps of its progress: greedy completions, sampled completions, scores
 
 
 def answer(
     prompts: Sequence[Prompt],
-    engines: Sampler,
-    tokenizer: Tokenizer,
+    rollouter: Rollouter,
     scorers: Mapping[str, Reward],
     *,
     sampling: SamplingConfig,
@@ -35,27 +33,28 @@ def answer(
     The same seed gives each sample of a prompt the same random numbers, so that two models can be compared.
     progress: called with the number of completed STEPS and the name of the next one.
     """
-    stop = stop_token_ids(tokenizer)
+
+    def starts(count: int) -> list[Start]:
+        each = product(enumerate(prompts), range(count))
+        return [
+            Start(
+                prompt,
+                partial(_request_seed, seed, index, sample),
+                derived_seed(seed, f"environment: prompt {index}, sample {sample}"),
+            )
+            for (index, prompt), sample in each
+        ]
+
     progress(0, "greedy")
-    greedy = engines.generate(
-        [prompt.token_ids for prompt in prompts],
-        SamplingParameters(
-            temperature=0.0, top_p=1.0, max_tokens=sampling.max_tokens, stop_token_ids=stop, seeds=()
-        ),
-    )  # fmt: skip
+    greedy = rollouter.play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens))
     progress(1, "sampled")
-    asked = list(product(range(len(prompts)), range(samples)))
-    seeds = [derived_seed(seed, f"evaluation: prompt {index}, sample {sample}") for index, sample in asked]
-    sampled = engines.generate(
-        [prompts[index].token_ids for index, _ in asked], SamplingParameters.of(sampling, stop, seeds)
-    )
+    sampled = rollouter.play(starts(samples), sampling)
     # Grouped by prompt, the greedy completion first.
-    completions: list[tuple[Prompt, Completion]] = []
-    for index, prompt in enumerate(prompts):
-        of_prompt = sampled[index * samples : (index + 1) * samples]
-        completions += [(prompt, completion) for completion in (greedy[index], *of_prompt)]
+    trajectories: list[Trajectory] = []
+    for index, trajectory in enumerate(greedy):
+        trajectories += [trajectory, *sampled[index * samples : (index + 1) * samples]]
     progress(2, "scores")
-    scored = _score(completions, tokenizer, scorers)
+    scored = _score(trajectories, scorers)
     progress(3, "scores")
     each = samples + 1
     answered = []
@@ -65,21 +64,26 @@ def answer(
     return answered
 
 
-def _score(
-    completions: Sequence[tuple[Prompt, Completion]], tokenizer: Tokenizer, scorers: Mapping[str, Reward]
-) -> list[ScoredCompletion]:
-    texts = [decode_completion(tokenizer, completion.token_ids) for _, completion in completions]
-    prompt_texts = [prompt.text for prompt, _ in completions]
-    rows = [prompt.row for prompt, _ in completions]
+def _request_seed(seed: int, prompt: int, sample: int, turn: int) -> int:
+    # What single replies had before there were turns keeps its seed.
+    later = f", turn {turn}" if turn else ""
+    return derived_seed(seed, f"evaluation: prompt {prompt}, sample {sample}{later}")
+
+
+def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, Reward]) -> list[ScoredCompletion]:
+    texts = [trajectory.completion for trajectory in trajectories]
+    prompt_texts = [trajectory.prompt.text for trajectory in trajectories]
+    rows = [trajectory.prompt.row for trajectory in trajectories]
     scores = {name: _scores(name, scorer, texts, prompt_texts, rows) for name, scorer in scorers.items()}
     return [
         ScoredCompletion(
-            text=text,
-            tokens=len(completion.token_ids),
-            finish_reason=completion.finish_reason,
+            text=trajectory.completion,
+            tokens=int(trajectory.loss_mask.sum()),
+            finish_reason=trajectory.finish_reason,
+            messages=trajectory.messages,
             scores={name: values[index] for name, values in scores.items()},
         )
-        for index, (text, (_, completion)) in enumerate(zip(texts, completions, strict=True))
+        for index, trajectory in enumerate(trajectories)
     ]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,7 @@ class ScoredCompletion:
     tokens: int
     finish_reason: str
     scores: dict[str, float]  # scorer -> 0-1; only 1 is a pass
+    messages: Sequence[Mapping[str, Any]] | None = None  # that it answers, in a later turn of an episode
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from rlhf_core.pipeline.preflight_hints import check_hints
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_loading import code_problems
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
-from rlhf_core.pipeline.preflight_rewards import check_rewards, reward_functions
+from rlhf_core.pipeline.preflight_rewards import check_rewards, judging_functions
 from rlhf_core.pipeline.preflight_secrets import check_secrets
 from rlhf_core.pipeline.preflight_uses import check_models
 
@@ -63,7 +63,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     }
     problems += check_effects(recipe, nodes, uses, counted, rows)
     problems += check_rewards(nodes, rows)
-    problems += code_problems([*source_functions(recipe, samples), *reward_functions(nodes)], root)
+    problems += code_problems([*source_functions(recipe, samples), *judging_functions(nodes)], root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
     models = {} if model_problems else models_of(nodes, root)

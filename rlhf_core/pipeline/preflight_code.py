@@ -12,11 +12,12 @@ from pathlib import Path
 
 import rlhf_core
 from rlhf_core.config.data import FunctionSource
+from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.user_code import beside
 from rlhf_core.errors import RecipeError
 
-UserCode = FunctionReward | FunctionSource
+UserCode = FunctionReward | FunctionSource | FunctionEnvironment
 LARGEST_FILE = 64 * 1024**2  # bytes
 
 

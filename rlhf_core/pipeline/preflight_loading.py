@@ -13,6 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.user_code import beside
 from rlhf_core.data.user_code import check_function
@@ -74,7 +75,8 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     try:
         for key, config in functions.items():
             parameters = PARAMETERS if isinstance(config, FunctionReward) else ()
-            function = UserFunction(file, config.function, config.path, parameters, config.options)
+            makes = isinstance(config, FunctionEnvironment)
+            function = UserFunction(file, config.function, config.path, parameters, config.options, makes)
             process = process or UserProcess(function, LOADING_SECONDS)
             try:
                 process.load(function)

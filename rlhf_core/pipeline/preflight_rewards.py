@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.config.environments import EnvironmentConfig
+from rlhf_core.config.environments import EnvironmentConfig, FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
@@ -12,13 +12,13 @@ from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located
 
 
-def reward_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, FunctionReward]]:
+def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, FunctionReward | FunctionEnvironment]]:
     """With the setting of each."""
     return [
         (f"{node.section}.{judged.setting}", judged.judge)
         for node in nodes.values()
         for judged in node.config.judges()
-        if isinstance(judged.judge, FunctionReward)
+        if isinstance(judged.judge, FunctionReward | FunctionEnvironment)
     ]
 
 

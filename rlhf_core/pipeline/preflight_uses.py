@@ -8,6 +8,7 @@ from pathlib import Path
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.distillation import STORED_INPUT, TEACHER_INPUT, DistillationConfig
+from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
 from rlhf_core.config.rewards import ModelReward
@@ -69,7 +70,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from _separators(config, node, nodes)
     if isinstance(config, EnginesConfig) and model is not None:
         yield from _judges(config, node, nodes, models, root)
-    if isinstance(config, RLConfig) and model is not None and config.environment.max_turns > 1:
+    if isinstance(config, RLConfig | EvaluationConfig) and model is not None and config.environment.max_turns > 1:
         try:
             require_turns_follow(tokenizer_of(model, root))
         except StageError as error:

@@ -19,7 +19,7 @@ from threading import Thread
 from types import ModuleType
 from typing import IO, Any
 
-from rlhf_core.data.user_code import check_function, function_of, run_file
+from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
 
@@ -58,7 +58,10 @@ def _loaded(
     if file not in modules:
         modules[file] = run_file(Path(file), shown)
     function = function_of(modules[file], name, shown)
-    check_signature(function, parameters, options, f"{shown}:{name}")
+    if request["makes_environment"]:
+        check_maker(function, options, f"{shown}:{name}")
+    else:
+        check_signature(function, parameters, options, f"{shown}:{name}")
     return lambda batch: _answer(function, {**dict(zip(parameters, batch, strict=True)), **options}, runner)
 
 

@@ -28,6 +28,7 @@ class UserFunction:
     shown: str  # the path as the recipe writes it, for messages
     parameters: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
+    makes_environment: bool = False  # it is called for each episode, and may be a class
 
     @property
     def name(self) -> str:
@@ -41,9 +42,19 @@ class UserProcess:
     raises, dies or takes too long.
     """
 
-    def __init__(self, function: UserFunction, loading_seconds: float = 120.0):
-        """loading_seconds: that importing the file may take, which may load models; calls have their own limit."""
+    def __init__(
+        self,
+        function: UserFunction,
+        loading_seconds: float = 120.0,
+        program: Sequence[str] = ("rlhf_core.rewards.function_process",),
+        descriptors: Sequence[int] = (),
+    ):
+        """loading_seconds: that importing the file may take, which may load models; calls have their own limit.
+
+        program: the child's module and its arguments. descriptors: files that it inherits.
+        """
         self._function = function
+        self._program, self._descriptors = program, descriptors
         self._loading_seconds = loading_seconds
         self._child: subprocess.Popen[bytes] | None = None
         self._unread = b""
@@ -70,11 +81,12 @@ class UserProcess:
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         self._unread = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", "rlhf_core.rewards.function_process"],  # -P: modules are not looked for here
+            [sys.executable, "-P", "-m", *self._program],  # -P: modules are not looked for here
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # to end it with all that it has started
+            pass_fds=self._descriptors,
         )
 
     def _load(self) -> None:
@@ -82,6 +94,7 @@ class UserProcess:
         request = {
             "file": str(function.file), "function": function.function, "shown": function.shown,
             "parameters": function.parameters, "options": function.options,
+            "makes_environment": function.makes_environment,
         }  # fmt: skip
         self._exchange(request, seconds, f"could not be loaded within {seconds:g} s")
 
@@ -91,8 +104,11 @@ class UserProcess:
         self.start()
         return self._exchange({"batch": arguments}, seconds, f"did not return within {seconds:g} s")
 
-    def close(self) -> None:
+    def close(self, *, after_seconds: float = 0.0) -> None:
+        """after_seconds: that it has to end by itself."""
         if self._child is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(after_seconds)
             with suppress(ProcessLookupError):
                 os.killpg(self._child.pid, signal.SIGKILL)
             self._child.communicate()

@@ -59,16 +59,16 @@ class Collector:
             with phase("rollout"):
                 trajectories = self._rollouts.sample(self._prompts.draw(count), step, sampling_round)
             with phase("reward"):
-                groups = self._groups(self._rewards(trajectories))
+                groups = self._groups(self._rewards(trajectories)) if trajectories else []
             kept += tally.sift(groups, filtering) if filtering else groups
             tally.sampled += trajectories
             if len(kept) >= wanted:
                 break
-        failures = self._rewards.take_failures()
+        failures = {**self._rollouts.take_failures(), **self._rewards.take_failures()}
         if not kept and not (filtering and tally.scores):
             raise StageError(
-                f"step {step}: of every prompt a completion failed to get its reward ({failures}), so nothing is left "
-                "to train on; correct the reward, or lower its `tolerated_failures` to see the first error"
+                f"step {step}: of every prompt an episode failed, or did not get its reward ({failures}), so nothing "
+                "is left to train on; correct what fails, or lower its `tolerated_failures` to see the first error"
             )
         if filtering and (not kept or (len(kept) < wanted and filtering.when_short == "stop")):
             raise StageError(f"step {step}: {tally.complaint(len(kept), wanted)}")

@@ -16,7 +16,7 @@ from enum import StrEnum
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.engines import Engines, SleepingEngines
 from rlhf_core.rollout.proof import ProbeAnswer
 from rlhf_core.rollout.publication import Publication
@@ -175,9 +175,9 @@ class _Engines:
         self._engines = engines
         self._hybrid = hybrid
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
         self._hybrid.require(Turn.SAMPLING, doing="generate")
-        return self._engines.generate(prompts, parameters)
+        return self._engines.generate(requests)
 
     def publish(self, weights: Publication, version: int) -> None:
         self._hybrid.require(Turn.PUBLISHING, doing="load weights")

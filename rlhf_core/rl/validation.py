@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.validation import ValidationSet, named
 from rlhf_core.data.chat import Tokenizer
+from rlhf_core.environments import Environments
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
 from rlhf_core.metrics import merged
@@ -16,7 +18,7 @@ from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.best import Best
 from rlhf_core.types import Completion, Prompt
@@ -48,13 +50,15 @@ class Validation:
         turns: Turns,
         *,
         seed: int,
+        environments: Environments | None = None,
     ) -> None:
-        """held_out: the sets of the settings, by name."""
+        """held_out: the sets of the settings, by name. environments: those that the policy is trained in, if any."""
         assert config.validation is not None
         self._config, self._settings = config, config.validation
-        self._held_out, self._tokenizer = held_out, tokenizer
+        self._held_out = held_out
         self._trainer, self._publisher, self._turns = trainer, publisher, turns
-        self._engines = _ProvenWeights(engines, publisher)
+        proven = _ProvenWeights(engines, publisher)
+        self._rollouter = Rollouter(proven, tokenizer, config.rollout.max_length, environments)
         self._seed = seed
         self.best = Best(config.validation.metric, maximise=True)
 
@@ -82,7 +86,7 @@ class Validation:
     def _answered(self, held_out: HeldOut) -> dict[str, float]:
         settings = held_out.settings
         answered = answer(
-            held_out.prompts, self._engines, self._tokenizer, held_out.scorers,
+            held_out.prompts, self._rollouter, held_out.scorers,
             sampling=settings.sampling or self._config.sampling, samples=settings.samples, seed=self._seed,
         )  # fmt: skip
         results = summarise(answered, pass_at=settings.pass_at, seed=self._seed)
@@ -102,7 +106,7 @@ class _ProvenWeights:
     def __init__(self, engines: Sampler, publisher: Publisher) -> None:
         self._engines, self._publisher = engines, publisher
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        completions = self._engines.generate(prompts, parameters)
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        completions = self._engines.generate(requests)
         self._publisher.require_version({completion.weight_version for completion in completions})
         return completions

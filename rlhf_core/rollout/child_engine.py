@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.types import Completion
 
 _engines: dict[int, Any] = {}  # in the child
@@ -26,8 +26,8 @@ class ChildEngine(RolloutEngine):
         self._number = next(_numbers)
         process.call(_start, self._number, folder, settings)
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        completions: list[Completion] = self._call("generate", prompts, parameters)
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        completions: list[Completion] = self._call("generate", requests)
         return completions
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

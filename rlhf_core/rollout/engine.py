@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
@@ -30,28 +30,28 @@ class SamplingParameters:
     top_p: float
     max_tokens: int
     stop_token_ids: tuple[int, ...]
-    seeds: tuple[int, ...]  # one for each request of a call, so that a call repeats exactly; none where greedy
     top_k: int = 0  # 0: all tokens
     min_p: float = 0.0
 
     @classmethod
-    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...], seeds: Sequence[int]) -> SamplingParameters:
+    def of(cls, config: SamplingConfig, stop_token_ids: tuple[int, ...]) -> SamplingParameters:
         return cls(
             temperature=config.temperature, top_p=config.top_p, max_tokens=config.max_tokens,
-            stop_token_ids=stop_token_ids, seeds=tuple(seeds), top_k=config.top_k, min_p=config.min_p,
+            stop_token_ids=stop_token_ids, top_k=config.top_k, min_p=config.min_p,
         )  # fmt: skip
 
-    def of_requests(self, first: int, end: int) -> SamplingParameters:
-        """For the requests `first` to `end` - 1 of the call."""
-        return replace(self, seeds=self.seeds[first:end])
 
-    def request_seeds(self, count: int) -> Sequence[int | None]:
-        """Of each of `count` requests, None where greedy. Raises ValueError if there are not as many seeds."""
-        if self.temperature == 0:
-            return [None] * count
-        if len(self.seeds) != count:
-            raise ValueError(f"{count} requests, but seeds for {len(self.seeds)}")
-        return self.seeds
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One completion that an engine is asked for. Raises ValueError for a random one without a seed."""
+
+    prompt: Sequence[int]  # tokens
+    parameters: SamplingParameters
+    seed: int | None  # so that it repeats exactly; none where greedy
+
+    def __post_init__(self) -> None:
+        if (self.seed is None) != (self.parameters.temperature == 0):
+            raise ValueError(f"temperature {self.parameters.temperature:g} with the seed {self.seed}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +65,13 @@ class ServedTensor:
 
 
 class RolloutEngine(Protocol):
-    """Sampling is a function of (weights, prompts, parameters): the same call gives the same completions.
+    """Sampling is a function of (weights, requests): the same call gives the same completions.
 
     An engine that keeps nothing on a device inherits `sleep`, `wake` and `shutdown`.
     """
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion of each prompt, in their order. A prompt that leaves no room raises ValueError."""
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completion of each request, in their order. A prompt that leaves no room raises ValueError."""
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Serve the weights in `folder` (HF safetensors, or a PEFT adapter folder) as `version` from now on."""

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.proof import ProbeAnswer
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Completion
 
 
 class Sampler(Protocol):
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion per prompt, in their order; request i is sampled with seed i, whichever engine serves it."""
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completion of each request, in their order, whichever engine serves it."""
 
 
 class Engines(Sampler, Protocol):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters
+from rlhf_core.rollout.engine import Request, RolloutEngine
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Completion
@@ -14,8 +14,8 @@ class InlineEngines:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        return self._engine.generate(prompts, parameters)
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return self._engine.generate(requests)
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
 from rlhf_core.types import Completion
 
 # (prompt, seed of the request, or None when greedy) -> completion tokens
@@ -29,23 +29,21 @@ class ScriptedEngine(RolloutEngine):
     def weight_version(self) -> int:
         return self._version
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        for index, prompt in enumerate(prompts):
-            if not 0 < len(prompt) < self._max_length:
-                raise ValueError(
-                    f"prompt {index} has {len(prompt)} tokens; it takes 1 to {self._max_length - 1} (max_length)"
-                )
-        seeds = parameters.request_seeds(len(prompts))
-        return [self._completion(*request, parameters) for request in zip(prompts, seeds, strict=True)]
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        for index, request in enumerate(requests):
+            length, most = len(request.prompt), self._max_length - 1
+            if not 0 < length <= most:
+                raise ValueError(f"prompt {index} has {length} tokens; it takes 1 to {most} (max_length)")
+        return [self._completion(request) for request in requests]
 
-    def _completion(self, prompt: Sequence[int], seed: int | None, parameters: SamplingParameters) -> Completion:
-        room = min(parameters.max_tokens, self._max_length - len(prompt))
+    def _completion(self, request: Request) -> Completion:
+        room = min(request.parameters.max_tokens, self._max_length - len(request.prompt))
         tokens: list[int] = []
-        for token in self._script(prompt, seed):
+        for token in self._script(request.prompt, request.seed):
             if len(tokens) == room:
                 break
             tokens.append(token)
-            if token in parameters.stop_token_ids:
+            if token in request.parameters.stop_token_ids:
                 return Completion(tuple(tokens), (self._logprob,) * len(tokens), "stop", self._version)
         return Completion(tuple(tokens), (self._logprob,) * len(tokens), "length", self._version)
 

@@ -14,7 +14,7 @@ import torch
 
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.weights import require_fit
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, Request, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_settings import engine_arguments
 from rlhf_core.types import Completion, FinishReason
@@ -58,8 +58,8 @@ class VllmEngine:
     def weight_version(self) -> int:
         return self._version
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        """One completion of each prompt, in their order; prompt and completion fit in `max_length` together.
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        """The completion of each request, in their order; prompt and completion fit in `max_length` together.
 
         The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
         without the last three are they those of the policy (docs/decisions/0008-sampling-and-log-probs.md). A greedy
@@ -67,21 +67,22 @@ class VllmEngine:
         """
         from vllm import SamplingParams
 
-        requests = [
+        each = [
             SamplingParams(
-                temperature=parameters.temperature,
-                top_p=parameters.top_p,
-                top_k=parameters.top_k,
-                min_p=parameters.min_p,
-                max_tokens=min(parameters.max_tokens, self._room(index, prompt)),
-                stop_token_ids=list(parameters.stop_token_ids),
-                seed=seed,
+                temperature=request.parameters.temperature,
+                top_p=request.parameters.top_p,
+                top_k=request.parameters.top_k,
+                min_p=request.parameters.min_p,
+                max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
+                stop_token_ids=list(request.parameters.stop_token_ids),
+                seed=request.seed,
                 logprobs=0,
                 detokenize=False,
             )
-            for index, (prompt, seed) in enumerate(zip(prompts, parameters.request_seeds(len(prompts)), strict=True))
+            for index, request in enumerate(requests)
         ]
-        return [self._completion(output.outputs[0]) for output in self._run(prompts, requests)]
+        outputs = self._run([request.prompt for request in requests], each)
+        return [self._completion(output.outputs[0]) for output in outputs]
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
@@ -95,8 +96,8 @@ class VllmEngine:
                 raise ValueError(
                     f"sequence {index} has {len(sequence)} tokens; the engine scores 1 to {self._config.max_length}"
                 )
-        request = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._run(sequences, [request] * len(sequences))
+        scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        outputs = self._run(sequences, [scored] * len(sequences))
         return [
             [0.0, *_chosen(sequence[1:], output.prompt_logprobs[1:])]
             for sequence, output in zip(sequences, outputs, strict=True)
@@ -113,7 +114,8 @@ class VllmEngine:
             )
         return room
 
-    def _run(self, prompts: Sequence[Sequence[int]], requests: list[Any]) -> list[Any]:
+    def _run(self, prompts: Sequence[Sequence[int]], parameters: list[Any]) -> list[Any]:
+        """parameters: vLLM's, of each prompt."""
         from vllm.inputs import TokensPrompt
 
         self._require("awake")
@@ -125,7 +127,7 @@ class VllmEngine:
         with self._eager():
             outputs: list[Any] = self._llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-                requests,
+                parameters,
                 use_tqdm=False,
                 lora_request=self._adapter,
             )

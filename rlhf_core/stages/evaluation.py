@@ -13,8 +13,11 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
+from rlhf_core.environments import open_environments
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
@@ -35,6 +38,8 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     prompts = fitted.rows
     if not prompts:
         raise StageError("the dataset has no prompts to evaluate on")
+    if config.environment.max_turns > 1:
+        require_turns_follow(tokenizer)
     context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
         scorers = stack.enter_context(open_scorers(config.scorers, context))
@@ -42,8 +47,10 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
+        environments = stack.enter_context(open_environments(config.environment, context))
+        rollouter = Rollouter(engines, tokenizer, config.rollout.max_length, environments)
         answered = answer(
-            prompts, engines, tokenizer, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
+            prompts, rollouter, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
             progress=lambda done, phase: context.progress(done, STEPS, phase),
         )  # fmt: skip
         sampling_seconds = time.monotonic() - started
@@ -75,6 +82,7 @@ def write_results(
                 "task": prompt.row.get("task"),
                 "completions": [
                     {"text": c.text, "scores": c.scores, "tokens": c.tokens, "finish_reason": c.finish_reason}
+                    | ({} if c.messages is None else {"messages": c.messages})
                     for c in (answer.greedy, *answer.sampled)
                 ],
             }

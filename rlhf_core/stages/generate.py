@@ -6,17 +6,18 @@ import math
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-
-import torch
+from functools import partial
+from itertools import product
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, decode_completion, load_tokenizer, stop_token_ids
+from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy, write_dataset
+from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
 from rlhf_core.models.folder import stored_dtype
@@ -25,12 +26,11 @@ from rlhf_core.rl.reward_models import read_reward_models
 from rlhf_core.rl.rewarding import RewardOfText
 from rlhf_core.rl.roles import require_same_tokens
 from rlhf_core.rl.rows import completion_entry, completions_row
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
-from rlhf_core.rollout.engines import Sampler
+from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.stages.readers import Readers
 from rlhf_core.training.randomness import derived_seed
-from rlhf_core.types import Completion, Prompt, Trajectory
+from rlhf_core.types import Prompt, Trajectory
 
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
@@ -52,10 +52,11 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         scorers = stack.enter_context(open_scorers(config.text_rewards, context))
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
+        rollouter = Rollouter(engines, tokenizer, longest)
         started = time.monotonic()
         for start in range(0, len(fitted.rows), config.prompts_per_call):
             prompts = fitted.rows[start : start + config.prompts_per_call]
-            part = completed(prompts, config.samples, config.sampling, engines, tokenizer, context.seed)
+            part = completed(prompts, config.samples, config.sampling, rollouter, context.seed)
             for name, scorer in scorers.items():
                 judged[name] += RewardOfText(scorer)(part).totals()
             sampled += part
@@ -90,30 +91,15 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
 
 
 def completed(
-    prompts: Sequence[Prompt], samples: int, sampling: SamplingConfig, engines: Sampler, tokenizer: Tokenizer, seed: int
+    prompts: Sequence[Prompt], samples: int, sampling: SamplingConfig, rollouter: Rollouter, seed: int
 ) -> list[Trajectory]:
     """The completions of each prompt, side by side."""
-    each = [(prompt, number) for prompt in prompts for number in range(samples)]
-    seeds = [derived_seed(seed, f"generate: {prompt.id}, sample {number}") for prompt, number in each]
-    parameters = SamplingParameters.of(sampling, stop_token_ids(tokenizer), seeds)
-    sampled = engines.generate([prompt.token_ids for prompt, _ in each], parameters)
-    return [
-        _trajectory(prompt, completion, decode_completion(tokenizer, completion.token_ids))
-        for (prompt, _), completion in zip(each, sampled, strict=True)
-    ]
+    each = product(prompts, range(samples))
+    return rollouter.play([Start(prompt, partial(_request_seed, seed, prompt.id, n)) for prompt, n in each], sampling)
 
 
-def _trajectory(prompt: Prompt, completion: Completion, text: str) -> Trajectory:
-    asked, replied = len(prompt.token_ids), len(completion.token_ids)
-    return Trajectory(
-        prompt=prompt,
-        token_ids=torch.tensor([*prompt.token_ids, *completion.token_ids], dtype=torch.int64),
-        loss_mask=torch.tensor([False] * asked + [True] * replied),
-        rollout_logprobs=torch.tensor([0.0] * asked + list(completion.logprobs)),
-        weight_version=completion.weight_version,
-        finish_reason=completion.finish_reason,
-        completion=text,
-    )
+def _request_seed(seed: int, prompt: str, sample: int, turn: int) -> int:
+    return derived_seed(seed, f"generate: {prompt}, sample {sample}")  # there is one turn
 
 
 def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str, float]) -> Row:

@@ -20,6 +20,7 @@ from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
+from rlhf_core.environments import open_environments
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rewards.templates import hint_of
@@ -71,6 +72,7 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         of_text = stack.enter_context(open_scorers(config.settings.text_rewards, context))
         monitors = stack.enter_context(open_scorers(config.monitors, context))
         held_out = _held_out(config, held_out_prompts, context, stack)
+        environments = stack.enter_context(open_environments(config.environment, context))
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
         ranks, all_engines, frozen = stack.enter_context(ranks_and_engines(config, inputs, context, cluster))
@@ -86,14 +88,17 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         collector = Collector(
             config,
             PromptSampler(prompts, context.seed),
-            RolloutSampler(config, engines, tokenizer, context.seed),
+            RolloutSampler(config, engines, tokenizer, context.seed, environments),
             RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
         validation = None
         if config.validation is not None:
-            validation = Validation(config, held_out, tokenizer, trainer, publisher, engines, turns, seed=context.seed)
+            validation = Validation(
+                config, held_out, tokenizer, trainer, publisher, engines, turns,
+                seed=context.seed, environments=environments,
+            )  # fmt: skip
             driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
         keeper = None

@@ -11,6 +11,7 @@ from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import context_length
 from rlhf_core.rl.rows import completion_entry, completions_row
@@ -63,9 +64,10 @@ def generate(
             engine = stack.enter_context(open_engine(folder, replace(settings, config=config)))
         except ValueError as error:  # of its settings
             raise StageError(str(error)) from error
+        rollouter = Rollouter(InlineEngines(engine), tokenizer, length)
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
-            made = completed(part, each, request.sampling, InlineEngines(engine), tokenizer, request.seed)
+            made = completed(part, each, request.sampling, rollouter, request.seed)
             write([_row(prompt, made[n * each : (n + 1) * each], request) for n, prompt in enumerate(part)])
 
 

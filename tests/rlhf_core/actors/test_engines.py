@@ -15,7 +15,7 @@ from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from rlhf_core.rollout.publication import Publication, publication
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
@@ -25,9 +25,8 @@ register_pickle_by_value(stage_context)  # the actors cannot import a test modul
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7], [1, 30]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
-SAMPLED = SamplingParameters(
-    temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=tuple(range(11, 16))
-)
+PARAMETERS = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,))
+SAMPLED = requests(PROMPTS, PARAMETERS)
 
 
 def test_bundles() -> None:
@@ -45,22 +44,21 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
     with EngineGroup(ref, context, EngineSettings(CONFIG, "float32", seed=0)) as engines:
         engines.wait_ready()
 
-        completions = engines.generate(PROMPTS, SAMPLED)
+        completions = engines.generate(SAMPLED)
         for prompt, completion in zip(PROMPTS, completions, strict=True):
             expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])[0][len(prompt) :]
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
-        # The second engine's first request is the fourth of the call: its seed is too.
-        fourth = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=(14,))
-        assert engines.generate([PROMPTS[3]], fourth)[0].token_ids == completions[3].token_ids
+        # The fourth is the second engine's, and here the first's.
+        assert engines.generate([SAMPLED[3]])[0].token_ids == completions[3].token_ids
         with pytest.raises(StageError, match="engine 0 failed in generate: ValueError: prompt 0 has 64 tokens"):
-            engines.generate([[1] * 64], SAMPLED)
+            engines.generate(requests([[1] * 64], PARAMETERS))
 
         disturb(model, seed=1)
         digests = publish(engines, model.state_dict(), 1)
         expected = Expected(1, expected_logprobs(model, PROBE), digests)
         assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
         assert engines.logprobs(PROBE)[1] == pytest.approx(expected.logprobs[1], abs=1e-4)
-        assert [c.weight_version for c in engines.generate(PROMPTS, SAMPLED)] == [1] * 5
+        assert [c.weight_version for c in engines.generate(SAMPLED)] == [1] * 5
 
         disturb(model, seed=2)
         with publication(model.state_dict()) as weights:  # as engines on another node see it
@@ -74,13 +72,13 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
 
         engines.sleep(keep_weights=True)
         with pytest.raises(StageError, match="the engine is asleep; this needs it awake"):
-            engines.generate(PROMPTS, SAMPLED)
+            engines.generate(SAMPLED)
         engines.wake()
 
         processes = _engine_processes()
         processes[0].kill()
         with pytest.raises(StageError, match=r"engine [01] died in generate"):
-            engines.generate(PROMPTS, SAMPLED)
+            engines.generate(SAMPLED)
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert len(processes) == 2
     assert not alive

@@ -35,10 +35,10 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
 @pytest.mark.parametrize(
     ("changes", "problem"),
     [
-        (
-            {"validation": {"dataset": "h", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}},
-            "validation asks for single replies, without the environment `retry`",
-        ),
+        ({"environment": {"type": "function"}}, "Field required"),
+        ({"environment": {"type": "function", "path": "game.py", "files": ["../a.py"]}}, "in the folder of game.py"),
+        ({"environment": {"type": "function", "path": "game.py", "tolerated_failures": 1}}, "less than 1"),
+        ({"environment": {"type": "function", "path": "game.py", "class": "Game"}}, "class"),
         (
             {"environment": {"type": "single_turn"}, "grpo": {"rewards": {"e": {"type": "environment"}}}},
             "grpo.rewards.e is what an environment gives, but `environment` is single_turn",

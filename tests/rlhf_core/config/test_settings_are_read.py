@@ -39,7 +39,9 @@ USED_OTHERWISE = {
     ),
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "ValidationConfig.also": "its `sets` are read",
-    "FunctionReward.variables": "named_variables returns them",
+    **dict.fromkeys(
+        ("FunctionReward.variables", "FunctionEnvironment.variables"), "named_variables returns them"
+    ),
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{kind}Validation.also" for kind in (

@@ -222,7 +222,7 @@ def taken(stage: Stage, config: Any) -> None:
     again.reserves()
     for below in configs_below(config):
         if isinstance(below, SamplingConfig):
-            SamplingParameters.of(below, (1,), [0])
+            SamplingParameters.of(below, (1,))
         if isinstance(below, OptimizerConfig):
             total = config.steps if isinstance(config, RLConfig) else 100
             rates = [learning_rate(below, step, total) for step in (0, total // 2, total - 1)]

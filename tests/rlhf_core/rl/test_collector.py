@@ -106,7 +106,7 @@ def groups(trajectories: Sequence[Trajectory], size: int = 4) -> list[str]:
 def test_a_step_without_any_reward_is_an_error() -> None:
     setup = Setup([RIGHT], wanted=1)
     setup.judge.fails = True
-    with pytest.raises(StageError, match="step 0: of every prompt a completion failed to get its reward"):
+    with pytest.raises(StageError, match="step 0: of every prompt an episode failed, or did not get its reward"):
         setup.collect()
 
 

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from rlhf_core.rl.hybrid import HybridEngine, Turn
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.group import InlineGroup, host_memory_only
 
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=(), seeds=())
+GREEDY = Request([5], SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=()), seed=None)
 WEIGHTS = Publication(Path("weights"), {}, dict)
 
 
@@ -67,7 +67,7 @@ def at(turn: Turn) -> HybridEngine[Told]:
 
 def test_the_turns_of_a_step() -> None:
     ours, log = hybrid()
-    ours.engines.generate([[5]], GREEDY)
+    ours.engines.generate([GREEDY])
     ours.train()
     ours.workers.call(Told.update_policy)
     ours.train()  # it is already
@@ -77,7 +77,7 @@ def test_the_turns_of_a_step() -> None:
     ours.engines.probe([[5]])
     ours.sample()
     ours.sample()
-    ours.engines.generate([[5]], GREEDY)
+    ours.engines.generate([GREEDY])
     assert log == ["sleep, keep_weights=False", "reload", "update", "offload", "wake", "read"]
 
 
@@ -91,7 +91,7 @@ def test_weights_are_kept_where_no_publish_brings_them_again() -> None:
     assert log[0] == "sleep, keep_weights=True"
 
 
-GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.generate([[5]], GREEDY)  # noqa: E731
+GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.generate([GREEDY])  # noqa: E731
 UPDATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.call(Told.update_policy)  # noqa: E731
 LOAD: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
 PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.probe([[5]])  # noqa: E731

@@ -228,9 +228,9 @@ def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
 
 def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
     class Forgetful(ScriptedEngine):
-        def generate(self, prompts: Any, parameters: Any) -> Any:
+        def generate(self, requests: Any) -> Any:
             self._version = 7
-            return super().generate(prompts, parameters)
+            return super().generate(requests)
 
     ours = loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Forgetful(numbered(script), max_length=16))
     with pytest.raises(WeightSyncError, match=r"weights \[7\], published is 0"):

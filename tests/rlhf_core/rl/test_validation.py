@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, WeightSyncError
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -63,9 +63,9 @@ class WatchedEngine(TorchEngine):
         super().load_weights(folder, version)
         self.log.append(("load", version, file_digest(folder)))
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        self.log.append(("sample", parameters.temperature, self.weight_version))
-        return super().generate(prompts, parameters)
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        self.log.append(("sample", requests[0].parameters.temperature, self.weight_version))
+        return super().generate(requests)
 
 
 def file_digest(folder: Path) -> str:
@@ -186,11 +186,11 @@ def test_the_last_average_is_the_result_where_the_best_is_not_asked_for(
 class ForgetfulEngine(WatchedEngine):
     """Answers greedy requests with another version than it has proven."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
         version = self.weight_version
-        if parameters.temperature == 0:
+        if requests[0].parameters.temperature == 0:
             self.weight_version = 0
-        completions = super().generate(prompts, parameters)
+        completions = super().generate(requests)
         self.weight_version = version
         return completions
 
@@ -203,11 +203,11 @@ def test_completions_of_other_weights_are_refused(inputs: dict[str, Input], tmp_
 class DyingEngine(WatchedEngine):
     """Dies in the rollout of the third step, when the second is kept."""
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
         wait_for_checkpoint()
-        if self.weight_version == 2 and parameters.temperature == 1.0:
+        if self.weight_version == 2 and requests[0].parameters.temperature == 1.0:
             raise ConnectionError("died")
-        return super().generate(prompts, parameters)
+        return super().generate(requests)
 
 
 def test_a_run_that_goes_on_knows_the_best_and_has_its_weights(inputs: dict[str, Input], tmp_path: Path) -> None:

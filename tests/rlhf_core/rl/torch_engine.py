@@ -12,7 +12,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.contract import StageContext
-from rlhf_core.rollout.engine import RolloutEngine, SamplingParameters, ServedTensor
+from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import published_tensors
 from rlhf_core.stages.cluster import EngineSpec
@@ -31,17 +31,17 @@ class TorchEngine(RolloutEngine):
         logits: Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
         return logits.log_softmax(-1)
 
-    def generate(self, prompts: Sequence[Sequence[int]], parameters: SamplingParameters) -> list[Completion]:
-        seeds = parameters.request_seeds(len(prompts))
-        return [self._completion(prompt, parameters, seed) for prompt, seed in zip(prompts, seeds, strict=True)]
+    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        return [self._completion(request) for request in requests]
 
-    def _completion(self, prompt: Sequence[int], parameters: SamplingParameters, seed: int | None) -> Completion:
-        generator = torch.Generator().manual_seed(seed or 0)
+    def _completion(self, request: Request) -> Completion:
+        parameters = request.parameters
+        generator = torch.Generator().manual_seed(request.seed or 0)
         tokens: list[int] = []
         logprobs: list[float] = []
         reason = "length"
         for _ in range(parameters.max_tokens):
-            after = self._logprobs([*prompt, *tokens])[-1]
+            after = self._logprobs([*request.prompt, *tokens])[-1]
             if parameters.temperature == 0:
                 tokens.append(int(after.argmax()))
             else:

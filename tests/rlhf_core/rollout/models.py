@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,6 +20,7 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.publication import Publication, publication
 
 EOS = 2
@@ -90,3 +91,9 @@ def expected_logprobs(
         logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
         answers.append([0.0, *logprobs.tolist()])
     return answers
+
+
+def requests(prompts: Sequence[Sequence[int]], parameters: SamplingParameters, first_seed: int = 11) -> list[Request]:
+    """One of each prompt, with seeds in a row unless they are greedy."""
+    greedy = parameters.temperature == 0
+    return [Request(prompt, parameters, None if greedy else first_seed + i) for i, prompt in enumerate(prompts)]

@@ -17,7 +17,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.types import Completion, Prompt
 from tests.rlhf_core.rollout.models import EOS, make_model
@@ -47,7 +47,8 @@ def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactor
 def sampled(engine: ChildEngine, **settings: float) -> tuple[list[Completion], Tensor]:
     """Completions of all prompts, and the log-probs that came with them, one after the other."""
     sampling = SamplingConfig.model_validate({"max_tokens": 24, **settings})
-    completions = engine.generate(PROMPTS, SamplingParameters.of(sampling, (EOS,), seeds=range(len(PROMPTS))))
+    parameters = SamplingParameters.of(sampling, (EOS,))
+    completions = engine.generate([Request(prompt, parameters, seed) for seed, prompt in enumerate(PROMPTS)])
     return completions, torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
 
 

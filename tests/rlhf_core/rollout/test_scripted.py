@@ -7,11 +7,15 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.scripted import ScriptedEngine
 
-SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seeds=(10, 20, 30))
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,), seeds=())
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,))
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,))
+
+
+def sampled(*prompts: Sequence[int]) -> list[Request]:
+    return [Request(prompt, SAMPLED, 10 * (index + 1)) for index, prompt in enumerate(prompts)]
 
 
 def count_from_seed(prompt: Sequence[int], seed: int | None) -> list[int]:
@@ -20,24 +24,28 @@ def count_from_seed(prompt: Sequence[int], seed: int | None) -> list[int]:
 
 def test_completions_stop_as_an_engine_stops_them() -> None:
     engine = ScriptedEngine(count_from_seed, max_length=8, logprob=-0.5)
-    stopped, cut, squeezed = engine.generate([[5], [50], [50] * 6], SAMPLED)
+    stopped, cut, squeezed = engine.generate(sampled([5], [50], [50] * 6))
     assert (stopped.token_ids, stopped.finish_reason) == ((5, 10, 2), "stop")
     assert (cut.token_ids, cut.finish_reason) == ((7, 7, 7, 7), "length")
     assert (squeezed.token_ids, squeezed.finish_reason) == ((7, 7), "length")
     assert stopped.logprobs == (-0.5, -0.5, -0.5)
-    assert engine.generate([[5], [6], [7]], SAMPLED)[1].token_ids == (6, 20, 2)
-    assert engine.generate([[6]], SAMPLED.of_requests(1, 2))[0].token_ids == (6, 20, 2)
-    with pytest.raises(ValueError, match="2 requests, but seeds for 3"):
-        engine.generate([[5], [6]], SAMPLED)
-    assert engine.generate([[5]], GREEDY)[0].token_ids == (5, 0, 2)
+    assert engine.generate(sampled([5], [6], [7]))[1].token_ids == (6, 20, 2)
+    assert engine.generate([Request([5], GREEDY, None)])[0].token_ids == (5, 0, 2)
     with pytest.raises(ValueError, match="prompt 1 has 8 tokens"):
-        engine.generate([[5], [5] * 8], SAMPLED)
+        engine.generate(sampled([5], [5] * 8))
+
+
+def test_a_random_request_has_a_seed_and_a_greedy_one_none() -> None:
+    with pytest.raises(ValueError, match="temperature 1 with the seed None"):
+        Request([5], SAMPLED, None)
+    with pytest.raises(ValueError, match="temperature 0 with the seed 3"):
+        Request([5], GREEDY, 3)
 
 
 def test_versions_and_logprobs() -> None:
     engine = ScriptedEngine(count_from_seed, logprob=-0.5)
     assert engine.weight_version == 0
     engine.load_weights(Path("folder"), 3)
-    assert engine.generate([[5]], GREEDY)[0].weight_version == 3
+    assert engine.generate([Request([5], GREEDY, None)])[0].weight_version == 3
     assert engine.loaded == [(Path("folder"), 3)]
     assert engine.logprobs([[1, 2, 3], [4]]) == [[0.0, -0.5, -0.5], [0.0]]

@@ -15,17 +15,18 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import publication
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish
+from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
-SAMPLED = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=(11, 12, 13, 14))
-GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=())
+AT_0_7 = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,))
+AT_0 = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,))
+SAMPLED, GREEDY = requests(PROMPTS, AT_0_7), requests(PROMPTS, AT_0)
 
 Served = tuple[LlamaForCausalLM, ChildEngine]
 
@@ -48,7 +49,7 @@ def worst_difference(a: list[list[float]], b: list[list[float]]) -> float:
 
 def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(served: Served) -> None:
     model, engine = served
-    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, SAMPLED), strict=True):
+    for prompt, completion in zip(PROMPTS, engine.generate(SAMPLED), strict=True):
         whole = [*prompt, *completion.token_ids]
         expected = expected_logprobs(model, [whole], temperature=0.7)[0][len(prompt) :]
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
@@ -57,17 +58,16 @@ def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(
 
 def test_the_same_call_gives_the_same_completions_and_another_seed_others(served: Served) -> None:
     _, engine = served
-    first = engine.generate(PROMPTS, SAMPLED)
-    assert engine.generate(PROMPTS, SAMPLED) == first
-    other = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,), seeds=(12, 13, 14, 15))
-    assert engine.generate(PROMPTS, other) != first
+    first = engine.generate(SAMPLED)
+    assert engine.generate(SAMPLED) == first
+    assert engine.generate(requests(PROMPTS, AT_0_7, first_seed=12)) != first
     # Each request is sampled with a seed of its own, so the same prompt twice in a call is sampled twice.
     assert first[0].token_ids != first[3].token_ids
 
 
 def test_greedy_is_transformers_greedy(served: Served) -> None:
     model, engine = served
-    for prompt, completion in zip(PROMPTS, engine.generate(PROMPTS, GREEDY), strict=True):
+    for prompt, completion in zip(PROMPTS, engine.generate(GREEDY), strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
         assert list(completion.token_ids) == expected[0, len(prompt) :].tolist()
@@ -75,9 +75,8 @@ def test_greedy_is_transformers_greedy(served: Served) -> None:
 
 def test_a_stop_token_ends_the_completion_and_is_part_of_it(served: Served) -> None:
     _, engine = served
-    free = engine.generate(PROMPTS[:1], GREEDY)[0].token_ids
-    parameters = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(free[2],), seeds=())
-    stopped = engine.generate(PROMPTS[:1], parameters)[0]
+    free = engine.generate(GREEDY[:1])[0].token_ids
+    (stopped,) = engine.generate([Request(PROMPTS[0], replace(AT_0, stop_token_ids=(free[2],)), seed=None)])
     assert stopped.token_ids == free[: free.index(free[2]) + 1]
     assert stopped.finish_reason == "stop"
     assert len(stopped.logprobs) == len(stopped.token_ids)
@@ -92,13 +91,13 @@ def test_logprobs_of_given_sequences(served: Served) -> None:
 
 def test_prompt_and_completion_fit_in_max_length_together(served: Served) -> None:
     _, engine = served
-    parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=(), seeds=(0,))
-    completion = engine.generate([[1] * 60], parameters)[0]
+    parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=())
+    completion = engine.generate(requests([[1] * 60], parameters))[0]
     assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
     with pytest.raises(ValueError, match=r"prompt 1 has 64 tokens .* at most 64"):
-        engine.generate([[1], [1] * 64], replace(parameters, seeds=(0, 1)))
+        engine.generate(requests([[1], [1] * 64], parameters))
     with pytest.raises(ValueError, match="prompt 0 is empty"):
-        engine.generate([[]], parameters)
+        engine.generate(requests([[]], parameters))
     with pytest.raises(ValueError, match="sequence 0 has 65 tokens"):
         engine.logprobs([[1] * 65])
 
@@ -117,23 +116,23 @@ def test_published_weights_are_served_and_proven(served: Served) -> None:
 def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
     """On CPU nothing is freed, and nothing is lost: only the order of calls is kept."""
     model, engine = served
-    before = engine.generate(PROMPTS, GREEDY)
+    before = engine.generate(GREEDY)
     engine.sleep(keep_weights=True)
-    for refused in (lambda: engine.generate(PROMPTS, GREEDY), lambda: engine.logprobs(PROBE), engine.served):
+    for refused in (lambda: engine.generate(GREEDY), lambda: engine.logprobs(PROBE), engine.served):
         with pytest.raises(RuntimeError, match="the engine is asleep; this needs it awake"):
             refused()
     with publication(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
         engine.load_weights(weights.folder, 50)
     engine.wake()
-    assert engine.generate(PROMPTS, GREEDY) == before
+    assert engine.generate(GREEDY) == before
     with pytest.raises(RuntimeError, match="the engine is awake; this needs it asleep"):
         engine.wake()
     engine.sleep(keep_weights=False)
     engine.wake()
     with pytest.raises(RuntimeError, match="the engine is awake without weights; this needs it awake"):
-        engine.generate(PROMPTS, GREEDY)
+        engine.generate(GREEDY)
     publish(InlineEngines(engine), model.state_dict(), 51)
-    assert [c.token_ids for c in engine.generate(PROMPTS, GREEDY)] == [c.token_ids for c in before]
+    assert [c.token_ids for c in engine.generate(GREEDY)] == [c.token_ids for c in before]
 
 
 def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess, tmp_path: Path) -> None:
@@ -143,7 +142,7 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
         engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_sequences": 128}), "float32", seed=0)
     )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
-    completions = engine.generate(prompts, replace(SAMPLED, seeds=tuple(range(100))))
+    completions = engine.generate(requests(prompts, AT_0_7, first_seed=0))
     for index in (0, 83, 84, 99):
         expected = expected_logprobs(model, [[*prompts[index], *completions[index].token_ids]], temperature=0.7)
         assert completions[index].logprobs == pytest.approx(expected[0][49:], abs=1e-4)

@@ -14,7 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
@@ -23,7 +23,7 @@ from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model, p
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 LORA = LoraConfig(rank=3, alpha=6.0)  # vLLM has no kernel of rank 3: it pads to 8
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]
-SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,), seeds=(11,))
+SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_token_ids=(EOS,))
 
 Served = tuple[PeftModel, RemoteEngine]
 
@@ -66,7 +66,7 @@ def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) ->
         assert proof.not_read_back == ()
     assert len(digests) == len(engine.served()) == 2 * 2 * 7  # two factors of seven layers in two blocks
     prompt = [1, 5, 6]
-    completion = engine.generate([prompt], SAMPLED)[0]
+    completion = engine.generate([Request(prompt, SAMPLED, seed=11)])[0]
     expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])
     assert completion.logprobs == pytest.approx(expected[0][len(prompt) :], abs=1e-4)
     assert completion.weight_version == 3

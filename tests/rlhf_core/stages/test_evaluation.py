@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base import result_settings
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
@@ -76,7 +79,12 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
 
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
     answered = answer(
-        prompts, ScriptedEngine(script), tokenizer, scorers, sampling=config.sampling, samples=config.samples, seed=0
+        prompts,
+        Rollouter(ScriptedEngine(script), tokenizer, 64),
+        scorers,
+        sampling=config.sampling,
+        samples=config.samples,
+        seed=0,
     )
     for scorer in scorers.values():
         scorer.close()
@@ -94,8 +102,9 @@ def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalCon
     config, tokenizer = settings(scorers={"short": LENGTH}), load_tokenizer(model.folder)
     prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
+    rollouter = Rollouter(ScriptedEngine(lambda *_: [5]), tokenizer, 64)
     with pytest.raises(RewardError, match=r"scorer short returned -1\.0"):
-        answer(prompts, ScriptedEngine(lambda *_: [5]), tokenizer, scorers, sampling=config.sampling, samples=0, seed=0)
+        answer(prompts, rollouter, scorers, sampling=config.sampling, samples=0, seed=0)
     scorers["short"].close()
 
 
@@ -134,3 +143,33 @@ def test_the_stage_on_a_real_engine(model: Input, in_process: InProcessCluster, 
     assert [(step, phase) for step, _, phase, _ in context.progresses] == [
         (0, "start engines"), (0, "greedy"), (1, "sampled"), (2, "scores"), (3, "scores"),
     ]  # fmt: skip
+
+
+def test_the_last_reply_of_an_episode_is_scored(model: Input, tmp_path: Path) -> None:
+    """Each is wrong at first, and says `b` then."""
+    tokenizer = load_tokenizer(model.folder)
+
+    def script(prompt: Sequence[int], seed: int | None) -> list[int]:
+        said = tokenizer.decode(list(prompt))
+        reply = "b" if "no" in said else "x"
+        return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
+    config = settings(scorers={"exact": EXACT}, environment={"type": "retry", "feedback": "no", "max_turns": 2})
+    engine = ScriptedEngine(script, max_length=32)
+    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    output = evaluation.run(config, inputs, context_of(tmp_path / "work", inputs), cluster)
+    lines = [json.loads(line) for line in (output.folder / "samples.jsonl").read_text().splitlines()]
+    assert [{c["text"] for c in line["completions"]} for line in lines] == [{"b"}] * 3
+    assert lines[1]["completions"][0]["messages"] == [
+        *ROWS[1]["prompt"], {"role": "assistant", "content": "x"}, {"role": "user", "content": "no"},
+    ]  # fmt: skip
+    assert output.metrics["pass@1"] == pytest.approx(1 / 3)
+
+
+def test_an_environment_of_an_evaluation_changes_its_key_and_tolerates_nothing() -> None:
+    assert "environment" not in result_settings(settings())
+    assert result_settings(settings(environment={"type": "retry"}))["environment"]["max_turns"] == 4
+    game = {"type": "function", "path": "game.py", "tolerated_failures": 0.1}
+    with pytest.raises(ValueError, match="without the episodes that fail, an evaluation would be of other prompts"):
+        settings(environment=game)

@@ -5,18 +5,17 @@ This layer owns templates, masks and limits. An environment sees messages alone.
 
 from __future__ import annotations
 
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NoReturn
 
 import torch
 
-from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt
 from rlhf_core.data.feedback import encode_feedback
-from rlhf_core.environments import Environment, Feedback
-from rlhf_core.errors import StageError
+from rlhf_core.data.formats.base import RowError, require_sound
+from rlhf_core.environments import EpisodeEnvironment, Feedback
+from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.types import Completion, Prompt, Trajectory
 
@@ -25,7 +24,7 @@ _ROLES = ("user", "system", "tool")  # that an environment speaks as
 
 @dataclass(frozen=True, slots=True)
 class EpisodeRules:
-    """What all episodes of a stage share."""
+    """What episodes that are played together share."""
 
     tokenizer: Tokenizer
     max_turns: int
@@ -33,38 +32,44 @@ class EpisodeRules:
     max_tokens: int  # of a reply
     environment: str  # its name in messages
 
-    @classmethod
-    def of(cls, config: RLConfig, tokenizer: Tokenizer) -> EpisodeRules:
-        environment = config.environment
-        return cls(
-            tokenizer, environment.max_turns, config.rollout.max_length, config.sampling.max_tokens, environment.type
-        )
-
 
 class Episode:
     """One conversation of the policy with an environment."""
 
-    def __init__(self, prompt: Prompt, make_environment: Callable[[], Environment], rules: EpisodeRules) -> None:
-        """Raises StageError if the environment raises, or asks something that cannot be asked."""
+    def __init__(self, prompt: Prompt, environment: EpisodeEnvironment, rules: EpisodeRules) -> None:
         self._rules = rules
-        self._replies: list[Completion] = []
+        self._environment = environment
         self._prompt = prompt
-        self._environment = self._called(make_environment)
-        self._messages = self._checked(self._called(self._environment.reset, dict(prompt.row)), "reset")
-        if self._messages != prompt.row["prompt"]:
-            self._prompt = self._asked_by_environment()
-        self.token_ids = list(self._prompt.token_ids)
-        self._sampled = [False] * len(self.token_ids)
-        self._logprobs = [0.0] * len(self.token_ids)
+        self._messages: list[Any] = prompt.row["prompt"]
         self._answered = self._messages
+        self._replies: list[Completion] = []
         self._reward = 0.0
         self._cut = False  # a reply was, or the episode for want of room
+        self.token_ids: list[int] = []
+        self._sampled: list[bool] = []
+        self._logprobs: list[float] = []
         self.over = False
 
-    def take(self, reply: Completion) -> None:
+    async def begin(self, seed: int) -> None:
+        """The environment asks. seed: of its random numbers.
+
+        Raises EpisodeError, with the row, if it fails, or asks what cannot be asked.
+        """
+        asked = await self._called(self._environment.reset(dict(self._prompt.row), seed))
+        if asked != self._messages:
+            self._messages = self._answered = self._checked(asked, "reset")
+            self._prompt = self._asked_by_environment()
+        self._append(self._prompt.token_ids, False, [0.0] * len(self._prompt.token_ids))
+
+    @property
+    def turns(self) -> int:
+        """Replies so far."""
+        return len(self._replies)
+
+    async def take(self, reply: Completion) -> None:
         """One more reply: the environment judges it, and its feedback follows, unless the episode ends.
 
-        Raises StageError, with the row and the turn, if the environment fails or the chat template cannot write it.
+        Raises EpisodeError, with the row and the turn, if the environment fails or the chat template cannot write it.
         """
         assert not self.over
         rules = self._rules
@@ -73,10 +78,10 @@ class Episode:
         self._replies.append(reply)
         self._answered = self._messages
         self._cut = reply.finish_reason == "length"
-        feedback = self._feedback(text)
+        feedback = await self._feedback(text)
         self._reward += feedback.reward
         # A reply that was cut has no end, so that nothing can follow it.
-        self.over = feedback.done or self._cut or len(self._replies) == rules.max_turns
+        self.over = feedback.done or self._cut or self.turns == rules.max_turns
         if not self.over:
             self._answer(text, feedback)
 
@@ -91,7 +96,7 @@ class Episode:
             finish_reason="length" if self._cut else last.finish_reason,
             completion=decode_completion(self._rules.tokenizer, last.token_ids),
             messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
-            turns=len(self._replies),
+            turns=self.turns,
             environment_reward=self._reward,
         )
 
@@ -101,7 +106,7 @@ class Episode:
         try:
             between = encode_feedback(self._rules.tokenizer, messages, said, self._prompt.row.get("tools"))
         except StageError as error:
-            raise StageError(f"{self._where()}: {error}") from error
+            raise EpisodeError(f"{self._where()}: {error}") from error
         if len(self.token_ids) + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
@@ -125,8 +130,8 @@ class Episode:
             )
         return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids)
 
-    def _feedback(self, reply: str) -> Feedback:
-        feedback = self._called(self._environment.step, reply)
+    async def _feedback(self, reply: str) -> Feedback:
+        feedback = await self._called(self._environment.step(reply))
         if not isinstance(feedback, Feedback):
             self._fail(f"step() returned {type(feedback).__name__}, expected a Feedback")
         if not isinstance(feedback.reward, int | float):
@@ -144,20 +149,24 @@ class Episode:
         for message in messages:
             if not isinstance(message, dict) or not isinstance(message.get("content"), str):
                 self._fail(f"{method}() returned the message {message!r}, expected {{role, content: text}}")
+            try:
+                require_sound(message, ("message",))
+            except RowError as error:
+                self._fail(f"{method}() returned a message that cannot be used: {error}")
             if method == "step" and message.get("role") not in _ROLES:
                 self._fail(f"{method}() speaks as {message.get('role')!r}; an environment is {', '.join(_ROLES)}")
         if messages[-1].get("role") == "assistant":
             self._fail(f"{method}() ends with an assistant turn, so there is nothing to reply to")
         return list(messages)
 
-    def _called(self, function: Callable[..., Any], *arguments: Any) -> Any:
+    async def _called(self, answer: Awaitable[Any]) -> Any:
         try:
-            return function(*arguments)
-        except Exception as error:  # a user's code may raise anything; its traceback is shown unchanged
-            raise StageError(f"{self._where()} raised:\n{traceback.format_exc()}") from error
+            return await answer
+        except EpisodeError as error:
+            raise EpisodeError(f"{self._where()}: {error}") from error
 
     def _where(self) -> str:
-        return f"environment {self._rules.environment}, row {self._prompt.id}, turn {len(self._replies)}"
+        return f"environment {self._rules.environment}, row {self._prompt.id}, turn {self.turns}"
 
     def _fail(self, problem: str) -> NoReturn:
-        raise StageError(f"{self._where()}: {problem}")
+        raise EpisodeError(f"{self._where()}: {problem}")

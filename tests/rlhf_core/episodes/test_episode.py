@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
+from rlhf_core.config.environments import Retry
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import to_prompts
@@ -16,8 +18,11 @@ from rlhf_core.data.rendering import render
 from rlhf_core.data.templates import SHIPPED
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.environments import Environment, Feedback
+from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
+from rlhf_core.environments.retry import RetryEnvironment
+from rlhf_core.environments.single_turn import SingleTurnEnvironment
+from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.errors import StageError
-from rlhf_core.rl.episodes import Episode, EpisodeRules
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -62,11 +67,21 @@ def user(text: str, **more: Any) -> Feedback:
     return Feedback([{"role": "user", "content": text}], **more)
 
 
+class Begun(Episode):
+    """An episode that a test plays without an event loop."""
+
+    def hear(self, reply: Completion) -> None:
+        asyncio.run(self.take(reply))
+
+
 def episode(
     environment: Environment, tokenizer: PreTrainedTokenizerFast = WORDS, max_turns: int = 3, max_length: int = 64
-) -> Episode:
+) -> Begun:
     (prompt,) = to_prompts([ROW], tokenizer, max_tokens=60)
-    return Episode(prompt, lambda: environment, EpisodeRules(tokenizer, max_turns, max_length, 4, "says"))
+    rules = EpisodeRules(tokenizer, max_turns, max_length, 4, "says")
+    begun = Begun(prompt, OwnEnvironment(lambda: environment), rules)
+    asyncio.run(begun.begin(seed=0))
+    return begun
 
 
 def reply(tokenizer: PreTrainedTokenizerFast, text: str, stop: str | None = "<eos>", version: int = 0) -> Completion:
@@ -97,7 +112,7 @@ def test_an_episode_is_what_the_template_writes_of_its_conversation(
     ours = episode(Says(user("no"), user("on", reward=0.5), Feedback(done=True, reward=2.0)), tokenizer, max_length=200)
     turns = ["x", "yz", "b"]
     for text in turns:
-        ours.take(reply(tokenizer, text, stop))
+        ours.hear(reply(tokenizer, text, stop))
     assert ours.over
     made = ours.trajectory()
     sampled = made.token_ids[made.loss_mask].tolist()
@@ -117,8 +132,8 @@ def test_an_episode_is_what_the_template_writes_of_its_conversation(
 
 def test_the_tokens_between_two_replies() -> None:
     ours = episode(Says(user("no"), Feedback(done=True)))
-    ours.take(reply(WORDS, "x"))
-    ours.take(reply(WORDS, "b"))
+    ours.hear(reply(WORDS, "x"))
+    ours.hear(reply(WORDS, "b"))
     made = ours.trajectory()
     assert WORDS.decode(made.token_ids) == "<bos><user>a?<assistant>x<eos><user>no<assistant>b<eos>"
     assert WORDS.decode(made.token_ids[made.loss_mask]) == "x<eos>b<eos>"
@@ -129,7 +144,7 @@ def test_sampled_tokens_are_never_tokenised_again() -> None:
     ab, a, b = (tokenizer.convert_tokens_to_ids(piece) for piece in ("ab", "a", "b"))
     ours = episode(Says(user("no"), Feedback(done=True)), tokenizer)
     end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    ours.take(Completion((a, b, end), (-1.0,) * 3, "stop", 0))
+    ours.hear(Completion((a, b, end), (-1.0,) * 3, "stop", 0))
     made = ours.trajectory()
     assert made.token_ids[made.loss_mask].tolist() == [a, b, end]
     assert ab not in made.token_ids.tolist()
@@ -151,30 +166,30 @@ def test_a_template_that_does_not_only_append_is_refused_before_anything_is_samp
 def test_a_reply_that_the_template_would_rewrite_ends_the_step() -> None:
     tokenizer = byte_level(STRIPS_REASONING)
     plain = episode(Says(user("no")), tokenizer, max_length=200)
-    plain.take(reply(tokenizer, "x", "<|im_end|>"))
+    plain.hear(reply(tokenizer, "x", "<|im_end|>"))
     assert not plain.over
     ours = episode(Says(user("no")), tokenizer, max_length=200)
     with pytest.raises(StageError, match="environment says, row row, turn 1: the chat template rewrites earlier turns"):
-        ours.take(reply(tokenizer, "<think>so</think>x", "<|im_end|>"))
+        ours.hear(reply(tokenizer, "<think>so</think>x", "<|im_end|>"))
 
 
 def test_limits_end_an_episode() -> None:
     forever = [user("no") for _ in range(9)]
     ours = episode(Says(*forever), max_turns=2)
-    ours.take(reply(WORDS, "x"))
+    ours.hear(reply(WORDS, "x"))
     assert not ours.over
-    ours.take(reply(WORDS, "x"))
+    ours.hear(reply(WORDS, "x"))
     assert ours.over
     assert ours.trajectory().finish_reason == "stop"
 
     cut = episode(Says(*forever))
-    cut.take(reply(WORDS, "x", stop=None))
+    cut.hear(reply(WORDS, "x", stop=None))
     assert cut.over
     assert cut.trajectory().finish_reason == "length"
 
     # <bos><user>a?<assistant>x<eos> are 7 tokens, <user>no<assistant> are 4.
     full = episode(Says(*forever), max_length=11)
-    full.take(reply(WORDS, "x"))
+    full.hear(reply(WORDS, "x"))
     assert full.over
     assert full.trajectory().finish_reason == "length"
     assert full.trajectory().token_ids.numel() == 7, "what nobody replied to is left out"
@@ -183,26 +198,30 @@ def test_limits_end_an_episode() -> None:
 
 def not_full(max_length: int) -> bool:
     ours = episode(Says(user("no")), max_length=max_length)
-    ours.take(reply(WORDS, "x"))
+    ours.hear(reply(WORDS, "x"))
     return not ours.over
 
 
 def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
     ours = episode(Says(user("no"), Feedback(done=True)))
-    ours.take(reply(WORDS, "x", version=1))
-    ours.take(reply(WORDS, "b", version=2))
+    ours.hear(reply(WORDS, "x", version=1))
+    ours.hear(reply(WORDS, "b", version=2))
     assert ours.trajectory().weight_version == 1
 
 
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        (ValueError("ouch"), r"raised:\n(.*\n)*ValueError: ouch"),
+        (ValueError("ouch"), r"it raised:\n(.*\n)*ValueError: ouch"),
         (None, r"step\(\) returned NoneType, expected a Feedback"),
         (user("no", reward=float("nan")), r"step\(\) returned the reward nan, expected a finite number"),
         (user("no", done=1), r"step\(\) returned done=1, expected True or False"),
         (Feedback(), r"step\(\) returned the messages \(\), expected a list with at least one"),
         (Feedback([{"role": "user"}]), r"step\(\) returned the message .*, expected \{role, content: text\}"),
+        (
+            Feedback([{"role": "user", "content": "half \ud83d of one"}]),
+            r"step\(\) returned a message that cannot be used: `message.content` is not valid Unicode",
+        ),
         (
             Feedback([{"role": "assistant", "content": "me"}]),
             r"step\(\) speaks as 'assistant'",
@@ -215,9 +234,9 @@ def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
 )
 def test_an_environment_that_fails_is_named_with_the_row_and_the_turn(said: Any, problem: str) -> None:
     ours = episode(Says(user("no"), said))
-    ours.take(reply(WORDS, "x"))
+    ours.hear(reply(WORDS, "x"))
     with pytest.raises(StageError, match=rf"^environment says, row row, turn 2:? ?{problem}"):
-        ours.take(reply(WORDS, "x"))
+        ours.hear(reply(WORDS, "x"))
 
 
 def test_an_environment_may_ask_something_else_than_the_row() -> None:
@@ -226,7 +245,7 @@ def test_an_environment_may_ask_something_else_than_the_row() -> None:
             return [{"role": "user", "content": f"{row['answer']}?"}]
 
     ours = episode(Asks(Feedback(done=True)))
-    ours.take(reply(WORDS, "b"))
+    ours.hear(reply(WORDS, "b"))
     made = ours.trajectory()
     assert WORDS.decode(made.token_ids) == "<bos><user>b?<assistant>b<eos>"
     assert made.prompt.text == "b?"
@@ -235,7 +254,10 @@ def test_an_environment_may_ask_something_else_than_the_row() -> None:
 
 
 def sampler(script: Callable[[Sequence[int], int | None], Sequence[int]], **settings: Any) -> RolloutSampler:
-    return RolloutSampler(config(**settings), InlineEngines(ScriptedEngine(script, max_length=64)), WORDS, 0)
+    of_run = config(**settings)
+    implementation = RetryEnvironment if isinstance(of_run.environment, Retry) else SingleTurnEnvironment
+    environments = OwnEnvironments(of_run.environment, implementation)
+    return RolloutSampler(of_run, InlineEngines(ScriptedEngine(script, max_length=64)), WORDS, 0, environments)
 
 
 def test_retry_says_that_a_reply_is_wrong_until_it_is_right() -> None:

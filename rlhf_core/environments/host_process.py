@@ -1,0 +1,212 @@
+"""The process that runs a user's environments: it loads their file once, and forks for each episode.
+
+A fork has at once what the file has loaded. It may raise, hang, crash or fill its memory without touching another
+episode. Started by function.py, which sends it a socket for each episode.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import os
+import random
+import resource
+import selectors
+import signal
+import socket
+import struct
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from queue import SimpleQueue
+from typing import Any
+
+import psutil
+
+from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
+from rlhf_core.errors import RecipeError, StageError
+
+ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
+BEGIN, END = b"b", b"e"
+_SHOWN_OUTPUT = 64 * 1024  # bytes that an episode may print to the log
+
+
+def main() -> None:
+    control, memory_gib = socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])
+    # The user's code has an empty input, and its output goes to the log.
+    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    with requests, replies:  # which no fork may hold open
+        try:
+            make = _loaded(json.loads(requests.readline()))
+        except (RecipeError, StageError) as error:
+            replies.write(json.dumps({"error": str(error), "error_type": type(error).__name__}) + "\n")
+            return
+        replies.write(json.dumps({"ready": True}) + "\n")
+    _Host(control, make, memory_gib).run()
+
+
+def _loaded(request: Mapping[str, Any]) -> Callable[[], Any]:
+    """What makes the environment of an episode."""
+    file, name, shown, options = request["file"], request["function"], request["shown"], request["options"]
+    check_function(Path(file), name, shown)
+    make = function_of(run_file(Path(file), shown), name, shown)
+    check_maker(make, options, f"{shown}:{name}")
+    if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
+        raise RecipeError(
+            f"{shown}: loading this file starts a thread ({others[0]}), which an episode's process would not have: "
+            "start it in `reset`"
+        )
+    return lambda: make(**options)
+
+
+@dataclass
+class _Host:
+    """One thread, so that it may fork."""
+
+    control: socket.socket
+    make: Callable[[], Any]
+    memory_gib: float
+    children: dict[int, int] = field(default_factory=dict)  # episode -> process, each the first of its group
+
+    def run(self) -> None:
+        """Until the other end of `control` is closed."""
+        with selectors.DefaultSelector() as selector:
+            selector.register(self.control, selectors.EVENT_READ)
+            while True:
+                for key, _ in selector.select():
+                    if key.fileobj is not self.control:
+                        _forward(selector, key)
+                    elif not self._obey(selector):
+                        for number in list(self.children):
+                            self._end(number)
+                        return
+
+    def _obey(self, selector: selectors.BaseSelector) -> bool:
+        """False: there are no more orders."""
+        order, descriptors, _, _ = socket.recv_fds(self.control, ORDER.size, 1)
+        while order and len(order) < ORDER.size:
+            more = self.control.recv(ORDER.size - len(order))
+            order = order + more if more else b""
+        if not order:
+            return False
+        kind, number = ORDER.unpack(order)
+        if kind == BEGIN:
+            self._begin(selector, number, descriptors[0])
+        else:
+            self._end(number)
+        return True
+
+    def _begin(self, selector: selectors.BaseSelector, number: int, connection: int) -> None:
+        output, written = os.pipe()
+        process = os.fork()
+        if process == 0:
+            try:
+                os.setsid()  # a group of its own, to be ended with all that it starts
+                for key in selector.get_map().values():
+                    os.close(key.fd)
+                os.dup2(written, 1)
+                os.dup2(written, 2)
+                _play(socket.socket(fileno=connection), self.make, self.memory_gib)
+            except BaseException:  # whatever it is, a fork must not become a second host
+                traceback.print_exc()
+            finally:
+                os._exit(1)
+        os.close(written)
+        os.close(connection)
+        selector.register(output, selectors.EVENT_READ, data=_SHOWN_OUTPUT)
+        self.children[number] = process
+
+    def _end(self, number: int) -> None:
+        # Not reaped before: no other process can have its id.
+        process = self.children.pop(number)
+        os.kill(process, signal.SIGKILL)  # it may not have its group yet
+        with suppress(ProcessLookupError):
+            os.killpg(process, signal.SIGKILL)
+        os.waitpid(process, 0)
+
+
+def _forward(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
+    """Write what an episode printed to the log, up to a limit."""
+    printed, left = os.read(key.fd, 1 << 16), key.data
+    if not printed:
+        selector.unregister(key.fd)
+        os.close(key.fd)
+        return
+    if left > 0:
+        os.write(2, printed[:left])
+        if len(printed) >= left:
+            os.write(2, f"\n[an episode has printed {_SHOWN_OUTPUT} bytes; the rest is left out]\n".encode())
+    selector.modify(key.fd, selectors.EVENT_READ, data=left - len(printed))
+
+
+def _play(connection: socket.socket, make: Callable[[], Any], memory_gib: float) -> None:
+    """One episode, in a process of its own."""
+    taken = psutil.Process().memory_info()
+    most = getattr(taken, "data", taken.vms) + int(memory_gib * 2**30)  # data: on Linux
+    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    environment: Any = None
+    with asyncio.Runner() as runner:
+        for request in map(json.loads, _lines(connection)):
+            try:
+                if "row" in request:
+                    _seed(request["seed"])
+                    environment = make()
+                    reset = getattr(environment, "reset", None)
+                    value = request["row"]["prompt"] if reset is None else _called(runner, reset, request["row"])
+                else:
+                    value = _called(runner, environment.step, request["reply"])
+                answer = json.dumps({"value": value}, default=_number)
+            except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
+                answer = json.dumps({"error": traceback.format_exc()})
+            connection.sendall(answer.encode() + b"\n")
+
+
+def _called(runner: asyncio.Runner, function: Callable[..., Any], argument: Any) -> Any:
+    value = function(argument)
+    return runner.run(_awaited(value)) if inspect.isawaitable(value) else value
+
+
+async def _awaited(value: Any) -> Any:
+    return await value
+
+
+def _lines(connection: socket.socket) -> Iterator[bytes]:
+    """Ends this process, with all that it has started, once nobody listens, even while the user's code runs."""
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def read() -> None:
+        for line in connection.makefile("rb"):
+            lines.put(line)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        yield lines.get()
+
+
+def _seed(seed: int) -> None:
+    """Random numbers are the episode's own; those of all forks would be the same."""
+    random.seed(seed)
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(seed % 2**32)
+    if (torch := sys.modules.get("torch")) is not None:
+        torch.manual_seed(seed)
+        torch.set_num_threads(1)  # a fork has not the threads of OpenMP that its parent may have started
+
+
+def _number(value: Any) -> Any:
+    """Of numpy or torch, as JSON has it."""
+    with suppress(AttributeError, ValueError, RuntimeError):  # it is none, or several
+        return value.item()
+    raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,88 @@
+"""From prompts to trajectories: the one path of RL, validation, evaluation and the stage `generate`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeVar
+
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.data.chat import Tokenizer, stop_token_ids
+from rlhf_core.environments import Environments, single_turn
+from rlhf_core.episodes.episode import Episode, EpisodeRules
+from rlhf_core.episodes.rounds import Ask, play_in_rounds
+from rlhf_core.errors import EpisodeError
+from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engines import Sampler
+from rlhf_core.types import Prompt, Trajectory
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """Of one episode."""
+
+    prompt: Prompt
+    seed: Callable[[int], int]  # of the reply in a turn, counted from 0; not asked for where sampling is greedy
+    environment_seed: int = 0
+
+
+T = TypeVar("T")
+_Play = Callable[[Start, EpisodeRules, SamplingParameters, Ask], Coroutine[Any, Any, T]]
+
+
+class Rollouter:
+    def __init__(
+        self, engines: Sampler, tokenizer: Tokenizer, max_length: int, environments: Environments | None = None
+    ) -> None:
+        """max_length: of an episode, in tokens. environments: none for the reply to the prompt alone."""
+        self._engines = engines
+        self._tokenizer = tokenizer
+        self._max_length = max_length
+        self._environments = environments or single_turn()
+
+    def play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
+        """The trajectory of each episode, in their order. Raises EpisodeError of the first that fails."""
+        return self._played(starts, sampling, self._play)
+
+    def try_to_play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory | EpisodeError]:
+        """As `play`, with the errors of those that fail in their places, up to the share that is tolerated."""
+        share = self._environments.tolerated_failures
+        if not share:
+            return [*self.play(starts, sampling)]
+        played = self._played(starts, sampling, self._try_to_play)
+        errors = [each for each in played if isinstance(each, EpisodeError)]
+        if len(errors) > share * len(starts):
+            raise EpisodeError(
+                f"{len(errors)} of {len(starts)} episodes failed, more than the `tolerated_failures` of {share:g} of "
+                f"the environment {self._environments.name}; the first: {errors[0]}"
+            )
+        return played
+
+    def _played(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[T]:
+        environments = self._environments
+        rules = EpisodeRules(
+            self._tokenizer, environments.max_turns, self._max_length, sampling.max_tokens, environments.name
+        )
+        parameters = SamplingParameters.of(sampling, stop_token_ids(self._tokenizer))
+        return play_in_rounds([partial(play, start, rules, parameters) for start in starts], self._engines)
+
+    async def _play(self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask) -> Trajectory:
+        environment = self._environments.new()
+        try:
+            episode = Episode(start.prompt, environment, rules)
+            await episode.begin(start.environment_seed)
+            while not episode.over:
+                seed = start.seed(episode.turns) if parameters.temperature else None
+                await episode.take(await ask(Request(tuple(episode.token_ids), parameters, seed)))
+            return episode.trajectory()
+        finally:
+            environment.close()
+
+    async def _try_to_play(
+        self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask
+    ) -> Trajectory | EpisodeError:
+        try:
+            return await self._play(start, rules, parameters, ask)
+        except EpisodeError as error:
+            return error

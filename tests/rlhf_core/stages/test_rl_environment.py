@@ -1,0 +1,106 @@
+"""RL in an environment of the user's file: whole episodes train and validate, and failures count as the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import Input
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.errors import EpisodeError
+from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.stages import rl
+from rlhf_core.stages.in_process import InProcessCluster
+from tests.rlhf_core.stages.context import LocalContext
+from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
+
+# Tells the wrong letter; a row whose answer is `x` has no game.
+GAME = """
+class Game:
+    def __init__(self, price):
+        self.price = price
+
+    def reset(self, row):
+        if row["answer"] == "x":
+            raise LookupError("there is no such game")
+        self.letter = row["answer"]
+        return row["prompt"]
+
+    def step(self, reply):
+        if reply == self.letter:
+            return {"reward": 1.0, "done": True}
+        return {"messages": [{"role": "user", "content": f"not {reply}"}], "reward": -self.price}
+"""
+SETTINGS: dict[str, Any] = {
+    "algorithm": "grpo", "dataset": "questions", "steps": 2, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
+    "rollout": {"max_length": 40}, "engine": {"dtype": "float32", "zero_stage": 0}, "probe_tolerance": 100.0,
+    "environment": {"type": "function", "path": "game.py", "function": "Game", "options": {"price": 0.25}},
+    "grpo": {
+        "rewards": {"game": {"type": "environment"}}, "group_size": 2,
+        "optimizer": {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0},
+    },
+}  # fmt: skip
+VALIDATION = {"dataset": "held_out", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
+
+
+def rows(*answers: str) -> list[dict[str, Any]]:
+    return [{"prompt": [{"role": "user", "content": f"{i}?"}], "answer": answer} for i, answer in enumerate(answers)]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    return base_model(tmp_path_factory.mktemp("base"))
+
+
+def run(folder: Path, model: Input, answers: str, environment: Mapping[str, Any] = {}, **settings: Any) -> LocalContext:
+    """Every prompt is answered `a`, by odd seeds `b`, and `b` once an `a` was wrong."""
+    tokenizer = load_tokenizer(model.folder)
+
+    def script(prompt: Sequence[int], seed: int | None) -> Sequence[int]:
+        reply = "b" if "not" in tokenizer.decode(list(prompt)) or (seed or 0) % 2 else "a"
+        return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+
+    inputs = {"model": model, "dataset": dataset(folder / "questions", rows(*answers))}
+    if "validation" in settings:
+        inputs["validation.dataset"] = dataset(folder / "held_out", rows(*"bbab"))
+    (folder / "game.py").write_text(GAME)
+    context = replace(context_of(folder / "work", inputs), user_files_root=folder)
+    environment = {**SETTINGS["environment"], **environment}
+    config = RLConfig.model_validate({**SETTINGS, "environment": environment, **settings})
+    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(ScriptedEngine(script, max_length=40))))
+    return context
+
+
+def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_path: Path) -> None:
+    context = run(tmp_path, model, "bb", validation=VALIDATION)
+    assert len(context.logs) == 2
+    for _, metrics in context.logs:
+        turns = metrics["reward/game/turns"]
+        assert 1 <= turns <= 2
+        assert metrics["reward"] == pytest.approx(1.0 - 0.25 * (turns - 1))
+        # Greedy: `a` is right once in four, and `b`, the second reply, three times.
+        assert metrics["validation/pass@1"] == 1.0
+        assert "environment/failures" not in metrics
+
+
+def test_a_failure_ends_the_run_and_is_named_with_row_and_turn(model: Input, tmp_path: Path) -> None:
+    with pytest.raises(EpisodeError, match=r"environment game.py:Game, row \w+, turn 0: it raised:\n(.*\n)*Lookup"):
+        run(tmp_path, model, "bx")
+
+
+def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
+    model: Input, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    context = run(tmp_path, model, "bx", {"tolerated_failures": 0.5})
+    for _, metrics in context.logs:
+        assert metrics["environment/failures"] == 2
+        assert metrics["reward"] > 0.5
+    assert "tolerated: environment game.py:Game, row" in capsys.readouterr().out
+    with pytest.raises(EpisodeError, match=r"2 of 4 episodes failed, more than the `tolerated_failures` of 0.4 of the"):
+        run(tmp_path / "less", model, "bx", {"tolerated_failures": 0.4})
