@@ -52,8 +52,11 @@ class EngineActor:
 
         self._engine = VllmEngine(context.fetch(model).folder, settings)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return self._engine.generate(requests)
+    def generate(self, requests: Sequence[Request], keep_prefixes: bool) -> list[Completion]:
+        return self._engine.generate(requests, keep_prefixes=keep_prefixes)
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        return self._engine.advance(requests)
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)
@@ -122,12 +125,18 @@ class EngineGroup:
         starts, self._starts = self._starts, {}
         wait("start", starts, timeout_seconds)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         """The completion of each request, in their order: the same tokens on any engine."""
         self.wait_ready()
         shares = self._shares(len(requests))
-        calls = {self._actors[name].generate.remote(requests[i:j]): name for name, (i, j) in shares.items()}
+        calls = {
+            self._actors[name].generate.remote(requests[i:j], keep_prefixes): name for name, (i, j) in shares.items()
+        }
         return [completion for share in wait("generate", calls) for completion in share]
+
+    def each(self) -> list[OneEngine]:
+        self.wait_ready()
+        return [OneEngine(name, actor) for name, actor in self._actors.items()]
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) of every token at temperature 1; the first of each sequence is 0.0."""
@@ -174,6 +183,18 @@ class EngineGroup:
         """Ends the engines and gives back what this group has reserved."""
         self._actors, self._starts = {}, {}
         self._stack.close()
+
+
+class OneEngine:
+    """Of a group. What it raises names it."""
+
+    def __init__(self, name: str, actor: Any) -> None:
+        self._name, self._actor = name, actor
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        completions: dict[int, Completion]
+        (completions,) = wait("generate", {self._actor.advance.remote(requests): self._name})
+        return completions
 
 
 def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:

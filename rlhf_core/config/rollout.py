@@ -88,6 +88,11 @@ class RolloutEngineConfig(Config):
     )
     cpu_cache_gib: GiB = operational(1.0, description="key-value cache of an engine on CPU, GiB")
     max_sequences: Sequences = operational(256, description="sequences decoded at once")
+    repeatable: bool = Field(
+        default=True,
+        description="sample the same again, to the bit, in a run that resumes or is repeated: in every turn all "
+        "episodes wait for the slowest; false: none waits for another",
+    )
     prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
     serve_adapter: Literal["merged", "adapter"] | None = operational(
         None,
@@ -119,6 +124,10 @@ class RolloutEngineConfig(Config):
                 f"tensor_parallel_size={self.gpus_per_engine:g}, or raise `engines`"
             )
         return self
+
+    def unused_fields(self) -> frozenset[str]:
+        # What every run was before there was a choice stays out of the key.
+        return frozenset({"repeatable"} if self.repeatable else ())
 
     @property
     def num_threads(self) -> int:

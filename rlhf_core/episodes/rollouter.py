@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
-from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
 from rlhf_core.environments import Environments, single_turn
+from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.rounds import Ask, play_in_rounds
 from rlhf_core.errors import EpisodeError
@@ -33,12 +34,16 @@ _Play = Callable[[Start, EpisodeRules, SamplingParameters, Ask], Coroutine[Any, 
 
 class Rollouter:
     def __init__(
-        self, engines: Sampler, tokenizer: Tokenizer, max_length: int, environments: Environments | None = None
+        self,
+        engines: Sampler,
+        tokenizer: Tokenizer,
+        config: RolloutEngineConfig,
+        environments: Environments | None = None,
     ) -> None:
-        """max_length: of an episode, in tokens. environments: none for the reply to the prompt alone."""
+        """config: of the engines. environments: none for the reply to the prompt alone."""
         self._engines = engines
         self._tokenizer = tokenizer
-        self._max_length = max_length
+        self._config = config
         self._environments = environments or single_turn()
 
     def play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
@@ -62,10 +67,11 @@ class Rollouter:
     def _played(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[T]:
         environments = self._environments
         rules = EpisodeRules(
-            self._tokenizer, environments.max_turns, self._max_length, sampling.max_tokens, environments.name
+            self._tokenizer, environments.max_turns, self._config.max_length, sampling.max_tokens, environments.name
         )
         parameters = SamplingParameters.of(sampling, stop_token_ids(self._tokenizer))
-        return play_in_rounds([partial(play, start, rules, parameters) for start in starts], self._engines)
+        side_by_side = play_in_rounds if self._config.repeatable else play_concurrently
+        return side_by_side([partial(play, start, rules, parameters) for start in starts], self._engines)
 
     async def _play(self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask) -> Trajectory:
         environment = self._environments.new()

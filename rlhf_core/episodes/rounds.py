@@ -25,8 +25,10 @@ def play_in_rounds(episodes: Sequence[Play[T]], engines: Sampler) -> list[T]:
     with asyncio.Runner() as runner:
         rounds = _Rounds(episodes)
         # The engines are called outside of the event loop, which would hold a Ctrl-C back until they have answered.
+        begun = False
         while requests := runner.run(rounds.requests()):
-            rounds.answer(engines.generate(requests))
+            rounds.answer(engines.generate(requests, keep_prefixes=begun))
+            begun = True
         return rounds.results()
 
 

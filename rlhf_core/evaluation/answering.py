@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.episodes.rollouter import Rollouter, Start
+from rlhf_core.episodes.rollouter import Start
 from rlhf_core.errors import RewardError
 from rlhf_core.evaluation.summary import Answered, ScoredCompletion
 from rlhf_core.rewards import Reward
@@ -20,7 +20,7 @@ STEPS = 3  # steps of its progress: greedy completions, sampled completions, sco
 
 def answer(
     prompts: Sequence[Prompt],
-    rollouter: Rollouter,
+    play: Callable[[Sequence[Start], SamplingConfig], list[Trajectory]],
     scorers: Mapping[str, Reward],
     *,
     sampling: SamplingConfig,
@@ -31,7 +31,7 @@ def answer(
     """Sample one greedy and `samples` random completions of every prompt, and score each with every scorer.
 
     The same seed gives each sample of a prompt the same random numbers, so that two models can be compared.
-    progress: called with the number of completed STEPS and the name of the next one.
+    play: of a Rollouter. progress: called with the number of completed STEPS and the name of the next one.
     """
 
     def starts(count: int) -> list[Start]:
@@ -46,9 +46,9 @@ def answer(
         ]
 
     progress(0, "greedy")
-    greedy = rollouter.play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens))
+    greedy = play(starts(1), SamplingConfig(temperature=0.0, max_tokens=sampling.max_tokens))
     progress(1, "sampled")
-    sampled = rollouter.play(starts(samples), sampling)
+    sampled = play(starts(samples), sampling)
     # Grouped by prompt, the greedy completion first.
     trajectories: list[Trajectory] = []
     for index, trajectory in enumerate(greedy):

@@ -17,7 +17,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.rollout.engine import Request
-from rlhf_core.rollout.engines import Engines, SleepingEngines
+from rlhf_core.rollout.engines import Advancing, Engines, SleepingEngines
 from rlhf_core.rollout.proof import ProbeAnswer
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.training.group import WorkerGroup, is_host_memory_only
@@ -175,9 +175,13 @@ class _Engines:
         self._engines = engines
         self._hybrid = hybrid
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         self._hybrid.require(Turn.SAMPLING, doing="generate")
-        return self._engines.generate(requests)
+        return self._engines.generate(requests, keep_prefixes=keep_prefixes)
+
+    def each(self) -> Sequence[Advancing]:
+        self._hybrid.require(Turn.SAMPLING, doing="generate")
+        return self._engines.each()
 
     def publish(self, weights: Publication, version: int) -> None:
         self._hybrid.require(Turn.PUBLISHING, doing="load weights")

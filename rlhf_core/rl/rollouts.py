@@ -28,7 +28,7 @@ class RolloutSampler:
     ) -> None:
         """environments: those of `config.environment`; none for single replies."""
         self._config = config
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout.max_length, environments)
+        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
         self._seed = seed
         self._tolerant = environments is not None and environments.tolerated_failures > 0
         self._failures = 0

@@ -6,10 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import ValidationSet, named
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments import Environments
-from rlhf_core.episodes.rollouter import Rollouter
+from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
 from rlhf_core.metrics import merged
@@ -18,10 +19,9 @@ from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rollout.engine import Request
 from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.best import Best
-from rlhf_core.types import Completion, Prompt
+from rlhf_core.types import Prompt, Trajectory
 
 _PREFIX = "validation/"
 
@@ -57,8 +57,7 @@ class Validation:
         self._config, self._settings = config, config.validation
         self._held_out = held_out
         self._trainer, self._publisher, self._turns = trainer, publisher, turns
-        proven = _ProvenWeights(engines, publisher)
-        self._rollouter = Rollouter(proven, tokenizer, config.rollout.max_length, environments)
+        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
         self._seed = seed
         self.best = Best(config.validation.metric, maximise=True)
 
@@ -83,10 +82,16 @@ class Validation:
         """The metrics of all sets."""
         return merged(*(named(name, self._answered(held_out)) for name, held_out in self._held_out.items()))
 
+    def _play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
+        """Raises WeightSyncError if a reply is by other weights than those that were published last."""
+        trajectories = self._rollouter.play(starts, sampling)
+        self._publisher.require_version({trajectory.weight_version for trajectory in trajectories})
+        return trajectories
+
     def _answered(self, held_out: HeldOut) -> dict[str, float]:
         settings = held_out.settings
         answered = answer(
-            held_out.prompts, self._rollouter, held_out.scorers,
+            held_out.prompts, self._play, held_out.scorers,
             sampling=settings.sampling or self._config.sampling, samples=settings.samples, seed=self._seed,
         )  # fmt: skip
         results = summarise(answered, pass_at=settings.pass_at, seed=self._seed)
@@ -98,15 +103,3 @@ class Validation:
                 flat[f"{prefix}sampled_mean_score"] = metrics["sampled_mean_score"]
                 flat[f"{prefix}sampled_pass@1"] = metrics["sampled_pass@1"]["value"]
         return {name: value for name, value in flat.items() if not name.endswith(("_low", "_high", "prompts"))}
-
-
-class _ProvenWeights:
-    """Engines whose every completion must be by the weights that were published last."""
-
-    def __init__(self, engines: Sampler, publisher: Publisher) -> None:
-        self._engines, self._publisher = engines, publisher
-
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions = self._engines.generate(requests)
-        self._publisher.require_version({completion.weight_version for completion in completions})
-        return completions

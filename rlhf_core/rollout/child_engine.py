@@ -26,8 +26,12 @@ class ChildEngine(RolloutEngine):
         self._number = next(_numbers)
         process.call(_start, self._number, folder, settings)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        completions: list[Completion] = self._call("generate", requests)
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        completions: list[Completion] = self._call("generate", requests, keep_prefixes=keep_prefixes)
+        return completions
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        completions: dict[int, Completion] = self._call("advance", requests)
         return completions
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -65,13 +65,24 @@ class ServedTensor:
 
 
 class RolloutEngine(Protocol):
-    """Sampling is a function of (weights, requests): the same call gives the same completions.
+    """Sampling is a function of (weights, requests): the same call of `generate` gives the same completions.
 
     An engine that keeps nothing on a device inherits `sleep`, `wake` and `shutdown`.
     """
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completion of each request, in their order. A prompt that leaves no room raises ValueError."""
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        """The completion of each request, in their order. A prompt that leaves no room raises ValueError.
+
+        keep_prefixes: of prompts that begin like one of an earlier call, compute the rest alone. Results differ in the
+        last bits from those without, and so are a function of all calls since the last one that kept nothing.
+        """
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        """Take more requests, by numbers of the caller's, and sample: the completions that are whole by now.
+
+        Returns as soon as there is one, and soon without one, so that others can be added. Repeats nothing to the bit.
+        """
+        return dict(zip(requests, self.generate(list(requests.values())), strict=True))
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Serve the weights in `folder` (HF safetensors, or a PEFT adapter folder) as `version` from now on."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from rlhf_core.rollout.engine import Request
@@ -11,9 +11,17 @@ from rlhf_core.rollout.publication import Publication
 from rlhf_core.types import Completion
 
 
+class Advancing(Protocol):
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        """As of rollout.engine.RolloutEngine."""
+
+
 class Sampler(Protocol):
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        """The completion of each request, in their order, whichever engine serves it."""
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        """The completion of each request, in their order, whichever engine serves it; as of one engine."""
+
+    def each(self) -> Sequence[Advancing]:
+        """Its engines, one by one."""
 
 
 class Engines(Sampler, Protocol):

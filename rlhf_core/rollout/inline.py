@@ -14,8 +14,11 @@ class InlineEngines:
     def __init__(self, engine: RolloutEngine) -> None:
         self._engine = engine
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
-        return self._engine.generate(requests)
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        return self._engine.generate(requests, keep_prefixes=keep_prefixes)
+
+    def each(self) -> list[RolloutEngine]:
+        return [self._engine]
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)

@@ -29,7 +29,7 @@ class ScriptedEngine(RolloutEngine):
     def weight_version(self) -> int:
         return self._version
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         for index, request in enumerate(requests):
             length, most = len(request.prompt), self._max_length - 1
             if not 0 < length <= most:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
@@ -19,6 +20,7 @@ from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_settings import engine_arguments
 from rlhf_core.types import Completion, FinishReason
 
+_ADVANCE_SECONDS = 0.1  # more requests are taken after so long; a call costs a few milliseconds
 SleepState = Literal["awake", "asleep", "awake without weights"]
 
 
@@ -58,31 +60,49 @@ class VllmEngine:
     def weight_version(self) -> int:
         return self._version
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         """The completion of each request, in their order; prompt and completion fit in `max_length` together.
 
         The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
         without the last three are they those of the policy (docs/decisions/0008-sampling-and-log-probs.md). A greedy
         token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
-        from vllm import SamplingParams
-
-        each = [
-            SamplingParams(
-                temperature=request.parameters.temperature,
-                top_p=request.parameters.top_p,
-                top_k=request.parameters.top_k,
-                min_p=request.parameters.min_p,
-                max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
-                stop_token_ids=list(request.parameters.stop_token_ids),
-                seed=request.seed,
-                logprobs=0,
-                detokenize=False,
-            )
-            for index, request in enumerate(requests)
-        ]
-        outputs = self._run([request.prompt for request in requests], each)
+        each = [self._parameters(index, request) for index, request in enumerate(requests)]
+        outputs = self._run([request.prompt for request in requests], each, keep_prefixes=keep_prefixes)
         return [self._completion(output.outputs[0]) for output in outputs]
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        """Prefixes are cached for as long as the weights are served."""
+        from vllm.inputs import TokensPrompt
+
+        self._require("awake")
+        engine, complete, until = self._llm.llm_engine, {}, time.monotonic() + _ADVANCE_SECONDS
+        for number, request in requests.items():
+            prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
+            engine.add_request(str(number), prompt, self._parameters(number, request), lora_request=self._adapter)
+        with self._eager():
+            while not complete and engine.has_unfinished_requests() and time.monotonic() < until:
+                ended = [output for output in engine.step() if output.finished]
+                complete = {int(output.request_id): self._completion(output.outputs[0]) for output in ended}
+        return complete
+
+    def _parameters(self, index: int, request: Request) -> Any:
+        """vLLM's. Raises ValueError if the prompt leaves no room."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=request.parameters.temperature,
+            top_p=request.parameters.top_p,
+            top_k=request.parameters.top_k,
+            min_p=request.parameters.min_p,
+            max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
+            stop_token_ids=list(request.parameters.stop_token_ids),
+            seed=request.seed,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         """log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
@@ -114,16 +134,21 @@ class VllmEngine:
             )
         return room
 
-    def _run(self, prompts: Sequence[Sequence[int]], parameters: list[Any]) -> list[Any]:
+    def _run(
+        self, prompts: Sequence[Sequence[int]], parameters: list[Any], *, keep_prefixes: bool = False
+    ) -> list[Any]:
         """parameters: vLLM's, of each prompt."""
         from vllm.inputs import TokensPrompt
 
         self._require("awake")
+        self._require_idle()
         if not prompts:
             return []
-        # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
-        # same call gives the same completions. Within this call, completions of one prompt still share their prefix.
-        self._llm.reset_prefix_cache()
+        if not keep_prefixes:
+            # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
+            # same call gives the same completions. Within this call, completions of one prompt still share their
+            # prefix.
+            self._llm.reset_prefix_cache()
         with self._eager():
             outputs: list[Any] = self._llm.generate(
                 [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
@@ -157,6 +182,7 @@ class VllmEngine:
         Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
         """
         self._require("awake", "awake without weights")
+        self._require_idle()
         if self._lora is not None:
             self._load_adapter(folder, version)
         else:
@@ -223,6 +249,10 @@ class VllmEngine:
     def _require(self, *states: SleepState) -> None:
         if self._state not in states:
             raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
+
+    def _require_idle(self) -> None:
+        if self._llm.llm_engine.has_unfinished_requests():
+            raise RuntimeError("completions that `advance` has begun are not whole yet")
 
     def shutdown(self) -> None:
         """Releases memory and ends vLLM's process group. The engine cannot be used afterwards."""

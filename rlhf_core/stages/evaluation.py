@@ -48,9 +48,9 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
         environments = stack.enter_context(open_environments(config.environment, context))
-        rollouter = Rollouter(engines, tokenizer, config.rollout.max_length, environments)
+        rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
         answered = answer(
-            prompts, rollouter, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
+            prompts, rollouter.play, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
             progress=lambda done, phase: context.progress(done, STEPS, phase),
         )  # fmt: skip
         sampling_seconds = time.monotonic() - started

@@ -34,7 +34,7 @@ from rlhf_core.types import Prompt, Trajectory
 
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """A killed job begins again, and samples the same: a seed depends on its prompt and its number alone."""
+    """A killed job begins again, with the same seeds: each depends on its prompt and its number alone."""
     model, dataset = inputs["model"], inputs["dataset"].folder
     tokenizer, longest = load_tokenizer(model.folder), config.rollout.max_length
     room = longest - config.sampling.max_tokens
@@ -52,7 +52,7 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         scorers = stack.enter_context(open_scorers(config.text_rewards, context))
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
-        rollouter = Rollouter(engines, tokenizer, longest)
+        rollouter = Rollouter(engines, tokenizer, config.rollout)
         started = time.monotonic()
         for start in range(0, len(fitted.rows), config.prompts_per_call):
             prompts = fitted.rows[start : start + config.prompts_per_call]

@@ -64,7 +64,7 @@ def generate(
             engine = stack.enter_context(open_engine(folder, replace(settings, config=config)))
         except ValueError as error:  # of its settings
             raise StageError(str(error)) from error
-        rollouter = Rollouter(InlineEngines(engine), tokenizer, length)
+        rollouter = Rollouter(InlineEngines(engine), tokenizer, config)
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
             made = completed(part, each, request.sampling, rollouter, request.seed)

@@ -53,6 +53,14 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         with pytest.raises(StageError, match="engine 0 failed in generate: ValueError: prompt 0 has 64 tokens"):
             engines.generate(requests([[1] * 64], PARAMETERS))
 
+        _, second = engines.each()
+        alone = second.advance({7: SAMPLED[3]})
+        while not alone:
+            alone = second.advance({})
+        assert {number: completion.token_ids for number, completion in alone.items()} == {7: completions[3].token_ids}
+        with pytest.raises(StageError, match="engine 1 failed in generate: ValueError: prompt 8 has 64 tokens"):
+            second.advance({8: requests([[1] * 64], PARAMETERS)[0]})
+
         disturb(model, seed=1)
         digests = publish(engines, model.state_dict(), 1)
         expected = Expected(1, expected_logprobs(model, PROBE), digests)

@@ -9,20 +9,26 @@ import pytest
 
 from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
 from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engines import Advancing
 from rlhf_core.types import Completion
 
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=())
 
 
 class Counts:
-    """Completes a prompt with its length; writes down the prompts of each call."""
+    """Completes a prompt with its length; writes down the prompts of each call, and whether prefixes were kept."""
 
     def __init__(self) -> None:
         self.calls: list[list[Sequence[int]]] = []
+        self.kept: list[bool] = []
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         self.calls.append([request.prompt for request in requests])
+        self.kept.append(keep_prefixes)
         return [Completion((len(request.prompt),), (0.0,), "stop", 0) for request in requests]
+
+    def each(self) -> Sequence[Advancing]:
+        raise AssertionError("in rounds engines are called all together")
 
 
 def episode(number: int, turns: int, pauses: Sequence[float] = ()) -> Play[list[int]]:
@@ -43,6 +49,7 @@ def test_every_round_asks_for_all_that_go_on_in_their_order() -> None:
     made = play_in_rounds([episode(70, 2), episode(80, 0), episode(90, 3), episode(60, 1)], engines)
     assert made == [[70, 1, 2], [80], [90, 1, 2, 3], [60, 1]]
     assert engines.calls == [[(70,), (90,), (60,)], [(70, 1), (90, 1)], [(90, 1, 2)]]
+    assert engines.kept == [False, True, True]  # what the first round forgets is what another play has left
 
 
 def test_calls_do_not_depend_on_how_long_an_environment_takes() -> None:
@@ -89,7 +96,7 @@ def test_what_the_engines_raise_is_raised_and_all_episodes_end() -> None:
     ended: list[int] = []
 
     class Broken(Counts):
-        def generate(self, requests: Sequence[Request]) -> list[Completion]:
+        def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
             raise ConnectionError("engine 0 died")
 
     def waits(number: int) -> Play[None]:

@@ -228,7 +228,7 @@ def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
 
 def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
     class Forgetful(ScriptedEngine):
-        def generate(self, requests: Any) -> Any:
+        def generate(self, requests: Any, *, keep_prefixes: bool = False) -> Any:
             self._version = 7
             return super().generate(requests)
 

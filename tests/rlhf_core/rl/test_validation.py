@@ -63,7 +63,7 @@ class WatchedEngine(TorchEngine):
         super().load_weights(folder, version)
         self.log.append(("load", version, file_digest(folder)))
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         self.log.append(("sample", requests[0].parameters.temperature, self.weight_version))
         return super().generate(requests)
 
@@ -186,7 +186,7 @@ def test_the_last_average_is_the_result_where_the_best_is_not_asked_for(
 class ForgetfulEngine(WatchedEngine):
     """Answers greedy requests with another version than it has proven."""
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         version = self.weight_version
         if requests[0].parameters.temperature == 0:
             self.weight_version = 0
@@ -203,7 +203,7 @@ def test_completions_of_other_weights_are_refused(inputs: dict[str, Input], tmp_
 class DyingEngine(WatchedEngine):
     """Dies in the rollout of the third step, when the second is kept."""
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         wait_for_checkpoint()
         if self.weight_version == 2 and requests[0].parameters.temperature == 1.0:
             raise ConnectionError("died")

@@ -31,7 +31,7 @@ class TorchEngine(RolloutEngine):
         logits: Tensor = self._model(torch.tensor([list(tokens)])).logits[0]
         return logits.log_softmax(-1)
 
-    def generate(self, requests: Sequence[Request]) -> list[Completion]:
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         return [self._completion(request) for request in requests]
 
     def _completion(self, request: Request) -> Completion:

@@ -20,6 +20,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
 )
 
+from rlhf_core.rollout import child_engine
+from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.publication import Publication, publication
 
@@ -31,12 +33,14 @@ class Publishable(Protocol):
     def publish(self, weights: Publication, version: int) -> None: ...
 
 
-def make_model(folder: Path, *, tied: bool, seed: int = 0, dtype: torch.dtype = torch.float32) -> LlamaForCausalLM:
+def make_model(
+    folder: Path, *, tied: bool, seed: int = 0, dtype: torch.dtype = torch.float32, context: int = 64
+) -> LlamaForCausalLM:
     """A Llama of 70 thousand weights, saved in `folder`. Heads of size 32: the smallest that vLLM serves on CPU."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=VOCABULARY, hidden_size=64, intermediate_size=96, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=64, tie_word_embeddings=tied, initializer_range=0.15,
+        num_key_value_heads=1, max_position_embeddings=context, tie_word_embeddings=tied, initializer_range=0.15,
         bos_token_id=1, eos_token_id=EOS, pad_token_id=0,
     )  # fmt: skip
     model = LlamaForCausalLM(config).to(dtype).eval()
@@ -97,3 +101,17 @@ def requests(prompts: Sequence[Sequence[int]], parameters: SamplingParameters, f
     """One of each prompt, with seeds in a row unless they are greedy."""
     greedy = parameters.temperature == 0
     return [Request(prompt, parameters, None if greedy else first_seed + i) for i, prompt in enumerate(prompts)]
+
+
+def cached_tokens(engine: ChildEngine, requests: Sequence[Request], *, keep_prefixes: bool) -> list[int]:
+    """Of each prompt, the tokens that the engine has not computed again."""
+    tokens: list[int] = engine._process.call(_cached_tokens, engine._number, requests, keep_prefixes)
+    return tokens
+
+
+def _cached_tokens(number: int, requests: Sequence[Request], keep_prefixes: bool) -> list[int]:
+    """In the engine's process."""
+    engine = child_engine._engines[number]
+    parameters = [engine._parameters(index, request) for index, request in enumerate(requests)]
+    outputs = engine._run([request.prompt for request in requests], parameters, keep_prefixes=keep_prefixes)
+    return [output.num_cached_tokens for output in outputs]

@@ -19,13 +19,22 @@ from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import publication
-from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
+from tests.rlhf_core.rollout.models import (
+    EOS,
+    cached_tokens,
+    disturb,
+    expected_logprobs,
+    make_model,
+    publish,
+    requests,
+)
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 7]]
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 AT_0_7 = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,))
 AT_0 = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=12, stop_token_ids=(EOS,))
+LONG = SamplingParameters(temperature=0.7, top_p=1.0, max_tokens=40, stop_token_ids=())
 SAMPLED, GREEDY = requests(PROMPTS, AT_0_7), requests(PROMPTS, AT_0)
 
 Served = tuple[LlamaForCausalLM, ChildEngine]
@@ -133,6 +142,50 @@ def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
         engine.generate(GREEDY)
     publish(InlineEngines(engine), model.state_dict(), 51)
     assert [c.token_ids for c in engine.generate(GREEDY)] == [c.token_ids for c in before]
+
+
+def test_requests_join_others_that_are_being_sampled(served: Served) -> None:
+    model, engine = served
+    asked = dict(enumerate([*requests(PROMPTS, LONG), *requests(PROMPTS, LONG, first_seed=20)]))
+    asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
+    complete = engine.advance({number: asked[number] for number in range(4)})
+    assert list(complete) == [0]
+    complete |= engine.advance({number: asked[number] for number in range(4, 8)})
+    with publication(model.state_dict()) as weights:
+        for refused in (lambda: engine.generate(GREEDY), lambda: engine.load_weights(weights.folder, 60)):
+            with pytest.raises(RuntimeError, match="completions that `advance` has begun are not whole yet"):
+                refused()
+    while len(complete) < 8:
+        complete |= engine.advance({})
+    assert engine.advance({}) == {}
+    for number, completion in complete.items():
+        prompt = asked[number].prompt
+        assert len(completion.token_ids) == asked[number].parameters.max_tokens
+        expected = expected_logprobs(model, [[*prompt, *completion.token_ids]], temperature=0.7)[0][len(prompt) :]
+        assert completion.logprobs == pytest.approx(expected, abs=1e-4)
+    # Alone or beside others, a seed has the same random numbers.
+    assert [complete[n].token_ids for n in (1, 2)] == [c.token_ids for c in engine.generate([asked[1], asked[2]])]
+
+
+def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(
+    engine_process: ChildProcess, tmp_path: Path
+) -> None:
+    model = make_model(tmp_path, tied=True, context=512)
+    config = CONFIG.model_copy(update={"max_length": 512})
+    engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
+    prompt = [1, *(3 + index * index % 90 for index in range(299))]
+    turn = [*prompt, *engine.generate(requests([prompt], AT_0))[0].token_ids, 5, 6, 7]
+    assert cached_tokens(engine, requests([turn], AT_0), keep_prefixes=True)[0] >= 256
+    (reply,) = engine.generate(requests([turn], AT_0_7), keep_prefixes=True)
+    expected = expected_logprobs(model, [[*turn, *reply.token_ids]], temperature=0.7)[0][len(turn) :]
+    assert reply.logprobs == pytest.approx(expected, abs=1e-4)
+    assert cached_tokens(engine, requests([turn], AT_0), keep_prefixes=False) == [0]
+    engine.advance({0: requests([[9, *prompt]], replace(AT_0, max_tokens=1))[0]})
+    assert cached_tokens(engine, requests([[9, *prompt]], AT_0), keep_prefixes=True)[0] >= 256
+    disturb(model, seed=1)
+    publish(InlineEngines(engine), model.state_dict(), 1)
+    assert cached_tokens(engine, requests([turn, [9, *prompt]], AT_0), keep_prefixes=True) == [0, 0]
+    engine.shutdown()
 
 
 def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess, tmp_path: Path) -> None:

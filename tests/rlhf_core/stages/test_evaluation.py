@@ -14,13 +14,15 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer, stop_token_ids
+from rlhf_core.data.chat import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.rewards import build_reward
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, evaluation
 from rlhf_core.stages.in_process import InProcessCluster
@@ -59,6 +61,10 @@ def write_scorer(folder: Path, values: str) -> None:
     (folder / "scores.py").write_text(f"def short(completions, prompts, rows):\n    return {values}\n")
 
 
+def rollouter_of(engine: ScriptedEngine, tokenizer: Tokenizer) -> Rollouter:
+    return Rollouter(InlineEngines(engine), tokenizer, RolloutEngineConfig(max_length=64))
+
+
 def settings(**changes: Any) -> EvaluationConfig:
     return EvaluationConfig.model_validate_json(json.dumps({**COMMON, **changes}))
 
@@ -80,7 +86,7 @@ def test_each_prompt_keeps_its_completions_greedy_first(model: Input, context: L
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
     answered = answer(
         prompts,
-        Rollouter(ScriptedEngine(script), tokenizer, 64),
+        rollouter_of(ScriptedEngine(script), tokenizer).play,
         scorers,
         sampling=config.sampling,
         samples=config.samples,
@@ -102,9 +108,9 @@ def test_a_scorer_outside_0_to_1_fails_the_stage(model: Input, context: LocalCon
     config, tokenizer = settings(scorers={"short": LENGTH}), load_tokenizer(model.folder)
     prompts = to_prompts(ROWS, tokenizer, max_tokens=28)
     scorers = {name: build_reward(scorer, context) for name, scorer in config.scorers.items()}
-    rollouter = Rollouter(ScriptedEngine(lambda *_: [5]), tokenizer, 64)
+    play = rollouter_of(ScriptedEngine(lambda *_: [5]), tokenizer).play
     with pytest.raises(RewardError, match=r"scorer short returned -1\.0"):
-        answer(prompts, rollouter, scorers, sampling=config.sampling, samples=0, seed=0)
+        answer(prompts, play, scorers, sampling=config.sampling, samples=0, seed=0)
     scorers["short"].close()
 
 

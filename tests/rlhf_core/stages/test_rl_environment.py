@@ -77,8 +77,10 @@ def run(folder: Path, model: Input, answers: str, environment: Mapping[str, Any]
     return context
 
 
-def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_path: Path) -> None:
-    context = run(tmp_path, model, "bb", validation=VALIDATION)
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_path: Path, repeatable: bool) -> None:
+    rollout = {"max_length": 40, "repeatable": repeatable}
+    context = run(tmp_path, model, "bb", validation=VALIDATION, rollout=rollout)
     assert len(context.logs) == 2
     for _, metrics in context.logs:
         turns = metrics["reward/game/turns"]
@@ -97,7 +99,8 @@ def test_a_failure_ends_the_run_and_is_named_with_row_and_turn(model: Input, tmp
 def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
     model: Input, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    context = run(tmp_path, model, "bx", {"tolerated_failures": 0.5})
+    rollout = {"max_length": 40, "repeatable": False}
+    context = run(tmp_path, model, "bx", {"tolerated_failures": 0.5}, rollout=rollout)
     for _, metrics in context.logs:
         assert metrics["environment/failures"] == 2
         assert metrics["reward"] > 0.5

@@ -1,0 +1,163 @@
+"""Episodes side by side: none waits for another, whichever engine they ask."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pytest
+
+from rlhf_core.episodes.concurrent import play_concurrently
+from rlhf_core.episodes.rounds import Ask, Play
+from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.types import Completion
+
+GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=())
+
+
+@dataclass
+class Queueing:
+    """Completes a prompt with its length, one request a call, in the order in which they came."""
+
+    waiting: dict[int, Request] = field(default_factory=dict)
+    prompts: list[Sequence[int]] = field(default_factory=list)
+    calls: int = 0
+
+    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        self.calls += 1
+        assert not self.waiting.keys() & requests.keys()
+        self.waiting.update(requests)
+        if not self.waiting:
+            return {}
+        number = next(iter(self.waiting))
+        prompt = self.waiting.pop(number).prompt
+        self.prompts.append(prompt)
+        return {number: Completion((len(prompt),), (0.0,), "stop", 0)}
+
+
+class Several:
+    def __init__(self, *engines: Queueing) -> None:
+        self.engines = engines
+
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        raise AssertionError("engines are called one by one")
+
+    def each(self) -> Sequence[Queueing]:
+        return self.engines
+
+
+def episode(number: int, turns: int) -> Play[list[int]]:
+    async def play(ask: Ask) -> list[int]:
+        tokens = [number]
+        for _ in range(turns):
+            tokens += (await ask(Request(tuple(tokens), GREEDY, None))).token_ids
+        return tokens
+
+    return play
+
+
+def test_each_gets_its_own_replies_from_one_engine() -> None:
+    engines = Several(Queueing(), Queueing())
+    made = play_concurrently([episode(70, 2), episode(80, 0), episode(90, 3), episode(60, 1)], engines)
+    assert made == [[70, 1, 2], [80], [90, 1, 2, 3], [60, 1]]
+    first, second = engines.engines
+    assert first.prompts == [(70,), (70, 1)]
+    assert sorted(second.prompts) == [(60,), (90,), (90, 1), (90, 1, 2)]
+    assert not first.waiting
+    assert not second.waiting
+
+
+def test_an_environment_that_takes_its_time_holds_up_no_other() -> None:
+    others_are_over = threading.Event()
+
+    async def slow(ask: Ask) -> str:
+        await ask(Request((1,), GREEDY, None))
+        while not others_are_over.is_set():  # played in rounds this would never end
+            await asyncio.sleep(0.01)
+        return "last"
+
+    def quick(number: int) -> Play[str]:
+        async def play(ask: Ask) -> str:
+            for _ in range(3):
+                await ask(Request((number,), GREEDY, None))
+            if number == 4:
+                others_are_over.set()
+            return "quick"
+
+        return play
+
+    assert play_concurrently([slow, quick(2), quick(3), quick(4)], Several(Queueing())) == ["last"] + ["quick"] * 3
+
+
+def test_an_engine_that_nobody_asks_is_not_called() -> None:
+    async def thinks(ask: Ask) -> int:
+        await asyncio.sleep(0.2)
+        return 7
+
+    engine = Queueing()
+    assert play_concurrently([thinks, episode(5, 1)], Several(engine)) == [7, [5, 1]]
+    assert engine.calls == 1
+    assert play_concurrently([], Several(engine)) == []
+
+
+def test_an_episode_that_fails_ends_the_others() -> None:
+    ended: list[int] = []
+
+    async def fails(ask: Ask) -> None:
+        await ask(Request((0,), GREEDY, None))
+        raise ValueError("episode 0")
+
+    async def endless(ask: Ask) -> None:
+        try:
+            while True:
+                await ask(Request((1,), GREEDY, None))
+        finally:
+            ended.append(1)
+
+    with pytest.raises(ValueError, match="episode 0"):
+        play_concurrently([endless, fails, endless], Several(Queueing(), Queueing()))
+    assert ended == [1, 1]
+
+
+def test_an_engine_that_dies_ends_all_while_another_is_at_work() -> None:
+    ended: list[int] = []
+
+    class Dies(Queueing):
+        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+            raise ConnectionError("engine 1 died")
+
+    class Works(Queueing):
+        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+            time.sleep(0.05)
+            return {}
+
+    async def waits(ask: Ask) -> None:
+        try:
+            await ask(Request((1,), GREEDY, None))
+        finally:
+            ended.append(1)
+
+    with pytest.raises(ConnectionError, match="engine 1 died"):
+        play_concurrently([waits, waits], Several(Works(), Dies()))
+    assert ended == [1, 1]
+
+
+def test_a_reply_that_its_episode_no_longer_waits_for_is_dropped() -> None:
+    class Late(Queueing):
+        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+            time.sleep(0.1)
+            return super().advance(requests)
+
+    async def impatient(ask: Ask) -> str:
+        try:
+            async with asyncio.timeout(0.02):
+                await ask(Request((1,), GREEDY, None))
+        except TimeoutError:
+            reply = await ask(Request((1, 2), GREEDY, None))
+            return f"then {reply.token_ids[0]}"
+        return "at once"
+
+    assert play_concurrently([impatient], Several(Late())) == ["then 2"]
