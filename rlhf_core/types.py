@@ -32,13 +32,22 @@ class Prompt:
 
 
 @dataclass(frozen=True, slots=True)
+class Stretch:
+    """Tokens in a row that were sampled by weights of one version."""
+
+    tokens: int
+    weight_version: int
+
+
+@dataclass(frozen=True, slots=True)
 class Completion:
     """What an engine sampled after one prompt."""
 
     token_ids: tuple[int, ...]  # ends with EOS if finish_reason is "stop"
     logprobs: tuple[float, ...]  # of each sampled token, at the sampling temperature
     finish_reason: FinishReason
-    weight_version: int
+    weight_version: int  # the oldest
+    stretches: tuple[Stretch, ...] = ()  # where weights were published while it was sampled; empty: one version
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +58,13 @@ class Trajectory:
     token_ids: Tensor  # (T,) int64, prompt and completion
     loss_mask: Tensor  # (T,) bool, true where the policy sampled
     rollout_logprobs: Tensor  # (T,) float32, 0 where the policy did not sample
-    weight_version: int  # the oldest of its turns
+    weight_version: int  # the oldest
     finish_reason: FinishReason  # length: a reply was cut, or there was no room for another
     completion: str = ""  # decoded text of the last reply, for rewards and people
     messages: tuple[Mapping[str, Any], ...] | None = (
         None  # that `completion` answers, in a later turn; None: the prompt
     )
+    stretches: tuple[Stretch, ...] = ()  # of its sampled tokens, where they are by weights of several versions
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them
     reward: float = float("nan")  # what trains

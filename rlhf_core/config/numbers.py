@@ -65,6 +65,7 @@ WarmupSteps = Annotated[int, Limits(0, 10_000_000, "no run makes as many steps")
 Epochs = Annotated[int, Limits(1, 10_000, "no run repeats its data as often")]
 Rows = Annotated[int, Limits(1, 1_000_000_000_000, "no dataset has as many rows")]
 BatchSize = Annotated[int, Limits(1, 1_000_000, "no step trains on as many")]
+Lag = Annotated[int, Limits(0, 100, "what is trained would have little in common with what was sampled")]
 Weight = Annotated[float, Limits(0, 1e6, "the other sources would never be drawn", above=True)]
 Similarity = Annotated[float, Limits(0.7, 1, "it is a share of 1", "texts with less in common are found by chance")]
 Publishes = Annotated[int, Limits(1, 10_000, "faults of single weights would be found too late")]

@@ -144,6 +144,46 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
+    def _sampling_may_run_beside_training(self) -> RLConfig:
+        if self.asynchronous is None or not self.max_lag:
+            return self
+        if self.in_flight < self.prompts_per_step:
+            raise ValueError(
+                f"asynchronous.in_flight is {self.in_flight}, less than the {self.prompts_per_step} prompts of a step "
+                "(prompts_per_step)"
+            )
+        if self.rollout.repeatable:
+            raise ValueError(
+                "asynchronous: what is sampled depends on how long each step takes, so that no run repeats to the bit; "
+                "say so with rollout.repeatable: false"
+            )
+        if self.hybrid:
+            raise ValueError("asynchronous: with hybrid, engines sleep while the ranks train; leave one of them out")
+        if self.asynchronous.publish == "in_flight" and self.served_lora is not None:
+            raise ValueError(
+                "asynchronous.publish is in_flight, but a reply continues with the adapter that it was begun with: set "
+                "asynchronous.publish: between_replies, or rollout.serve_adapter: merged"
+            )
+        if self.validation is not None and self.ema_decay is not None:
+            raise ValueError(
+                "asynchronous: a validation of the moving average (ema_decay) would publish it to engines that sample "
+                "what is trained on; leave one of them out"
+            )
+        filtering = self.settings.filtering
+        if filtering is not None and filtering.oversampling != 1:
+            raise ValueError(
+                f"asynchronous: {self.block}.filtering.oversampling has no effect, since sampling never waits for a "
+                "step; raise asynchronous.in_flight instead"
+            )
+        for name, reward in self.settings.model_rewards.items():
+            if reward.placement is None:
+                raise ValueError(
+                    f"asynchronous: {self.block}.rewards.{name} is a reward model on the policy's ranks, which train "
+                    "while completions are judged; give it workers of its own (`placement`)"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _rollouts_explore(self) -> RLConfig:
         if self.sampling.temperature == 0:
             raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")

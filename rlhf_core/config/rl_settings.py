@@ -9,6 +9,7 @@ from pydantic import AfterValidator, Field
 
 from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.asynchronous import AsynchronousConfig
 from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
@@ -40,6 +41,9 @@ class RLSettings(EnginesConfig, KeyedConfig):
     sampling: SamplingConfig = Field(description="of the rollouts")
     environment: EnvironmentConfig = Field(
         default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+    )
+    asynchronous: AsynchronousConfig | None = Field(
+        default=None, description="sample while training; none: each step samples with the weights of the last one"
     )
     lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
     dropout: bool = Field(
@@ -84,13 +88,32 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.environment != SingleTurn()
 
     @property
+    def max_lag(self) -> int:
+        """Steps by which the oldest token of a completion may be behind the weights that are trained on it."""
+        return self.asynchronous.max_lag if self.asynchronous is not None else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Prompts whose completions are sampled, judged or wait, at most, where sampling runs beside training."""
+        assert self.asynchronous is not None
+        return self.asynchronous.in_flight or (self.max_lag + 1) * self.prompts_per_step
+
+    @property
+    def publishes_between_replies(self) -> bool:
+        return self.asynchronous is not None and self.asynchronous.publish == "between_replies"
+
+    @property
     def max_sampled_tokens(self) -> int:
         """The most that the policy can sample in one episode."""
         return self.sampling.max_tokens * self.environment.max_turns
 
     def unused_fields(self) -> frozenset[str]:
         # What every run was before there were environments, or anything was kept, stays out of the key.
-        unused = {"keep": self.keep == KeepConfig(), "environment": not self.has_environment}
+        unused = {
+            "keep": self.keep == KeepConfig(),
+            "environment": not self.has_environment,
+            "asynchronous": not self.max_lag,
+        }
         return frozenset(self.blocks) - {self.block} | {name for name, is_unused in unused.items() if is_unused}
 
     @property

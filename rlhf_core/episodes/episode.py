@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 from typing import Any, NoReturn
 
 import torch
@@ -17,7 +18,7 @@ from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.environments import EpisodeEnvironment, Feedback
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
-from rlhf_core.types import Completion, Prompt, Trajectory
+from rlhf_core.types import Completion, Prompt, Stretch, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as
 
@@ -93,6 +94,7 @@ class Episode:
             loss_mask=torch.tensor(self._sampled, dtype=torch.bool),
             rollout_logprobs=torch.tensor(self._logprobs),
             weight_version=min(reply.weight_version for reply in self._replies),
+            stretches=_joined(self._replies),
             finish_reason="length" if self._cut else last.finish_reason,
             completion=decode_completion(self._rules.tokenizer, last.token_ids),
             messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
@@ -170,3 +172,12 @@ class Episode:
 
     def _fail(self, problem: str) -> NoReturn:
         raise EpisodeError(f"{self._where()}: {problem}")
+
+
+def _joined(replies: Sequence[Completion]) -> tuple[Stretch, ...]:
+    """Of all replies; empty where one version has sampled them."""
+    each = [s for r in replies for s in r.stretches or (Stretch(len(r.token_ids), r.weight_version),)]
+    runs = [(version, list(run)) for version, run in groupby(each, key=lambda stretch: stretch.weight_version)]
+    if len(runs) == 1:
+        return ()
+    return tuple(Stretch(sum(stretch.tokens for stretch in run), version) for version, run in runs)

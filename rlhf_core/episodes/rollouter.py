@@ -12,7 +12,8 @@ from rlhf_core.data.chat import Tokenizer, stop_token_ids
 from rlhf_core.environments import Environments, single_turn
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
-from rlhf_core.episodes.rounds import Ask, play_in_rounds
+from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
+from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.engines import Sampler
@@ -39,9 +40,12 @@ class Rollouter:
         tokenizer: Tokenizer,
         config: RolloutEngineConfig,
         environments: Environments | None = None,
+        stream: Stream | None = None,
     ) -> None:
-        """config: of the engines. environments: none for the reply to the prompt alone."""
+        """config: of the engines. environments: none for the reply to the prompt alone. stream: plays on the engines
+        already, and so plays all episodes; none: they are played by calls of the engines."""
         self._engines = engines
+        self._stream = stream
         self._tokenizer = tokenizer
         self._config = config
         self._environments = environments or single_turn()
@@ -56,22 +60,38 @@ class Rollouter:
         if not share:
             return [*self.play(starts, sampling)]
         played = self._played(starts, sampling, self._try_to_play)
-        errors = [each for each in played if isinstance(each, EpisodeError)]
-        if len(errors) > share * len(starts):
-            raise EpisodeError(
-                f"{len(errors)} of {len(starts)} episodes failed, more than the `tolerated_failures` of {share:g} of "
-                f"the environment {self._environments.name}; the first: {errors[0]}"
-            )
+        self.require_tolerable([each for each in played if isinstance(each, EpisodeError)], len(starts))
         return played
 
+    def episodes(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Play[Trajectory | EpisodeError]]:
+        """Each, to be played by the caller. An error is raised, or returned where failures are tolerated."""
+        return self._episodes(
+            starts, sampling, self._try_to_play if self._environments.tolerated_failures else self._play
+        )
+
+    def require_tolerable(self, errors: Sequence[EpisodeError], episodes: int) -> None:
+        """Raises EpisodeError if more of the episodes failed than is tolerated."""
+        share = self._environments.tolerated_failures
+        if len(errors) > share * episodes:
+            raise EpisodeError(
+                f"{len(errors)} of {episodes} episodes failed, more than the `tolerated_failures` of {share:g} of "
+                f"the environment {self._environments.name}; the first: {errors[0]}"
+            )
+
     def _played(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[T]:
+        episodes = self._episodes(starts, sampling, play)
+        if self._stream is not None:
+            return self._stream.play(episodes)
+        side_by_side = play_in_rounds if self._config.repeatable else play_concurrently
+        return side_by_side(episodes, self._engines)
+
+    def _episodes(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[Play[T]]:
         environments = self._environments
         rules = EpisodeRules(
             self._tokenizer, environments.max_turns, self._config.max_length, sampling.max_tokens, environments.name
         )
         parameters = SamplingParameters.of(sampling, stop_token_ids(self._tokenizer))
-        side_by_side = play_in_rounds if self._config.repeatable else play_concurrently
-        return side_by_side([partial(play, start, rules, parameters) for start in starts], self._engines)
+        return [partial(play, start, rules, parameters) for start in starts]
 
     async def _play(self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask) -> Trajectory:
         environment = self._environments.new()

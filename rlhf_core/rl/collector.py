@@ -4,21 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from statistics import fmean
 from typing import Any
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.shaping import FilteringConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import Reward
+from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.types import Trajectory
-
-Group = list[Trajectory]  # the completions of one prompt
 
 
 class Collector:
@@ -51,7 +47,7 @@ class Collector:
         Raises StageError where nothing could be kept, or `when_short` is stop; RewardError where a reward fails.
         """
         wanted, filtering = self._config.prompts_per_step, self._config.settings.filtering
-        tally = _Tally()
+        tally = Tally()
         kept: list[Group] = []
         for sampling_round in range(filtering.max_rounds if filtering else 1):
             missing = wanted - len(kept)
@@ -89,53 +85,3 @@ class Collector:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._prompts.load_state_dict(state["prompts"])
         self._rewards.load_state_dict(state["rewards"])
-
-
-@dataclass
-class _Tally:
-    """What one step sampled, and how its groups fared."""
-
-    sampled: list[Trajectory] = field(default_factory=list)
-    rounds: int = 0
-    scores: list[float] = field(default_factory=list)  # the mean score of each group
-    all_wrong: int = 0
-    all_right: int = 0
-
-    def sift(self, groups: Sequence[Group], filtering: FilteringConfig) -> list[Group]:
-        """The groups whose mean score lies strictly between the bounds."""
-        self.rounds += 1
-        kept = []
-        for group in groups:
-            score = _mean_score(group)
-            self.scores.append(score)
-            self.all_wrong += score <= filtering.low
-            self.all_right += score >= filtering.high
-            if filtering.low < score < filtering.high:
-                kept.append(group)
-        return kept
-
-    def metrics(self, surplus: int) -> dict[str, float]:
-        sampled = len(self.scores)
-        return {
-            "filtering/rounds": self.rounds,
-            "filtering/groups": sampled,
-            "filtering/kept_share": 1 - (self.all_wrong + self.all_right) / sampled,
-            "filtering/all_wrong_share": self.all_wrong / sampled,
-            "filtering/all_right_share": self.all_right / sampled,
-            "filtering/surplus": surplus,
-            "filtering/score": fmean(self.scores),
-        }
-
-    def complaint(self, kept: int, wanted: int) -> str:
-        sampled = len(self.scores)
-        return (
-            f"dynamic filtering kept {kept} of the {wanted} prompts that a step needs, in {self.rounds} rounds of "
-            f"sampling: of {sampled} prompts {self.all_wrong / sampled:.0%} were answered all wrong, "
-            f"{self.all_right / sampled:.0%} all right; choose prompts that this model answers right at times"
-        )
-
-
-def _mean_score(group: Group) -> float:
-    scores = [t.score for t in group if t.score is not None]
-    assert len(scores) == len(group)  # RewardPipeline refuses what cannot be filtered
-    return fmean(scores)

@@ -1,6 +1,7 @@
 """THE page: rollout → reward → score → advantage → update → publish, and prove it.
 
-Synchronous and on-policy: every step samples with the weights that the last step published.
+Synchronous and on-policy: every step samples with the weights that the last step published. Or, with `asynchronous`,
+its rollouts were sampled while earlier steps trained (async_collector.py).
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
+from rlhf_core.rl.async_collector import AsyncCollector
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
@@ -30,7 +32,7 @@ from rlhf_core.types import Experience, Trajectory
 class Loop:
     config: RLConfig
     algorithm: Algorithm
-    collector: Collector
+    collector: Collector | AsyncCollector
     trainer: PolicyTrainer
     publisher: Publisher
     context: StageContext

@@ -22,7 +22,12 @@ class PromptSampler:
         self._order: list[int] = []
 
     def draw(self, count: int) -> list[Prompt]:
-        return [self._next() for _ in range(count)]
+        return [self.at(self.next()) for _ in range(count)]
+
+    def next(self) -> int:
+        """The number of the next draw, which counts as drawn from now on."""
+        self._drawn += 1
+        return self._drawn - 1
 
     def state_dict(self) -> dict[str, int]:
         return {"drawn": self._drawn}
@@ -30,12 +35,12 @@ class PromptSampler:
     def load_state_dict(self, state: Mapping[str, int]) -> None:
         self._drawn = state["drawn"]
 
-    def _next(self) -> Prompt:
-        epoch, position = divmod(self._drawn, len(self._prompts))
+    def at(self, number: int) -> Prompt:
+        """The prompt of a draw, counted from 0."""
+        epoch, position = divmod(number, len(self._prompts))
         if epoch != self._epoch:
             # Not a `derived_seed`: every run so far has drawn its prompts in this order.
             generator = torch.Generator().manual_seed(self._seed * 1_000_003 + epoch)
             self._order = torch.randperm(len(self._prompts), generator=generator).tolist()
             self._epoch = epoch
-        self._drawn += 1
         return self._prompts[self._order[position]]

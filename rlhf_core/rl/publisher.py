@@ -32,6 +32,7 @@ class Publisher:
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
+        self._max_lag = config.max_lag
         self._sequences = [prompt.token_ids for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
@@ -84,10 +85,13 @@ class Publisher:
         return proof
 
     def require_fresh(self, trajectories: Sequence[Trajectory]) -> None:
-        """Every trajectory was sampled with the policy's own weights, as they were published last."""
+        """Every trajectory was sampled with the policy's own weights, as they were published last, or at most `max_lag`
+        publishes before."""
         if self._source != "live":
             raise WeightSyncError(f"the engines serve the {self._source} of the weights, which nothing is trained on")
-        self.require_version({t.weight_version for t in trajectories})
+        newest = -1 if self._proven is None else self._proven.version
+        behind = range(newest - self._max_lag, newest)
+        self.require_version({t.weight_version for t in trajectories} - set(behind))
 
     def require_version(self, versions: Set[int]) -> None:
         """What was sampled was sampled with the weights published last; WeightSyncError names the other versions."""

@@ -9,6 +9,8 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments import Environments
 from rlhf_core.episodes.rollouter import Rollouter, Start
+from rlhf_core.episodes.rounds import Play
+from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.randomness import derived_seed
@@ -25,10 +27,11 @@ class RolloutSampler:
         tokenizer: Tokenizer,
         seed: int,
         environments: Environments | None = None,
+        stream: Stream | None = None,
     ) -> None:
-        """environments: those of `config.environment`; none for single replies."""
+        """environments: those of `config.environment`; none for single replies. stream: as of Rollouter."""
         self._config = config
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
+        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream)
         self._seed = seed
         self._tolerant = environments is not None and environments.tolerated_failures > 0
         self._failures = 0
@@ -42,25 +45,40 @@ class RolloutSampler:
         """
         size = self._config.settings.group_size
         starts = [
-            Start(
-                prompt,
-                partial(request_seed, self._seed, step, sampling_round, number * size + of_prompt),
-                derived_seed(self._seed, f"environment: step {step}, round {sampling_round}, prompt {number}"),
-            )
-            for number, prompt in enumerate(prompts)
-            for of_prompt in range(size)
+            start for index, prompt in enumerate(prompts) for start in self._starts(prompt, step, index, sampling_round)
         ]
         played = self._rollouter.try_to_play(starts, self._config.sampling)
-        errors = {index: each for index, each in enumerate(played) if isinstance(each, EpisodeError)}
-        self._failures += len(errors)
-        for error in list(errors.values())[:_SHOWN_FAILURES]:
-            print(f"tolerated: {error}", flush=True)
-        failed = {index // size for index in errors}
+        self.count([each for each in played if isinstance(each, EpisodeError)])
+        failed = {index // size for index, each in enumerate(played) if isinstance(each, EpisodeError)}
         return [
             each
             for index, each in enumerate(played)
             if index // size not in failed and not isinstance(each, EpisodeError)
         ]
+
+    def group(self, prompt: Prompt, number: int, attempt: int) -> list[Play[Trajectory | EpisodeError]]:
+        """The episodes of one prompt, to be played by the caller; number: of its draw; attempt: counted from 0."""
+        step, position = divmod(number, self._config.prompts_per_step)
+        return self._rollouter.episodes(self._starts(prompt, step, position, attempt), self._config.sampling)
+
+    def require_tolerable(self, errors: Sequence[EpisodeError], episodes: int) -> None:
+        """Of episodes of `group`. Raises EpisodeError if more failed than is tolerated."""
+        self._rollouter.require_tolerable(errors, episodes)
+
+    def _starts(self, prompt: Prompt, step: int, position: int, sampling_round: int) -> list[Start]:
+        """Of all episodes of the prompt at `position` in a round of a step."""
+        size = self._config.settings.group_size
+        seed = derived_seed(self._seed, f"environment: step {step}, round {sampling_round}, prompt {position}")
+        return [
+            Start(prompt, partial(request_seed, self._seed, step, sampling_round, position * size + of_prompt), seed)
+            for of_prompt in range(size)
+        ]
+
+    def count(self, errors: Sequence[EpisodeError]) -> None:
+        """Failures that were tolerated."""
+        self._failures += len(errors)
+        for error in errors[:_SHOWN_FAILURES]:
+            print(f"tolerated: {error}", flush=True)
 
     def take_failures(self) -> dict[str, float]:
         """A metric, where failures are tolerated: the episodes that failed since the last call."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import json
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -17,8 +16,9 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.vllm_outputs import Partial, chosen
 from rlhf_core.rollout.vllm_settings import engine_arguments
-from rlhf_core.types import Completion, FinishReason
+from rlhf_core.types import Completion
 
 _ADVANCE_SECONDS = 0.1  # more requests are taken after so long; a call costs a few milliseconds
 SleepState = Literal["awake", "asleep", "awake without weights"]
@@ -46,6 +46,8 @@ class VllmEngine:
         self._state: SleepState = "awake"
         self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
+        self._begun: dict[str, Partial] = {}  # by `advance`, and not whole yet
+        self._complete: dict[int, Completion] = {}  # since its last call
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
         with _collector_paused():
@@ -69,22 +71,42 @@ class VllmEngine:
         """
         each = [self._parameters(index, request) for index, request in enumerate(requests)]
         outputs = self._run([request.prompt for request in requests], each, keep_prefixes=keep_prefixes)
-        return [self._completion(output.outputs[0]) for output in outputs]
+        whole = [Partial().add(output.outputs[0], self._version) for output in outputs]
+        return [each.completion() for each in whole]
 
     def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
         """Prefixes are cached for as long as the weights are served."""
         from vllm.inputs import TokensPrompt
+        from vllm.sampling_params import RequestOutputKind
 
         self._require("awake")
-        engine, complete, until = self._llm.llm_engine, {}, time.monotonic() + _ADVANCE_SECONDS
+        until = time.monotonic() + _ADVANCE_SECONDS
         for number, request in requests.items():
+            parameters = self._parameters(number, request)
+            parameters.output_kind = RequestOutputKind.DELTA  # so that each token is known by the weights it is of
             prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
-            engine.add_request(str(number), prompt, self._parameters(number, request), lora_request=self._adapter)
-        with self._eager():
-            while not complete and engine.has_unfinished_requests() and time.monotonic() < until:
-                ended = [output for output in engine.step() if output.finished]
-                complete = {int(output.request_id): self._completion(output.outputs[0]) for output in ended}
+            self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
+            self._begun[str(number)] = Partial()
+        while self._begun and not self._complete and time.monotonic() < until:
+            self._step()
+        complete, self._complete = self._complete, {}
         return complete
+
+    def _step(self) -> list[Any]:
+        """One forward. Returns vLLM's outputs, but for those of what `advance` has begun, which are kept."""
+        others = []
+        with self._eager():
+            outputs = self._llm.llm_engine.step()
+        for output in outputs:
+            begun = self._begun.get(output.request_id)
+            if begun is None:
+                others.append(output)
+                continue
+            begun.add(output.outputs[0], self._version)
+            if output.finished:
+                del self._begun[output.request_id]
+                self._complete[int(output.request_id)] = begun.completion()
+        return others
 
     def _parameters(self, index: int, request: Request) -> Any:
         """vLLM's. Raises ValueError if the prompt leaves no room."""
@@ -117,9 +139,10 @@ class VllmEngine:
                     f"sequence {index} has {len(sequence)} tokens; the engine scores 1 to {self._config.max_length}"
                 )
         scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
-        outputs = self._run(sequences, [scored] * len(sequences))
+        # vLLM caches no prefix for these, nor takes one from its cache.
+        outputs = self._run(sequences, [scored] * len(sequences), keep_prefixes=True)
         return [
-            [0.0, *_chosen(sequence[1:], output.prompt_logprobs[1:])]
+            [0.0, *chosen(sequence[1:], output.prompt_logprobs[1:])]
             for sequence, output in zip(sequences, outputs, strict=True)
         ]
 
@@ -141,22 +164,19 @@ class VllmEngine:
         from vllm.inputs import TokensPrompt
 
         self._require("awake")
-        self._require_idle()
-        if not prompts:
-            return []
         if not keep_prefixes:
+            self._require_idle()
             # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
             # same call gives the same completions. Within this call, completions of one prompt still share their
             # prefix.
             self._llm.reset_prefix_cache()
-        with self._eager():
-            outputs: list[Any] = self._llm.generate(
-                [TokensPrompt(prompt_token_ids=list(prompt)) for prompt in prompts],
-                parameters,
-                use_tqdm=False,
-                lora_request=self._adapter,
-            )
-        return outputs
+        for index, prompt in enumerate(prompts):
+            tokens = TokensPrompt(prompt_token_ids=list(prompt))
+            self._llm.llm_engine.add_request(f"call {index}", tokens, parameters[index], lora_request=self._adapter)
+        outputs: dict[str, Any] = {}
+        while len(outputs) < len(prompts):
+            outputs |= {output.request_id: output for output in self._step() if output.finished}
+        return [outputs[f"call {index}"] for index in range(len(prompts))]
 
     @contextmanager
     def _eager(self) -> Iterator[None]:
@@ -164,31 +184,21 @@ class VllmEngine:
         with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):
             yield
 
-    def _completion(self, output: Any) -> Completion:
-        reasons: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
-        if output.finish_reason not in reasons:
-            raise RuntimeError(f"vLLM ended a completion after {len(output.token_ids)} tokens: {output.finish_reason}")
-        tokens = tuple(output.token_ids)
-        logprobs = tuple(_chosen(tokens, output.logprobs))
-        if not all(map(math.isfinite, logprobs)):
-            raise WeightSyncError(
-                f"the engine serves weights of version {self._version} that give log-probs which are not finite"
-            )
-        return Completion(tokens, logprobs, reasons[output.finish_reason], self._version)
-
     def load_weights(self, folder: Path, version: int) -> None:
         """Serve the weights in `folder` as `version`; the folder may go afterwards.
 
+        What `advance` has begun continues with them, after all that it has so far was computed by them again.
         Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
         """
         self._require("awake", "awake without weights")
-        self._require_idle()
         if self._lora is not None:
+            self._require_idle()  # vLLM would go on with the adapter that a completion has begun with
             self._load_adapter(folder, version)
         else:
             self._check_tensors(folder, version)
             self._llm.collective_rpc("load_published", args=(str(folder), version))
-        self._llm.reset_prefix_cache()
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not forget what the weights before have computed")
         self._version = version
         self._state = "awake"
 
@@ -251,7 +261,7 @@ class VllmEngine:
             raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
 
     def _require_idle(self) -> None:
-        if self._llm.llm_engine.has_unfinished_requests():
+        if self._begun:
             raise RuntimeError("completions that `advance` has begun are not whole yet")
 
     def shutdown(self) -> None:
@@ -271,8 +281,3 @@ def _collector_paused() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
-
-
-def _chosen(tokens: Sequence[int], positions: Sequence[Mapping[int, Any]]) -> list[float]:
-    """At each position vLLM gives log-probs by token; this takes that of the token which is there."""
-    return [position[token].logprob for token, position in zip(tokens, positions, strict=True)]

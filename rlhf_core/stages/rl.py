@@ -21,9 +21,11 @@ from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.environments import open_environments
+from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rewards.templates import hint_of
+from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.keeping import Keeper
@@ -77,6 +79,9 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         context.progress(0, config.steps, "start workers and engines")
         ranks, all_engines, frozen = stack.enter_context(ranks_and_engines(config, inputs, context, cluster))
         workers, engines, turns = take_turns(config, ranks, all_engines)
+        stream = stack.enter_context(Stream(engines)) if config.max_lag else None
+        if stream is not None and config.publishes_between_replies:
+            turns = BetweenReplies(stream)
         trainer = PolicyTrainer(config, algorithm, workers, context.seed, frozen)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
@@ -85,19 +90,20 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
             **{name: model.reward(scores[name]) for name, model in reward_models.items()},
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
-        collector = Collector(
+        parts = (
             config,
             PromptSampler(prompts, context.seed),
-            RolloutSampler(config, engines, tokenizer, context.seed, environments),
+            RolloutSampler(config, engines, tokenizer, context.seed, environments, stream),
             RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
+        collector = Collector(*parts) if stream is None else AsyncCollector(*parts, stream)
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
         validation = None
         if config.validation is not None:
             validation = Validation(
                 config, held_out, tokenizer, trainer, publisher, engines, turns,
-                seed=context.seed, environments=environments,
+                seed=context.seed, environments=environments, stream=stream,
             )  # fmt: skip
             driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)

@@ -151,10 +151,8 @@ def test_requests_join_others_that_are_being_sampled(served: Served) -> None:
     complete = engine.advance({number: asked[number] for number in range(4)})
     assert list(complete) == [0]
     complete |= engine.advance({number: asked[number] for number in range(4, 8)})
-    with publication(model.state_dict()) as weights:
-        for refused in (lambda: engine.generate(GREEDY), lambda: engine.load_weights(weights.folder, 60)):
-            with pytest.raises(RuntimeError, match="completions that `advance` has begun are not whole yet"):
-                refused()
+    with pytest.raises(RuntimeError, match="completions that `advance` has begun are not whole yet"):
+        engine.generate(GREEDY)
     while len(complete) < 8:
         complete |= engine.advance({})
     assert engine.advance({}) == {}
@@ -166,6 +164,40 @@ def test_requests_join_others_that_are_being_sampled(served: Served) -> None:
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
     # Alone or beside others, a seed has the same random numbers.
     assert [complete[n].token_ids for n in (1, 2)] == [c.token_ids for c in engine.generate([asked[1], asked[2]])]
+
+
+def test_completions_continue_with_weights_that_are_published_meanwhile(served: Served) -> None:
+    model, engine = served
+    asked = dict(enumerate(requests(PROMPTS, LONG, first_seed=40)))
+    asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
+    complete = engine.advance(asked)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    disturb(model, seed=7)
+    first, second = engine.weight_version, engine.weight_version + 1
+    publish(InlineEngines(engine), model.state_dict(), second)
+    proof = verify_weights(  # also while completions are half sampled
+        InlineEngines(engine).probe(PROBE),
+        Expected(second, expected_logprobs(model, PROBE)),
+        default_tolerance("float32"),
+    )
+    assert proof.difference < 1e-4
+    while len(complete) < 4:
+        complete |= engine.advance({})
+    new = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    for number in (1, 2, 3):
+        made, prompt = complete[number], asked[number].prompt
+        sequence = [*prompt, *made.token_ids]
+        after = expected_logprobs(model, [sequence], temperature=0.7)[0][len(prompt) :]
+        model.load_state_dict(before)
+        by_old = expected_logprobs(model, [sequence], temperature=0.7)[0][len(prompt) :]
+        model.load_state_dict(new)
+        (of_first, of_second) = made.stretches
+        assert (made.weight_version, of_first.weight_version, of_second.weight_version) == (first, first, second)
+        assert of_first.tokens + of_second.tokens == len(made.token_ids)
+        assert made.logprobs[: of_first.tokens] == pytest.approx(by_old[: of_first.tokens], abs=1e-4)
+        assert made.logprobs[of_first.tokens :] == pytest.approx(after[of_first.tokens :], abs=1e-4)
+        assert made.logprobs != pytest.approx(by_old, abs=1e-2)
+        assert made.logprobs != pytest.approx(after, abs=1e-2)
 
 
 def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(

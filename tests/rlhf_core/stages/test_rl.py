@@ -128,6 +128,25 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
+def test_grpo_samples_while_it_trains(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+    write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
+    mismatch = {"correction": "truncate", "low": 0.0, "high": 2.0}
+    config = {
+        "algorithm": "grpo", "steps": 10, "asynchronous": {"max_lag": 2},
+        "grpo": {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER, "mismatch": mismatch},
+        "rollout": {**COMMON["rollout"], "repeatable": False, "engines": 2, "cpus_per_engine": 0.5},
+        "validation": {"dataset": "prompts", "every_steps": 5, "scorers": SHORT},
+    }  # fmt: skip
+    held_out = {"validation.dataset": dataset(tmp_path / "held_out", PROMPTS)}
+    _, context = run(tmp_path, config, model, RayCluster(), held_out)
+    rewards = [metrics["reward"] for _, metrics in context.logs]
+    assert sum(rewards[-4:]) > sum(rewards[:4])
+    assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
+    lags = [metrics["asynchronous/largest_lag"] for _, metrics in context.logs]
+    assert 1 <= max(lags) <= 2
+    assert context.logs[0][1]["rollout_mismatch"] < 1e-4  # of the weights that sampled it
+
+
 def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:

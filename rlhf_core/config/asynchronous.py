@@ -1,0 +1,34 @@
+"""Rollouts beside training: how far they may be behind, and what happens to those that are too far."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config
+from rlhf_core.config.numbers import BatchSize, Lag
+
+
+class AsynchronousConfig(Config):
+    """Prompts are answered while the policy is trained on earlier answers."""
+
+    max_lag: Lag = Field(
+        default=1,
+        description="steps by which the oldest token of a completion may be behind the weights that are trained on it; "
+        "0: every step waits for its own rollouts",
+    )
+    in_flight: BatchSize | None = Field(
+        default=None,
+        description="prompts at most whose completions are sampled, judged or wait to be trained on; none: "
+        "(max_lag + 1) x prompts_per_step",
+    )
+    publish: Literal["in_flight", "between_replies"] = Field(
+        default="in_flight",
+        description="new weights reach the engines while replies are sampled, which continue with them, or once all "
+        "replies that were begun are whole, before others begin",
+    )
+    too_old: Literal["resample", "drop"] = Field(
+        default="resample",
+        description="a prompt whose completions are further behind than max_lag is answered again, or left out",
+    )

@@ -1,0 +1,113 @@
+"""Episodes that are played in a thread of their own, while this one trains."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Awaitable, Coroutine, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from typing import Any, Self, TypeVar
+
+from rlhf_core.episodes.concurrent import EngineQueue
+from rlhf_core.episodes.rounds import Ask, Play
+from rlhf_core.rollout.engines import Sampler
+
+T = TypeVar("T")
+
+
+class Stream:
+    """An event loop over all engines, as `play_concurrently` has for one call. Ends with its context.
+
+    The engines may be given weights meanwhile. After an engine has failed, each call raises its error.
+    """
+
+    def __init__(self, engines: Sampler) -> None:
+        self._engines = engines
+        self._stack = ExitStack()
+        self._queues: list[EngineQueue] = []
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._loop: asyncio.AbstractEventLoop
+        self._error: asyncio.Future[None]  # never done, but by the first error
+
+    def __enter__(self) -> Self:
+        each = self._engines.each()
+        with ExitStack() as stack:
+            self._loop = stack.enter_context(asyncio.Runner()).get_loop()
+            threads = stack.enter_context(ThreadPoolExecutor(len(each)))
+            thread = threading.Thread(target=self._loop.run_forever, name="episodes")
+            thread.start()
+            stack.callback(thread.join)
+            stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
+            self.call(self._begin([EngineQueue(engine, threads) for engine in each]))
+            stack.callback(lambda: self.call(self._end()))
+            self._stack = stack.pop_all()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def call(self, coroutine: Coroutine[Any, Any, T]) -> T:
+        """What it returns or raises, played in the event loop; this thread waits for it."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
+
+    def play(self, episodes: Sequence[Play[T]]) -> list[T]:
+        """What each episode returns, in their order; the first error of an episode or an engine is raised."""
+
+        async def all_of_them() -> list[T]:
+            return await self.unless_it_fails(asyncio.gather(*(play(self.asker()) for play in episodes)))
+
+        return self.call(all_of_them())
+
+    def asker(self) -> Ask:
+        """Of an episode, or several that begin alike: the engine that has least to do."""
+        return min(self._queues, key=lambda queue: queue.length).ask
+
+    def begin(self, work: Coroutine[Any, Any, Any]) -> None:
+        """Run it beside all else, from within the event loop; what it raises ends the stream."""
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    async def unless_it_fails(self, result: Awaitable[T]) -> T:
+        """`result`, unless an engine or work of `begin` fails before: then its error is raised."""
+        future = asyncio.ensure_future(result)
+        either: list[asyncio.Future[Any]] = [future, self._error]
+        await asyncio.wait(either, return_when=asyncio.FIRST_COMPLETED)
+        if self._error.done():
+            future.cancel()
+            self._error.result()
+        return await future
+
+    def hold(self) -> None:
+        """No reply is begun until `release`; returns once all that were begun are whole."""
+
+        async def hold() -> None:
+            await self.unless_it_fails(asyncio.gather(*(queue.hold() for queue in self._queues)))
+
+        self.call(hold())
+
+    def release(self) -> None:
+        async def release() -> None:
+            for queue in self._queues:
+                queue.release()
+
+        self.call(release())
+
+    async def _begin(self, queues: list[EngineQueue]) -> None:
+        self._queues = queues
+        self._error = asyncio.get_running_loop().create_future()
+        for queue in queues:
+            self.begin(queue.serve())
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None and not self._error.done():
+            self._error.set_exception(error)
+
+    async def _end(self) -> None:
+        self._error.cancel()
+        tasks = list(self._tasks)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
