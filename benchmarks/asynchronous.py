@@ -1,0 +1,158 @@
+"""RL after its rollouts and beside them, with episodes of very unequal length: `python -m benchmarks.asynchronous`.
+
+A model of 1M learns a simple preference in episodes of 1 turn, and one in eight of 12 turns. The engine has one core,
+and the rank with the driver and the environments another. Each run is a process of its own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks import unequal_game
+from benchmarks.stage_alone import stage_inputs
+from benchmarks.word_models import SHAPES, make_model, word_ids
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.data.reading import write_dataset
+from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
+from rlhf_core.stages import rl
+from rlhf_core.stages.cluster import EngineSpec
+from rlhf_core.stages.in_process import InProcessCluster
+
+_SHAPE = SHAPES["1m"]
+_PROMPTS, _GROUP, _REPLY, _LONGEST_REPLY, _LONG, _ONE_IN, _SECONDS = 8, 4, 24, 96, 12, 8, 0.05
+_ENGINE_CORE, _RANK_CORE = 0, 1
+SIDES: Mapping[str, dict[str, Any] | None] = {
+    "synchronous, in rounds": None,
+    "synchronous, concurrent": {"max_lag": 0},
+    "lag 1, between replies": {"max_lag": 1, "publish": "between_replies"},
+    "lag 1": {"max_lag": 1},
+    "lag 1, half a step ahead": {"max_lag": 1, "in_flight": _PROMPTS * 3 // 2},
+    "lag 4, between replies": {"max_lag": 4, "publish": "between_replies"},
+    "lag 4": {"max_lag": 4},
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    seconds: float  # of a step, median
+    total: float  # from the end of the first step to that of the last
+    engine_idle: float  # share of that time
+    rank_idle: float
+    reward: float  # mean of the last 5 steps
+    lag: float
+
+
+def config(side: str, steps: int) -> RLConfig:
+    asynchronous = SIDES[side]
+    game = {"vocabulary": len(word_ids(_SHAPE.vocabulary)), "seconds": _SECONDS}
+    return RLConfig.model_validate({
+        "algorithm": "grpo", "dataset": "prompts", "steps": steps, "prompts_per_step": _PROMPTS,
+        "sampling": {"max_tokens": _LONGEST_REPLY},
+        "rollout": {"max_length": 1536, "threads": 1, "repeatable": side == next(iter(SIDES)), "cpu_cache_gib": 0.5},
+        "placement": {"threads": 1}, "engine": {"dtype": "float32", "zero_stage": 0},
+        "checkpoint": {"every_minutes": None}, "asynchronous": asynchronous,
+        "environment": {
+            "type": "function", "path": unequal_game.__file__, "function": "Unequal", "options": game,
+            "max_turns": _LONG,
+        },
+        "grpo": {
+            "group_size": _GROUP, "rewards": {"half": {"type": "environment"}},
+            "optimizer": {"learning_rate": 2e-3, "schedule": "constant", "warmup_share": 0.0},
+            "mismatch": {"correction": "truncate", "low": 0.0, "high": 2.0},
+        },
+    })  # fmt: skip
+
+
+def run(side: str, seed: int, steps: int, model: Path) -> Measured:
+    """In a process of its own."""
+    processes: list[psutil.Process] = []
+
+    @contextmanager
+    def on_its_core(spec: EngineSpec, context: StageContext) -> Iterator[ChildEngine]:
+        os.sched_setaffinity(0, {_ENGINE_CORE})  # which the child inherits, with all its threads
+        with engine_in_child(spec.model.folder, spec.settings) as engine:
+            os.sched_setaffinity(0, {_RANK_CORE})
+            processes.extend([psutil.Process(engine._process.pid), psutil.Process()])
+            yield engine
+
+    with tempfile.TemporaryDirectory(prefix="asynchronous-") as name:
+        folder = Path(name)
+        rows = [
+            {"id": str(i), "prompt": [{"role": "user", "content": f"w{10 + i} w{11 + i}"}], "answer": answer}
+            for i in range(256)
+            for answer in [str(_LONG if i % _ONE_IN == 0 else 1)]
+        ]
+        write_dataset(folder / "prompts", rows, {})
+        inputs, context = stage_inputs(model, folder / "prompts", folder)
+        context.seed = seed
+        busy: list[list[float]] = []
+        log = context.log
+
+        def noted(step: int, metrics: Mapping[str, float]) -> None:
+            log(step, metrics)
+            busy.append([sum(process.cpu_times()[:2]) for process in processes])
+
+        context.log = noted  # type: ignore[method-assign]
+        rl.run(config(side, steps), inputs, context, InProcessCluster(on_its_core))
+    times = [ended for ended, _ in context.ended]
+    total = times[-1] - times[0]
+    engine_idle, rank_idle = (1 - (last - first) / total for first, last in zip(busy[0], busy[-1], strict=True))
+    lags = [metrics.get("asynchronous/lag", 0.0) for _, metrics in context.ended]
+    return Measured(
+        statistics.median(after - before for before, after in itertools.pairwise(times)), total, engine_idle,
+        rank_idle, statistics.fmean(metrics["reward"] for _, metrics in context.ended[-5:]), statistics.fmean(lags),
+    )  # fmt: skip
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=[*SIDES])
+    given = parser.parse_args(arguments)
+    shown = Table(
+        title=f"{given.steps} steps of {_PROMPTS} x {_GROUP} episodes; medians of {given.seeds} seeds, all rewards"
+    )
+    for column in ("side", "s a step", "engine idle", "rank idle", "mean lag", "s in all", "reward at the end"):
+        shown.add_column(column)
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        make_model(_SHAPE, Path(folder), ends_after=_REPLY)
+        for side in given.sides:
+            made = [_alone(side, seed, given.steps, Path(folder)) for seed in range(given.seeds)]
+
+            def median(name: str, made: Sequence[Measured] = made) -> float:
+                return statistics.median(getattr(each, name) for each in made)
+
+            shown.add_row(
+                side, f"{median('seconds'):.2f}", f"{median('engine_idle'):.0%}", f"{median('rank_idle'):.0%}",
+                f"{median('lag'):.2f}", f"{median('total'):.0f}", ", ".join(f"{each.reward:.3f}" for each in made),
+            )  # fmt: skip
+            print(f"{side}: {time.perf_counter() - began:.0f} s so far", flush=True)
+    Console().print(shown)
+
+
+def _alone(side: str, seed: int, steps: int, model: Path) -> Measured:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(run, side, seed, steps, model).result()
+
+
+if __name__ == "__main__":
+    main()
