@@ -51,8 +51,20 @@ class Completion:
 
 
 @dataclass(frozen=True, slots=True)
+class Branch:
+    """A further sequence of an episode, whose calls of the policy do not all continue each other."""
+
+    token_ids: Tensor  # (T,) int64
+    loss_mask: Tensor  # (T,) bool, true where the policy sampled, but for tokens that are trained in another sequence
+    rollout_logprobs: Tensor  # (T,) float32, 0 where `loss_mask` is false
+
+
+@dataclass(frozen=True, slots=True)
 class Trajectory:
-    """One episode as tokens; what is trained is exactly what was sampled, in all of its turns."""
+    """One episode as tokens; what is trained is exactly what was sampled, in all of its turns.
+
+    Mostly one sequence. An episode with several has the one of its last reply here, and the others in `branches`.
+    """
 
     prompt: Prompt
     token_ids: Tensor  # (T,) int64, prompt and completion
@@ -72,6 +84,16 @@ class Trajectory:
     step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere
     step_ends: Tensor | None = None  # (T,) bool, true at the last token of each step, where the policy sampled it
     extra: Mapping[str, Any] = field(default_factory=dict)
+    branches: tuple[Branch, ...] = ()  # its other sequences, which share its reward
+
+    @property
+    def sequences(self) -> tuple[Trajectory | Branch, ...]:
+        return (self, *self.branches)
+
+    @property
+    def num_sampled_tokens(self) -> int:
+        """Of all its sequences."""
+        return sum(int(sequence.loss_mask.sum()) for sequence in self.sequences)
 
 
 def sequence_ids(sequence_lengths: Tensor) -> Tensor:
@@ -136,8 +158,9 @@ class PackedBatch:
 class Experience(PackedBatch):
     """Packed trajectories with all that an update needs. Every (N,) float is 0 where `loss_mask` is false."""
 
-    # (S,) int64: index of each sequence in the step's list of trajectories
-    sequence_indices: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
+    # (S,) int64: the episode of each sequence, as index in the step's list of trajectories; those of one episode are
+    # side by side in a batch of whole episodes. None: each sequence is an episode
+    episode_indices: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
     rollout_logprobs: Tensor | None = None  # (N,) float32, by the engine
     old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
     ref_logprobs: Tensor | None = None  # (N,) float32
@@ -151,6 +174,27 @@ class Experience(PackedBatch):
     loss_weights: Tensor | None = None  # (N,) float32, of each trained token in the loss of one optimizer step
     imitated: Tensor | None = None  # (N,) bool, true at the tokens of completions that are imitated
     imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in the cross-entropy of such a step
+
+    @property
+    def episode_lengths(self) -> Tensor:
+        """(E,) int64: tokens of each episode, whose sequences are side by side; sums to N."""
+        if self.episode_indices is None:
+            return self.sequence_lengths
+        count = int(self.episodes[-1]) + 1
+        return torch.zeros(count, dtype=torch.int64).index_add(0, self.episodes, self.sequence_lengths)
+
+    @property
+    def episodes(self) -> Tensor:
+        """(S,) int64: the episode of each sequence, counted from 0 in this batch."""
+        if self.episode_indices is None:
+            return torch.arange(self.num_sequences)
+        counted: Tensor = self.episode_indices.unique_consecutive(return_inverse=True)[1]
+        return counted
+
+    @property
+    def episode_ids(self) -> Tensor:
+        """(N,) int64: the episode of each token, counted from 0 in this batch."""
+        return self.episodes[self.sequence_ids]
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rlhf_core.losses.masking import weighted_sum
 from rlhf_core.losses.mismatch import corrected
 from rlhf_core.losses.policy import clipped_policy_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
-from rlhf_core.types import Experience, sequence_ids
+from rlhf_core.types import Experience
 
 
 @dataclass(frozen=True)
@@ -49,14 +49,17 @@ class Algorithm(ABC):
     ) -> Experience:
         """`experience` with `advantages` (and, where the algorithm has them, `returns` and `rewards`) filled in.
 
-        rewards: (S,) float32, one of each completion; group_ids: (S,) int64, equal for completions of one prompt;
+        rewards: (E,) float32, one of each episode; group_ids: (E,) int64, equal for episodes of one prompt;
         kl_coefficient: of this step. The experience is the whole step's, over all ranks, so that statistics are global.
-        Raises ValueError if it has rewards of steps and the algorithm takes none, or they are at other tokens than the
-        policy's.
+        An episode counts once among its group, however many sequences it has, and each of them gets what it earns.
+        Raises ValueError if it has rewards of steps and the algorithm takes none, an episode has several sequences, or
+        they are at other tokens than the policy's.
         """
         steps = experience.step_ends
         if steps is not None and not self.config.takes_process_rewards:
             raise ValueError(f"{type(self).__name__} judges whole completions: it takes no rewards of steps")
+        if steps is not None and experience.num_sequences > rewards.numel():
+            raise ValueError("rewards of steps are of single sequences, but an episode has several")
         if steps is not None and bool((steps & ~experience.loss_mask).any()):
             raise ValueError("a step ends at a token that the policy did not sample")
         judged = self._advantages(experience, rewards, group_ids, kl_coefficient)
@@ -64,7 +67,7 @@ class Algorithm(ABC):
             judged = replace(judged, advantages=self._with_teacher(judged, self.config.teacher.coefficient))
         if self.config.cross_entropy is not None:
             good = rewards >= self.config.cross_entropy.least_reward
-            judged = replace(judged, imitated=good[judged.sequence_ids] & judged.loss_mask)
+            judged = replace(judged, imitated=good[judged.episode_ids] & judged.loss_mask)
         return judged
 
     @abstractmethod
@@ -143,23 +146,21 @@ class Algorithm(ABC):
         return torch.where(experience.loss_mask, -coefficient * divergence, nothing)
 
     def _token_rewards(self, experience: Experience, rewards: Tensor, coefficient: float) -> Tensor:
-        """(N,): the KL's rewards, those of steps, and a completion's own on its last sampled token."""
+        """(N,): the KL's rewards, those of steps, and an episode's own on the last trained token of each sequence."""
         token_rewards = self._kl_rewards(experience, coefficient)
         if experience.process_rewards is not None:
             token_rewards = token_rewards + experience.process_rewards
-        token_rewards[last_trained_token(experience)] += rewards
+        token_rewards[last_trained_token(experience)] += rewards[experience.episodes]
         return token_rewards
 
-    def _sequence_rewards(self, experience: Experience, rewards: Tensor, coefficient: float) -> Tensor:
-        """(S,): a completion's reward and the sum of its KL's rewards."""
-        return rewards.index_add(
-            0, sequence_ids(experience.sequence_lengths), self._kl_rewards(experience, coefficient)
-        )
+    def _episode_rewards(self, experience: Experience, rewards: Tensor, coefficient: float) -> Tensor:
+        """(E,): an episode's reward and the sum of its KL's rewards."""
+        return rewards.index_add(0, experience.episode_ids, self._kl_rewards(experience, coefficient))
 
 
-def to_tokens(per_sequence: Tensor, experience: Experience) -> Tensor:
-    """(N,): the value of each sequence at its trained tokens."""
-    return adv.broadcast_to_tokens(per_sequence, experience.loss_mask, experience.sequence_lengths)
+def to_tokens(per_episode: Tensor, experience: Experience) -> Tensor:
+    """(N,): the value of each episode at its trained tokens."""
+    return adv.broadcast_to_tokens(per_episode, experience.loss_mask, experience.episode_lengths)
 
 
 def last_trained_token(experience: Experience) -> Tensor:

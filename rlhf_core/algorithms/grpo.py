@@ -30,7 +30,7 @@ class GRPO(Algorithm):
         self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
     ) -> Experience:
         e = experience
-        whole = self._sequence_rewards(e, rewards, kl_coefficient)
+        whole = self._episode_rewards(e, rewards, kl_coefficient)
         advantages = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=self.config.divide_by_deviation), e)
         if e.process_rewards is not None:
             assert e.step_ends is not None

@@ -24,6 +24,6 @@ class ReinforcePlusPlusBaseline(Algorithm):
     def _advantages(
         self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
     ) -> Experience:
-        whole = self._sequence_rewards(experience, rewards, kl_coefficient)
+        whole = self._episode_rewards(experience, rewards, kl_coefficient)
         centred = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=False), experience)
         return replace(experience, advantages=adv.whiten(centred, experience.loss_mask))

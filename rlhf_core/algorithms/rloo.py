@@ -29,7 +29,7 @@ class RLOO(Algorithm):
     ) -> Experience:
         e = experience
         if not self.config.kl_per_token:
-            whole = self._sequence_rewards(e, rewards, kl_coefficient)
+            whole = self._episode_rewards(e, rewards, kl_coefficient)
             return replace(e, advantages=to_tokens(adv.leave_one_out(whole, group_ids), e))
         penalties = adv.discounted_returns(
             self._kl_rewards(e, kl_coefficient), e.loss_mask, e.sequence_lengths, gamma=1.0

@@ -78,7 +78,7 @@ def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, Reward]) ->
     return [
         ScoredCompletion(
             text=trajectory.completion,
-            tokens=int(trajectory.loss_mask.sum()),
+            tokens=trajectory.num_sampled_tokens,
             finish_reason=trajectory.finish_reason,
             messages=trajectory.messages,
             scores={name: values[index] for name, values in scores.items()},

@@ -14,15 +14,18 @@ from rlhf_core.types import Experience, PackedBatch, Trajectory
 
 
 def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
-    """All trajectories of a step, end to end, in their order. All of them have rewards of steps, or none has."""
-    lengths = torch.tensor([t.token_ids.numel() for t in trajectories])
+    """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
+    steps, or none has."""
+    sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
+    lengths = torch.tensor([s.token_ids.numel() for s in sequences])
+    each = torch.tensor([len(t.sequences) for t in trajectories])
     return Experience(
-        input_ids=torch.cat([t.token_ids for t in trajectories]),
+        input_ids=torch.cat([s.token_ids for s in sequences]),
         position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
         sequence_lengths=lengths,
-        loss_mask=torch.cat([t.loss_mask for t in trajectories]),
-        rollout_logprobs=torch.cat([t.rollout_logprobs for t in trajectories]),
-        sequence_indices=torch.arange(len(trajectories)),
+        loss_mask=torch.cat([s.loss_mask for s in sequences]),
+        rollout_logprobs=torch.cat([s.rollout_logprobs for s in sequences]),
+        episode_indices=torch.arange(len(trajectories)).repeat_interleave(each),
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
@@ -31,10 +34,12 @@ def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
 def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
     """The trajectories as a teacher reads them, after the prompts with their hints; None where there are no hints.
 
-    What is sampled is the same, in the same order.
+    What is sampled is the same, in the same order. Raises ValueError for an episode of several sequences.
     """
     if not trajectories[0].prompt.hinted_ids:
         return None
+    if any(trajectory.branches for trajectory in trajectories):
+        raise ValueError("a hint stands before one sequence, but an episode has several")
     sequences, masks = [], []
     for trajectory in trajectories:
         hinted, asked = torch.tensor(trajectory.prompt.hinted_ids), len(trajectory.prompt.token_ids)
@@ -51,7 +56,7 @@ def require_finite(experience: Experience, trajectories: Sequence[Trajectory]) -
             continue
         if (wrong := experience.loss_mask & ~values.isfinite()).any():
             place = int(wrong.nonzero()[0])
-            trajectory = trajectories[int(experience.sequence_ids[place])]
+            trajectory = trajectories[int(experience.episode_ids[place])]
             raise RewardError(
                 f"row {trajectory.prompt.id}: of its {name}, one is {float(values[place])}: its reward is "
                 f"{trajectory.reward:g}, and rewards of this size overflow in float32; scale or clip them"
@@ -62,7 +67,7 @@ def without_truncated(experience: Experience, trajectories: Sequence[Trajectory]
     """`experience` with no token trained of a trajectory that was cut at the longest length: the overlong filtering of
     arXiv:2503.14476, section 3.4."""
     cut = torch.tensor([t.finish_reason == "length" for t in trajectories])
-    return replace(experience, loss_mask=experience.loss_mask & ~cut[experience.sequence_ids])
+    return replace(experience, loss_mask=experience.loss_mask & ~cut[experience.episode_ids])
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

@@ -126,11 +126,11 @@ class PolicyTrainer:
 
     def update(self, experience: Experience, step: int) -> dict[str, float]:
         """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps, and
-        `trained_completions`, of which any token is trained. A minibatch without any is no step.
+        `trained_completions`, the episodes of which any token is trained. A minibatch without any is no step.
 
         The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
         """
-        trained = {"trained_completions": float(experience.sequence_ids[experience.loss_mask].unique().numel())}
+        trained = {"trained_completions": float(experience.episode_ids[experience.loss_mask].unique().numel())}
         if not experience.num_trained_tokens:
             return trained
         settings = self._config.settings
@@ -179,15 +179,19 @@ class PolicyTrainer:
         if count == 1:
             return [self._weighted(experience)]
         generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
-        shuffled = torch.randperm(experience.num_sequences, generator=generator)
-        parts = shuffled.tensor_split(min(count, experience.num_sequences))
+        each = experience.episodes.bincount().tolist()  # sequences of each episode, which stay together
+        sequences = torch.arange(experience.num_sequences).split(each)
+        shuffled = torch.randperm(len(each), generator=generator)
+        parts = [
+            torch.cat([sequences[i] for i in part.tolist()]) for part in shuffled.tensor_split(min(count, len(each)))
+        ]
         return [self._weighted(select(experience, part.tolist())) for part in parts]
 
     def _weighted(self, minibatch: Experience) -> Experience:
         """With the weight of each token in the loss of one optimizer step, over all ranks."""
         settings = self._config.settings
         of = partial(
-            loss_weights, sequence_lengths=minibatch.sequence_lengths, kind=settings.aggregation,
+            loss_weights, sequence_lengths=minibatch.episode_lengths, kind=settings.aggregation,
             length=settings.aggregation_length or self._config.max_sampled_tokens,
         )  # fmt: skip
         mask, imitated = minibatch.loss_mask, minibatch.imitated

@@ -81,7 +81,7 @@ class RewardPipeline:
             math.fsum(weights[name] * result.rewards[index] for name, result in results.items())
             for index in range(len(trajectories))
         ]
-        lengths = [int(t.loss_mask.sum()) for t in trajectories]
+        lengths = [t.num_sampled_tokens for t in trajectories]
         shaped = self._shaping(sums, lengths, [t.finish_reason == "length" for t in trajectories])
         steps = self._step_rewards(trajectories, results)
         scored_by = self._scored_by(results)

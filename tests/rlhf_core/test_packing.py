@@ -15,7 +15,7 @@ def experience() -> Experience:
     packed = pack([[5, 6, 7], [8], [9, 4]], [[False, True, True], [True], [False, True]])
     return Experience(
         **{name: getattr(packed, name) for name in ("input_ids", "position_ids", "sequence_lengths", "loss_mask")},
-        sequence_indices=torch.tensor([30, 10, 20]),
+        episode_indices=torch.tensor([30, 10, 20]),
         rollout_logprobs=torch.arange(6.0),
     )
 
@@ -41,15 +41,15 @@ def test_select_slices_tokens_and_sequences_and_leaves_absent_fields_absent() ->
     assert part.input_ids.tolist() == [9, 4, 5, 6, 7]
     assert part.position_ids.tolist() == [0, 1, 0, 1, 2]
     assert part.sequence_lengths.tolist() == [2, 3]
-    assert part.sequence_indices is not None
-    assert part.sequence_indices.tolist() == [20, 30]
+    assert part.episode_indices is not None
+    assert part.episode_indices.tolist() == [20, 30]
     assert part.rollout_logprobs is not None
     assert part.rollout_logprobs.tolist() == [4, 5, 0, 1, 2]
     assert part.values is None
 
 
 def test_select_tells_tokens_from_sequences_when_there_are_as_many() -> None:
-    batch = replace(select(experience(), [1]), sequence_indices=torch.tensor([10]))
+    batch = replace(select(experience(), [1]), episode_indices=torch.tensor([10]))
     assert select(batch, [0]).rollout_logprobs.tolist() == [3]
 
 
