@@ -139,7 +139,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             made = [_alone(side, seed, given.steps, Path(folder)) for seed in range(given.seeds)]
 
             def median(name: str, made: Sequence[Measured] = made) -> float:
-                return statistics.median(getattr(each, name) for each in made)
+                return float(statistics.median(getattr(each, name) for each in made))
 
             shown.add_row(
                 side, f"{median('seconds'):.2f}", f"{median('engine_idle'):.0%}", f"{median('rank_idle'):.0%}",

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.types import Prompt, Stretch, Trajectory
+from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
 
 _TENSORS = {
     "token_ids": torch.int64, "loss_mask": torch.bool, "rollout_logprobs": torch.float32,
@@ -19,17 +19,32 @@ _TENSORS = {
 
 def stored(trajectory: Trajectory) -> dict[str, Any]:
     """All but its prompt."""
-    values = {f.name: getattr(trajectory, f.name) for f in fields(trajectory) if f.name != "prompt"}
-    stretches = [[stretch.tokens, stretch.weight_version] for stretch in trajectory.stretches]
     return {
-        **{name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()},
-        "stretches": stretches,
+        **{name: value for name, value in _values(trajectory).items() if name != "prompt"},
+        "stretches": [[stretch.tokens, stretch.weight_version] for stretch in trajectory.stretches],
+        "branches": [_values(branch) for branch in trajectory.branches],
     }
 
 
 def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
     """What `stored` was given; prompt: its own."""
-    tensors = {n: torch.tensor(values[n], dtype=dtype) for n, dtype in _TENSORS.items() if values[n] is not None}
-    messages = None if values["messages"] is None else tuple(values["messages"])
-    stretches = tuple(Stretch(tokens, version) for tokens, version in values["stretches"])
-    return Trajectory(prompt=prompt, **{**values, **tensors, "messages": messages, "stretches": stretches})
+    given = {
+        **_tensors(values),
+        "messages": None if values["messages"] is None else tuple(values["messages"]),
+        "stretches": tuple(Stretch(tokens, version) for tokens, version in values["stretches"]),
+        "branches": tuple(Branch(**_tensors(branch)) for branch in values["branches"]),
+    }
+    return Trajectory(prompt=prompt, **given)
+
+
+def _values(sequence: Trajectory | Branch) -> dict[str, Any]:
+    values = {f.name: getattr(sequence, f.name) for f in fields(sequence)}
+    return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
+
+
+def _tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """With tensors in the places of lists."""
+    return {
+        name: torch.tensor(value, dtype=_TENSORS[name]) if name in _TENSORS and value is not None else value
+        for name, value in values.items()
+    }

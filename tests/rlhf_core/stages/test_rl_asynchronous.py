@@ -219,7 +219,8 @@ def test_what_is_further_behind_is_answered_again_or_left_out(
             ]
 
     settings = {"max_lag": 1, "in_flight": 3, "too_old": too_old}
-    context = run(tmp_path, model, LateOnce, prompts=40, asynchronous=settings)
+    # Steps enough that what is answered again, and queues behind others, is trained on.
+    context = run(tmp_path, model, LateOnce, prompts=40, asynchronous=settings, steps=9)
     assert sum(metrics["asynchronous/too_old"] for _, metrics in context.logs) == 1
     assert all(metrics["asynchronous/largest_lag"] <= 1 for _, metrics in context.logs)
     first = PromptSampler(tuple(range(40)), 0).at(0)  # type: ignore[arg-type]  # numbers in place of prompts

@@ -1,0 +1,38 @@
+"""Trajectories in a checkpoint are those that were put there."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import fields, replace
+
+import torch
+
+from rlhf_core.rl.stored import stored, trajectory_of
+from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
+
+PROMPT = Prompt("id", "2+2?", (1, 2), {"answer": "4"})
+TRAJECTORY = Trajectory(
+    prompt=PROMPT, token_ids=torch.tensor([1, 2, 5, 6]), loss_mask=torch.tensor([False, False, True, True]),
+    rollout_logprobs=torch.tensor([0.0, 0.0, -0.1, -1.7]), weight_version=3, finish_reason="stop", completion="vier",
+    messages=({"role": "user", "content": "2+2?"},), turns=2, environment_reward=0.25, reward=0.1, score=1.0,
+    step_rewards=torch.tensor([0.0, 0.0, 0.0, 0.3]), step_ends=torch.tensor([False, False, False, True]),
+    stretches=(Stretch(1, 3), Stretch(1, 4)), extra={"exact": 1.0},
+    branches=(Branch(torch.tensor([1, 7]), torch.tensor([False, True]), torch.tensor([0.0, -0.3])),),
+)  # fmt: skip
+
+
+def same(one: object, other: object) -> bool:
+    if isinstance(one, torch.Tensor):
+        return isinstance(other, torch.Tensor) and one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, Branch):
+        return all(same(getattr(one, f.name), getattr(other, f.name)) for f in fields(one))
+    if isinstance(one, tuple):
+        return isinstance(other, tuple) and all(same(a, b) for a, b in zip(one, other, strict=True))
+    return one == other
+
+
+def test_every_field_comes_back_to_the_bit() -> None:
+    plain = replace(TRAJECTORY, messages=None, score=None, step_rewards=None, step_ends=None, stretches=(), branches=())
+    for trajectory in (TRAJECTORY, plain):
+        back = trajectory_of(json.loads(json.dumps(stored(trajectory))), PROMPT)
+        assert {f.name for f in fields(back) if not same(getattr(trajectory, f.name), getattr(back, f.name))} == set()
