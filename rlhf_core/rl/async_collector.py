@@ -63,6 +63,7 @@ class AsyncCollector:
         self._judging = asyncio.Lock()
         self._to_judge, self._changed = asyncio.Event(), asyncio.Event()
         self._since = _SinceLastStep()
+        self._steps_ahead = 0  # for which prompts may be under way or wait
         self._started = False
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
@@ -79,9 +80,13 @@ class AsyncCollector:
         return trajectories, metrics
 
     async def _take(self, step: int) -> tuple[list[Answered], dict[str, float]]:
+        wanted = self._config.prompts_per_step
+        # What begins now has the newest weights, and what begins once these are trained on is one more update behind
+        # when its turn comes: the bound of arXiv:2505.24298, section 5.1.
+        self._steps_ahead = self._config.max_lag + 1
         if not self._started:
             self._start()
-        wanted = self._config.prompts_per_step
+        self._fill()
         while not self._is_enough(step):
             self._changed.clear()
             await self._stream.unless_it_fails(self._changed.wait())
@@ -96,6 +101,7 @@ class AsyncCollector:
         if self._config.settings.filtering is not None:
             metrics |= self._since.tally.metrics(surplus=0)
         self._since = _SinceLastStep()
+        self._steps_ahead -= 1
         self._fill()
         return taken, metrics
 
@@ -130,10 +136,10 @@ class AsyncCollector:
         self._stream.begin(self._judge())
         for number in sorted(self._begun):  # of a checkpoint
             self._begin(number, 0)
-        self._fill()
 
     def _fill(self) -> None:
-        while len(self._begun) + len(self._ready) < self._config.in_flight:
+        most = min(self._config.in_flight, self._steps_ahead * self._config.prompts_per_step)
+        while len(self._begun) + len(self._ready) < most:
             self._begin(self._prompts.next(), 0)
 
     def _begin(self, number: int, attempt: int) -> None:
