@@ -128,18 +128,23 @@ def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     assert not torch.equal(before["model.norm.weight"], after["model.norm.weight"])
 
 
-def test_grpo_samples_while_it_trains(model: Input, ray_cluster: None, tmp_path: Path) -> None:
+def test_grpo_samples_and_judges_while_it_trains(
+    model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
+) -> None:
     write_reward(tmp_path, "return [float(len(c) <= 1) for c in completions]")
     mismatch = {"correction": "truncate", "low": 0.0, "high": 2.0}
+    taste = {"type": "reward_model", "weight": 0.01, "placement": {"cpus_per_worker": 0.5}}
     config = {
         "algorithm": "grpo", "steps": 10, "asynchronous": {"max_lag": 2},
-        "grpo": {"rewards": SHORT, "group_size": 8, "optimizer": OPTIMIZER, "mismatch": mismatch},
-        "rollout": {**COMMON["rollout"], "repeatable": False, "engines": 2, "cpus_per_engine": 0.5},
+        "grpo": {"rewards": {**SHORT, "taste": taste}, "group_size": 8, "optimizer": OPTIMIZER, "mismatch": mismatch},
+        "rollout": {**COMMON["rollout"], "repeatable": False, "cpus_per_engine": 0.5},
         "validation": {"dataset": "prompts", "every_steps": 5, "scorers": SHORT},
     }  # fmt: skip
-    held_out = {"validation.dataset": dataset(tmp_path / "held_out", PROMPTS)}
-    _, context = run(tmp_path, config, model, RayCluster(), held_out)
-    rewards = [metrics["reward"] for _, metrics in context.logs]
+    others = {
+        "validation.dataset": dataset(tmp_path / "held_out", PROMPTS), "grpo.rewards.taste.model": reward_model,
+    }  # fmt: skip
+    _, context = run(tmp_path, config, model, RayCluster(), others)
+    rewards = [metrics["reward/short"] for _, metrics in context.logs]
     assert sum(rewards[-4:]) > sum(rewards[:4])
     assert all(metrics["weight_difference"] < 1e-4 for _, metrics in context.logs)
     lags = [metrics["asynchronous/largest_lag"] for _, metrics in context.logs]
