@@ -42,10 +42,10 @@ _CASES: Mapping[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-class Thinking:
+class Thinking(Environments):
     """Environments of `turns` turns at most, each of which takes `seconds` on average."""
 
-    name, tolerated_failures, max_turns = "thinking", 0.0, _TURNS
+    name, max_turns = "thinking", _TURNS
 
     def __init__(self, turns: int, seconds: float) -> None:
         self._most, self._seconds = turns, seconds

@@ -27,7 +27,7 @@ ROWS: Mapping[str, Any] = {
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
     "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
     "completions": {"prompt": QUESTION, "completions": ["four", "five"]},
-    "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four"},
+    "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four", "environment": "guess"},
 }
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",
@@ -180,7 +180,10 @@ def lines(form: str, first: int = 0) -> bytes:
     """Eight rows, numbered from `first`, so that those of two datasets differ."""
     return b"".join(
         json.dumps(
-            {key: f"{value} {n}" if isinstance(value, str) else value for key, value in ROWS[form].items()}
+            {
+                key: f"{value} {n}" if isinstance(value, str) and key != "environment" else value
+                for key, value in ROWS[form].items()
+            }
         ).encode()
         + b"\n"
         for n in range(first, first + 8)

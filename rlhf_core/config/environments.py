@@ -11,28 +11,67 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.base import operational
+from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import GiB, Seconds, Turns, no_bool
 from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
+from rlhf_core.errors import RecipeError, did_you_mean
 
 
-class EnvironmentConfig(TypedConfig):
-    """Every environment."""
+class AnyEnvironment(TypedConfig):
+    """An environment, or a choice of several."""
 
     family: ClassVar[str] = "environment"
-
-    max_turns: Turns = Field(default=4, description="replies of an episode at most")
 
     @classmethod
     def classes(cls) -> Mapping[str, type[Self]]:
         return {kind: entry.config for kind, entry in ENVIRONMENTS.items() if issubclass(entry.config, cls)}
 
     @property
+    def most_turns(self) -> int:
+        """Replies of the longest episode."""
+        raise NotImplementedError
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        """The environment of the episodes that start from this row. Raises RecipeError if it names none."""
+        raise NotImplementedError
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        """Every environment that may be played, by its place below this setting."""
+        raise NotImplementedError
+
+
+class EnvironmentConfig(AnyEnvironment):
+    """Every environment but a choice of several."""
+
+    family: ClassVar[str] = "environment"
+
+    max_turns: Turns = Field(default=4, description="replies of an episode at most")
+
+    @property
     def row_columns(self) -> tuple[str, ...]:
         """Columns that every row must have which an episode starts from."""
         return ()
+
+    @property
+    def most_turns(self) -> int:
+        return self.max_turns
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        return self
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        return {"": self}
+
+
+class ToleratesFailures(Config):
+    """Of an environment whose episodes may fail."""
+
+    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+        default=0.0,
+        description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
+    )
 
 
 class SingleTurn(EnvironmentConfig):
@@ -63,7 +102,7 @@ class Retry(EnvironmentConfig):
         return ("answer",)
 
 
-class FunctionEnvironment(EnvironmentConfig):
+class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
     """An object of the user's Python file, made for each episode in a process of its own.
 
     It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
@@ -77,10 +116,6 @@ class FunctionEnvironment(EnvironmentConfig):
         description="its name in the file: a class, or a function that makes one; called for each episode",
     )
     options: dict[str, Any] = Field(default={}, description="keyword arguments")
-    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
-        default=0.0,
-        description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
-    )
     timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
     memory_gib: GiB = operational(
         4.0, description="memory that an episode may take beside what the file has loaded, GiB"
@@ -102,9 +137,51 @@ class FunctionEnvironment(EnvironmentConfig):
         return self
 
 
+class ByRow(AnyEnvironment, ToleratesFailures):
+    """One of several environments for each row of the dataset, which names it in a column."""
+
+    type: Literal["by_row"]
+    column: str = Field(default="environment", min_length=1, description="column of the rows that names one of them")
+    choices: dict[str, EnvironmentConfig] = Field(
+        min_length=1, description="the environments by the names that rows give; each has limits of its own"
+    )
+
+    @property
+    def most_turns(self) -> int:
+        return max(choice.max_turns for choice in self.choices.values())
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        return self.choices[self.name_of(row)]
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """Raises RecipeError if the row has none of the names."""
+        known = ", ".join(self.choices)
+        if (name := row.get(self.column)) is None:
+            raise RecipeError(f"the column `{self.column}` must name an environment, one of {known}: there is none")
+        if not isinstance(name, str) or name not in self.choices:
+            nearest = did_you_mean(str(name), self.choices)
+            raise RecipeError(
+                f"`{self.column}` is {name!r}, but there is no such environment{nearest}; there are {known}"
+            )
+        return name
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        return {f"choices.{name}": choice for name, choice in self.choices.items()}
+
+    @model_validator(mode="after")
+    def _failures_are_counted_together(self) -> ByRow:
+        for name, choice in self.choices.items():
+            if isinstance(choice, ToleratesFailures) and choice.tolerated_failures:
+                raise ValueError(
+                    f"choices.{name}.tolerated_failures: the episodes of all rows are played together, so set it "
+                    "beside `choices`, for all of them"
+                )
+        return self
+
+
 @dataclass(frozen=True, slots=True)
 class EnvironmentEntry:
-    config: type[EnvironmentConfig]
+    config: type[AnyEnvironment]
     # "package.module:Class", imported only where it computes. An environments.base.Environment, or an Environments that
     # `of(config, context)` makes.
     implementation: str
@@ -113,5 +190,6 @@ class EnvironmentEntry:
 ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
+    "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
 }

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads
-from rlhf_core.config.environments import EnvironmentConfig, FunctionEnvironment, SingleTurn
+from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig, require_different
@@ -28,7 +28,7 @@ class EvaluationConfig(EnginesConfig):
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
-    environment: EnvironmentConfig = Field(
+    environment: AnyEnvironment = Field(
         default=SingleTurn(),
         description="what the model talks with, turn by turn; scorers judge its last reply; by default there is one",
     )
@@ -60,7 +60,7 @@ class EvaluationConfig(EnginesConfig):
 
     @model_validator(mode="after")
     def _failures_count(self) -> EvaluationConfig:
-        if isinstance(self.environment, FunctionEnvironment) and self.environment.tolerated_failures:
+        if isinstance(self.environment, ToleratesFailures) and self.environment.tolerated_failures:
             raise ValueError(
                 "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
                 "prompts; leave it out"

@@ -219,7 +219,7 @@ class RLConfig(RLSettings):
 
     @model_validator(mode="after")
     def _rollouts_are_completions(self) -> RLConfig:
-        if self.keep.rollouts_every is not None and self.environment.max_turns > 1:
+        if self.keep.rollouts_every is not None and self.environment.most_turns > 1:
             raise ValueError(
                 "keep.rollouts_every: rollouts are kept as completions of prompts, and an episode of several turns is "
                 "none; leave it out"

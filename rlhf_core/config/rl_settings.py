@@ -13,7 +13,7 @@ from rlhf_core.config.asynchronous import AsynchronousConfig
 from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.environments import EnvironmentConfig, SingleTurn
+from rlhf_core.config.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
@@ -39,7 +39,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     steps: Steps = Field(description="rollout-and-update steps")
     prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
-    environment: EnvironmentConfig = Field(
+    environment: AnyEnvironment = Field(
         default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
     )
     asynchronous: AsynchronousConfig | None = Field(
@@ -105,7 +105,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     @property
     def max_sampled_tokens(self) -> int:
         """The most that the policy can sample in one episode."""
-        return self.sampling.max_tokens * self.environment.max_turns
+        return self.sampling.max_tokens * self.environment.most_turns
 
     def unused_fields(self) -> frozenset[str]:
         # What every run was before there were environments, or anything was kept, stays out of the key.

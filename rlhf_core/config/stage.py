@@ -10,7 +10,7 @@ from pydantic import Field
 
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
-from rlhf_core.config.environments import EnvironmentConfig
+from rlhf_core.config.environments import AnyEnvironment
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
@@ -40,7 +40,7 @@ class JudgedBy:
     """A reward, scorer or environment: the setting that has it, and the input whose rows it reads."""
 
     setting: str
-    judge: RewardConfig | EnvironmentConfig
+    judge: RewardConfig | AnyEnvironment
     dataset: str
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback
-from rlhf_core.environments.opening import open_environments, single_turn
+from rlhf_core.environments.opening import open_environments, rows_to_play, single_turn
 
-__all__ = ["Environment", "Environments", "EpisodeEnvironment", "Feedback", "open_environments", "single_turn"]
+__all__ = [
+    "Environment", "Environments", "EpisodeEnvironment", "Feedback", "open_environments", "rows_to_play", "single_turn",
+]  # fmt: skip

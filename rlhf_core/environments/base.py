@@ -53,14 +53,20 @@ class EpisodeEnvironment(Protocol):
         """The episode is over. Idempotent."""
 
 
-class Environments(Protocol):
+class Environments(ABC):
     """Those of a stage: one for each episode."""
 
     name: str  # in messages
     max_turns: int
-    tolerated_failures: float  # share of the episodes that are played together
+    tolerated_failures: float = 0.0  # share of the episodes that are played together
 
+    def of_row(self, row: Mapping[str, Any]) -> Environments:
+        """Those of the episodes that start from this row. Raises RecipeError if it names none."""
+        return self
+
+    @abstractmethod
     def new(self) -> EpisodeEnvironment: ...
 
     def close(self) -> None:
         """Ends all that it has started."""
+        return None

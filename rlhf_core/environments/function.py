@@ -14,7 +14,7 @@ from typing import Any
 
 from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.base import Feedback
+from rlhf_core.environments.base import Environments, Feedback
 from rlhf_core.environments.host_process import BEGIN, END, ORDER
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
@@ -24,7 +24,7 @@ _OPEN_FILES = 65_536
 _FEEDBACK = {"messages", "reward", "done"}
 
 
-class FunctionEnvironments:
+class FunctionEnvironments(Environments):
     @classmethod
     def of(cls, config: FunctionEnvironment, context: StageContext) -> FunctionEnvironments:
         return cls(config, context.user_file(config.path))

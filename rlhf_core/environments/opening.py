@@ -3,28 +3,41 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.config.environments import ENVIRONMENTS, EnvironmentConfig, SingleTurn
+from rlhf_core.config.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
 from rlhf_core.contract import StageContext
 from rlhf_core.environments.base import Environment, Environments
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
-from rlhf_core.errors import EpisodeError
+from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
 
 @contextmanager
-def open_environments(config: EnvironmentConfig, context: StageContext) -> Iterator[Environments]:
+def open_environments(config: AnyEnvironment, context: StageContext) -> Iterator[Environments]:
     """What makes the environment of each episode; all that it has started ends with this context."""
     module, _, name = ENVIRONMENTS[config.type].implementation.partition(":")
     implementation: Any = getattr(import_module(module), name)
     own = issubclass(implementation, Environment)
-    environments: Environments = OwnEnvironments(config, implementation) if own else implementation.of(config, context)
+    environments: Environments = (
+        OwnEnvironments(config, implementation) if isinstance(config, EnvironmentConfig) and own
+        else implementation.of(config, context)
+    )  # fmt: skip
     with closing(environments):
         yield environments
+
+
+def rows_to_play(rows: Iterable[Mapping[str, Any]], environments: Environments) -> Iterator[Mapping[str, Any]]:
+    """The rows, each of which starts episodes. Raises StageError for one whose environment there is not."""
+    for row in rows:
+        try:
+            environments.of_row(row)
+        except RecipeError as error:
+            raise StageError(f"row {row['id']}: {error}") from error
+        yield row
 
 
 def single_turn() -> Environments:
@@ -32,10 +45,8 @@ def single_turn() -> Environments:
     return OwnEnvironments(SingleTurn(), SingleTurnEnvironment)
 
 
-class OwnEnvironments:
+class OwnEnvironments(Environments):
     """Objects of a class of ours, in this process."""
-
-    tolerated_failures = 0.0
 
     def __init__(self, config: EnvironmentConfig, implementation: Callable[[EnvironmentConfig], Environment]) -> None:
         self.name = config.type
@@ -44,9 +55,6 @@ class OwnEnvironments:
 
     def new(self) -> OwnEnvironment:
         return OwnEnvironment(self._make)
-
-    def close(self) -> None:
-        pass
 
 
 class OwnEnvironment:

@@ -30,7 +30,7 @@ class Start:
 
 
 T = TypeVar("T")
-_Play = Callable[[Start, EpisodeRules, SamplingParameters, Ask], Coroutine[Any, Any, T]]
+_Play = Callable[[Start, SamplingParameters, Ask], Coroutine[Any, Any, T]]
 
 
 class Rollouter:
@@ -86,15 +86,15 @@ class Rollouter:
         return side_by_side(episodes, self._engines)
 
     def _episodes(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[Play[T]]:
-        environments = self._environments
-        rules = EpisodeRules(
-            self._tokenizer, environments.max_turns, self._config.max_length, sampling.max_tokens, environments.name
-        )
         parameters = SamplingParameters.of(sampling, stop_token_ids(self._tokenizer))
-        return [partial(play, start, rules, parameters) for start in starts]
+        return [partial(play, start, parameters) for start in starts]
 
-    async def _play(self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask) -> Trajectory:
-        environment = self._environments.new()
+    async def _play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory:
+        environments = self._environments.of_row(start.prompt.row)
+        rules = EpisodeRules(
+            self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name
+        )
+        environment = environments.new()
         try:
             episode = Episode(start.prompt, environment, rules)
             await episode.begin(start.environment_seed)
@@ -105,10 +105,8 @@ class Rollouter:
         finally:
             environment.close()
 
-    async def _try_to_play(
-        self, start: Start, rules: EpisodeRules, parameters: SamplingParameters, ask: Ask
-    ) -> Trajectory | EpisodeError:
+    async def _try_to_play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory | EpisodeError:
         try:
-            return await self._play(start, rules, parameters, ask)
+            return await self._play(start, parameters, ask)
         except EpisodeError as error:
             return error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.config.environments import EnvironmentConfig, FunctionEnvironment
+from rlhf_core.config.environments import AnyEnvironment, FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
@@ -14,12 +14,15 @@ from rlhf_core.pipeline.preflight_data import Located
 
 def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, FunctionReward | FunctionEnvironment]]:
     """With the setting of each."""
-    return [
-        (f"{node.section}.{judged.setting}", judged.judge)
-        for node in nodes.values()
-        for judged in node.config.judges()
-        if isinstance(judged.judge, FunctionReward | FunctionEnvironment)
-    ]
+    found = []
+    for node in nodes.values():
+        for judged in node.config.judges():
+            judge = judged.judge
+            parts = judge.parts() if isinstance(judge, AnyEnvironment) else {"": judge}
+            for below, part in parts.items():
+                if isinstance(part, FunctionReward | FunctionEnvironment):
+                    found.append((".".join(filter(None, (node.section, judged.setting, below))), part))
+    return found
 
 
 def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]]) -> list[str]:
@@ -36,9 +39,13 @@ def check_rewards(nodes: Mapping[str, Draft], samples: dict[str, list[Located]])
     return list(dict.fromkeys(problems))
 
 
-def _check_columns(judge: RewardConfig | EnvironmentConfig, rows: list[Located], dataset: str) -> None:
+def _check_columns(judged_by: RewardConfig | AnyEnvironment, rows: list[Located], dataset: str) -> None:
     tasks: set[str] = set()
     for where, row in rows:
+        try:
+            judge = judged_by.of_row(row) if isinstance(judged_by, AnyEnvironment) else judged_by
+        except RecipeError as error:
+            raise RecipeError(f"{error} ({where} in `data.{dataset}`)") from error
         lacking = [column for column in judge.row_columns if row.get(column, "") == ""]
         if lacking:
             name = f"the verifier `{judge.kind}`" if isinstance(judge, VerifierReward) else f"`{judge.type}`"

@@ -16,7 +16,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
-from rlhf_core.environments import open_environments
+from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
@@ -34,20 +34,21 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     dataset = inputs["dataset"].folder
-    fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, policy=row_policy(dataset))
-    prompts = fitted.rows
-    if not prompts:
-        raise StageError("the dataset has no prompts to evaluate on")
-    if config.environment.max_turns > 1:
+    if config.environment.most_turns > 1:
         require_turns_follow(tokenizer)
-    context.progress(0, STEPS, "start engines")
     with ExitStack() as stack:
+        environments = stack.enter_context(open_environments(config.environment, context))
+        rows = rows_to_play(read_rows(dataset), environments)
+        fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset))
+        prompts = fitted.rows
+        if not prompts:
+            raise StageError("the dataset has no prompts to evaluate on")
+        context.progress(0, STEPS, "start engines")
         scorers = stack.enter_context(open_scorers(config.scorers, context))
         # In the precision that it was saved in: a model is judged as it is, not as another would round it.
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
-        environments = stack.enter_context(open_environments(config.environment, context))
         rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
         answered = answer(
             prompts, rollouter.play, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,

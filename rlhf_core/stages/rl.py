@@ -20,7 +20,7 @@ from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import read_rows, row_policy
-from rlhf_core.environments import open_environments
+from rlhf_core.environments import Environments, open_environments, rows_to_play
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
@@ -50,20 +50,27 @@ from rlhf_core.types import Prompt
 
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
+    with open_environments(config.environment, context) as environments:
+        return _run(config, inputs, context, cluster, environments)
+
+
+def _run(
+    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster, environments: Environments
+) -> Output:
     tokenizer = load_tokenizer(inputs["model"].folder)
     teacher = config.settings.teacher
     hint = hint_of(teacher.hint) if teacher is not None and teacher.hint is not None else None
-    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling, hint)
+    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling, environments, hint)
     prompts = fitted.rows
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
     row_counts = fitted.metrics()
-    held_out_prompts = _held_out_prompts(config, inputs, tokenizer)
+    held_out_prompts = _held_out_prompts(config, inputs, tokenizer, environments)
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
     require_same_tokens(token_readers(config), inputs, "rollout.max_length", config.rollout.max_length)
     require_same_positions(config, inputs)
-    if config.environment.max_turns > 1:
+    if config.environment.most_turns > 1:
         require_turns_follow(tokenizer)
     reward_models = read_reward_models(
         config.settings.model_rewards, f"{config.block}.rewards", inputs, config.rollout.max_length
@@ -74,7 +81,6 @@ def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cl
         of_text = stack.enter_context(open_scorers(config.settings.text_rewards, context))
         monitors = stack.enter_context(open_scorers(config.monitors, context))
         held_out = _held_out(config, held_out_prompts, context, stack)
-        environments = stack.enter_context(open_environments(config.environment, context))
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
         ranks, all_engines, frozen = stack.enter_context(ranks_and_engines(config, inputs, context, cluster))
@@ -138,20 +144,26 @@ def ranks_and_engines(
 
 
 def _prompts(
-    config: RLConfig, dataset: Input, tokenizer: Tokenizer, sampling: SamplingConfig, hint: Hint | None = None
+    config: RLConfig,
+    dataset: Input,
+    tokenizer: Tokenizer,
+    sampling: SamplingConfig,
+    environments: Environments,
+    hint: Hint | None = None,
 ) -> Fitted[list[Prompt]]:
     room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
-    return fit_prompts(read_rows(dataset.folder), tokenizer, max_tokens=room, policy=policy, hint=hint)
+    rows = rows_to_play(read_rows(dataset.folder), environments)
+    return fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint)
 
 
 def _held_out_prompts(
-    config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer
+    config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer, environments: Environments
 ) -> dict[str, Fitted[list[Prompt]]]:
     """Of each validation set, by its name."""
     found = {}
     for name, settings in config.validation_sets.items():
         setting = f"{path_of_set(name)}.dataset"
-        found[name] = _prompts(config, inputs[setting], tokenizer, settings.sampling or config.sampling)
+        found[name] = _prompts(config, inputs[setting], tokenizer, settings.sampling or config.sampling, environments)
         if not found[name].rows:
             raise StageError(f"`{setting}` has no prompts to validate with")
     return found

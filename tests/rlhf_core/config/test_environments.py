@@ -19,6 +19,13 @@ def config(**settings: Any) -> RLConfig:
     return RLConfig.model_validate({**COMMON, "environment": retry, "grpo": grpo, **settings})
 
 
+def by_row(**choices: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "by_row", "choices": choices}
+
+
+TOLERANT = {"type": "function", "path": "game.py", "tolerated_failures": 0.1}
+
+
 def test_a_single_turn_stays_out_of_the_key() -> None:
     def settings(environment: dict[str, Any] | None) -> dict[str, Any]:
         plain = config().model_dump(exclude_unset=True)
@@ -48,6 +55,9 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": {"type": "retry", "max_turns": 0}}, "from 1 to 1000"),
         ({"environment": {"type": "single_turn", "max_turns": 2}}, "Input should be 1"),
         ({"environment": {"type": "rety"}}, "there is no environment `rety`, did you mean `retry`?"),
+        ({"environment": by_row(retry={"type": "by_row"})}, "there is no environment `by_row`; there are single_turn"),
+        ({"environment": {"type": "by_row", "choices": {}}}, "at least 1 item"),
+        ({"environment": by_row(g=TOLERANT)}, "choices.g.tolerated_failures: the episodes of all rows are played"),
         ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
         ({"monitors": {"e": {"type": "environment"}}}, "there is no reward of text `environment`"),
     ],
@@ -61,3 +71,5 @@ def test_what_cannot_be_is_refused_when_the_recipe_is_read(changes: dict[str, An
 def test_the_longest_episode_counts_for_what_depends_on_it() -> None:
     assert config().max_sampled_tokens == 12
     assert isinstance(config().environment, EnvironmentConfig)
+    choices = by_row(retry={"type": "retry", "max_turns": 5}, plain={"type": "single_turn"})
+    assert config(environment=choices).max_sampled_tokens == 20

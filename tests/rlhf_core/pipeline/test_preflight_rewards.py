@@ -57,6 +57,29 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.environment: `retry` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),
         (
+            both(
+                file("prompts.jsonl", json.dumps({"prompt": "a", "environment": "rety"})),
+                put("rl", "environment", value={"type": "by_row", "choices": {"retry": {"type": "retry"}}}),
+            ),
+            "rl.environment: `environment` is 'rety', but there is no such environment, did you mean `retry`?; there "
+            "are retry (prompts.jsonl line 1 in `data.prompts`)",
+        ),
+        (
+            both(
+                file("prompts.jsonl", json.dumps({"prompt": "a", "environment": "retry"})),
+                put("rl", "environment", value={"type": "by_row", "choices": {"retry": {"type": "retry"}}}),
+            ),
+            "rl.environment: `retry` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
+        ),
+        (
+            put(
+                "rl",
+                "environment",
+                value={"type": "by_row", "choices": {"game": {"type": "function", "path": "no.py"}}},
+            ),
+            "rl.environment.choices.game: no.py: there is no such file",
+        ),
+        (
             file("prompts.jsonl", json.dumps({"prompt": "a", "answer": ""})),
             "the verifier `exact` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),

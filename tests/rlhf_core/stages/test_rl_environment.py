@@ -13,7 +13,7 @@ import pytest
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.errors import EpisodeError
+from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -46,6 +46,14 @@ SETTINGS: dict[str, Any] = {
         "optimizer": {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0},
     },
 }  # fmt: skip
+BY_ROW = {
+    "type": "by_row", "column": "task",
+    "choices": {
+        "game": SETTINGS["environment"],
+        "retry": {"type": "retry", "feedback": "not so", "max_turns": 3},
+        "plain": {"type": "single_turn"},
+    },
+}  # fmt: skip
 VALIDATION = {"dataset": "held_out", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
 
 
@@ -58,7 +66,14 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     return base_model(tmp_path_factory.mktemp("base"))
 
 
-def run(folder: Path, model: Input, answers: str, environment: Mapping[str, Any] = {}, **settings: Any) -> LocalContext:
+def run(
+    folder: Path,
+    model: Input,
+    answers: str,
+    environment: Mapping[str, Any] = {},
+    tasks: Sequence[str] | None = None,
+    **settings: Any,
+) -> LocalContext:
     """Every prompt is answered `a`, by odd seeds `b`, and `b` once an `a` was wrong."""
     tokenizer = load_tokenizer(model.folder)
 
@@ -66,12 +81,16 @@ def run(folder: Path, model: Input, answers: str, environment: Mapping[str, Any]
         reply = "b" if "not" in tokenizer.decode(list(prompt)) or (seed or 0) % 2 else "a"
         return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
-    inputs = {"model": model, "dataset": dataset(folder / "questions", rows(*answers))}
+    questions = rows(*answers)
+    if tasks is not None:
+        questions = [{**row, "task": task} for row, task in zip(questions, tasks, strict=True)]
+    inputs = {"model": model, "dataset": dataset(folder / "questions", questions)}
     if "validation" in settings:
         inputs["validation.dataset"] = dataset(folder / "held_out", rows(*"bbab"))
+    folder.mkdir(exist_ok=True)
     (folder / "game.py").write_text(GAME)
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
-    environment = {**SETTINGS["environment"], **environment}
+    environment = environment if "choices" in environment else {**SETTINGS["environment"], **environment}
     config = RLConfig.model_validate({**SETTINGS, "environment": environment, **settings})
     rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(ScriptedEngine(script, max_length=40))))
     return context
@@ -107,3 +126,24 @@ def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
     assert "tolerated: environment game.py:Game, row" in capsys.readouterr().out
     with pytest.raises(EpisodeError, match=r"2 of 4 episodes failed, more than the `tolerated_failures` of 0.4 of the"):
         run(tmp_path / "less", model, "bx", {"tolerated_failures": 0.4})
+
+
+def test_each_row_is_played_in_the_environment_that_it_names(model: Input, tmp_path: Path) -> None:
+    """`c` is never said: its row has as many turns as its environment allows, and what that gives for each."""
+    game, retry, plain = (
+        run(tmp_path / task, model, "cc", BY_ROW, tasks=[task, task], steps=1).logs[0][1]
+        for task in ("game", "retry", "plain")
+    )
+    assert [of["reward/game/turns"] for of in (game, retry, plain)] == [4, 3, 1]
+    assert [of["reward"] for of in (game, retry, plain)] == [-1.0, 0.0, 0.0]
+    mixed = run(tmp_path / "mixed", model, "cc", BY_ROW, tasks=["game", "plain"], steps=1).logs[0][1]
+    assert mixed["reward/game/turns"] == 2.5
+
+
+def test_a_row_that_names_no_environment_is_refused_before_anything_is_sampled(model: Input, tmp_path: Path) -> None:
+    for tasks, problem in (
+        (["game", "gane"], r"row \w+: `task` is 'gane', but there is no such environment, did you mean `game`\?"),
+        (None, r"row \w+: the column `task` must name an environment, one of game, retry, plain: there is none"),
+    ):
+        with pytest.raises(StageError, match=problem):
+            run(tmp_path / str(tasks), model, "bb", BY_ROW, tasks=tasks)

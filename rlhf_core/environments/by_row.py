@@ -1,0 +1,39 @@
+"""Several environments side by side: each row of the dataset names the one that its episodes are played in."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from rlhf_core.config.environments import ByRow
+from rlhf_core.contract import StageContext
+from rlhf_core.environments.base import Environments, EpisodeEnvironment
+from rlhf_core.environments.opening import open_environments
+
+
+class EnvironmentsByRow(Environments):
+    @classmethod
+    def of(cls, config: ByRow, context: StageContext) -> EnvironmentsByRow:
+        with ExitStack() as stack:
+            choices = {
+                name: stack.enter_context(open_environments(choice, context)) for name, choice in config.choices.items()
+            }
+            return cls(config, choices, stack.pop_all())
+        raise AssertionError("unreachable: no context above suppresses an error")
+
+    def __init__(self, config: ByRow, choices: Mapping[str, Environments], opened: ExitStack) -> None:
+        """choices: by the names that rows give. opened: what ends them."""
+        self.name = config.type
+        self.max_turns = config.most_turns
+        self.tolerated_failures = config.tolerated_failures
+        self._config, self._choices, self._opened = config, choices, opened
+
+    def of_row(self, row: Mapping[str, Any]) -> Environments:
+        return self._choices[self._config.name_of(row)]
+
+    def new(self) -> EpisodeEnvironment:
+        raise AssertionError("an episode is one of a row's environment: see `of_row`")
+
+    def close(self) -> None:
+        self._opened.close()
