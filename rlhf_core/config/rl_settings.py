@@ -99,10 +99,6 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.asynchronous.in_flight or (self.max_lag + 1) * self.prompts_per_step
 
     @property
-    def publishes_between_replies(self) -> bool:
-        return self.asynchronous is not None and self.asynchronous.publish == "between_replies"
-
-    @property
     def max_sampled_tokens(self) -> int:
         """The most that the policy can sample in one episode."""
         return self.sampling.max_tokens * self.environment.most_turns

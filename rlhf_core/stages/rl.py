@@ -85,9 +85,11 @@ def _run(
         context.progress(0, config.steps, "start workers and engines")
         ranks, all_engines, frozen = stack.enter_context(ranks_and_engines(config, inputs, context, cluster))
         workers, engines, turns = take_turns(config, ranks, all_engines)
-        stream = stack.enter_context(Stream(engines)) if config.max_lag else None
-        if stream is not None and config.publishes_between_replies:
-            turns = BetweenReplies(stream)
+        stream = None
+        if config.asynchronous is not None and config.max_lag:
+            stream = stack.enter_context(Stream(engines))
+            if config.asynchronous.publish == "between_replies":
+                turns = BetweenReplies(stream)
         trainer = PolicyTrainer(config, algorithm, workers, context.seed, frozen)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {

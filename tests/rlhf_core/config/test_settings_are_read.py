@@ -37,6 +37,8 @@ USED_OTHERWISE = {
     **dict.fromkeys(
         ("ReferenceConfig.engine", "PairReferenceConfig.engine"), "ReferencedConfig.reference_engine returns them"
     ),
+    "ByRow.column": "of_row and name_of read it",
+    "AsynchronousConfig.in_flight": "RLConfig.in_flight returns it",
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "ValidationConfig.also": "its `sets` are read",
     **dict.fromkeys(
