@@ -25,7 +25,7 @@ from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.environments import Environments, Feedback
+from rlhf_core.environments import Environments, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.child_engine import engine_in_child
 from rlhf_core.rollout.engine import EngineSettings, Request
@@ -58,7 +58,7 @@ class Thinking(Environments):
         self._left = self._random.randint(1, self._most)
         return row["prompt"]
 
-    async def step(self, reply: str) -> Feedback:
+    async def step(self, reply: Reply) -> Feedback:
         self._left -= 1
         if self._seconds:
             await asyncio.sleep(self._random.expovariate(1 / self._seconds))

@@ -79,6 +79,7 @@ class Trajectory:
     stretches: tuple[Stretch, ...] = ()  # of its sampled tokens, where they are by weights of several versions
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them
+    environment_metrics: Mapping[str, float] = field(default_factory=dict)  # what it counted, by name
     reward: float = float("nan")  # what trains
     score: float | None = None  # 0-1, what filters and evaluates
     step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere

@@ -179,6 +179,7 @@ def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_pa
         assert metrics["reward"] == pytest.approx(metrics["reward/short"] + 2 * metrics["reward/guess"])
         assert metrics["reward/short"] == 1.0
         assert 1.0 < metrics["reward/guess/turns"] <= 3.0
+        assert 0 <= metrics["environment/wrong_guesses"] - (metrics["reward/guess/turns"] - 1) <= 1
         assert metrics["value_loss"] > 0
 
 

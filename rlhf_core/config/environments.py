@@ -13,7 +13,8 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import GiB, Seconds, Turns, no_bool
-from rlhf_core.config.texts import AnswerPattern
+from rlhf_core.config.texts import AnswerPattern, JudgeName
+from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 from rlhf_core.errors import RecipeError, did_you_mean
@@ -63,6 +64,10 @@ class EnvironmentConfig(AnyEnvironment):
 
     def parts(self) -> Mapping[str, EnvironmentConfig]:
         return {"": self}
+
+    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+        """What it takes from files of the user's, by its place below this setting."""
+        return {}
 
 
 class ToleratesFailures(Config):
@@ -125,6 +130,9 @@ class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
     )
     files: CodeFiles = Field(default=(), description=CODE_FILES)
 
+    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+        return {"": self}
+
     def named_variables(self) -> tuple[str, ...]:
         return self.variables
 
@@ -135,6 +143,36 @@ class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
     def _files_beside(self) -> FunctionEnvironment:
         check_beside(self.path, self.files)
         return self
+
+
+class ToolsEnvironment(EnvironmentConfig, ToleratesFailures):
+    """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
+
+    A call that cannot be read or made is answered by an error, and so is one whose tool raises.
+    """
+
+    type: Literal["tools"]
+    tools: dict[JudgeName, ToolConfig] = Field(
+        min_length=1, description="name -> tools; the policy sees the names of functions, methods and `python`"
+    )
+    parser: str = Field(
+        min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
+    )
+    call_marker: str | None = Field(
+        default=None,
+        min_length=1,
+        description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
+        "the parser looks for, where it says so",
+    )
+    max_malformed_replies: Turns = Field(
+        default=3, description="replies with calls that cannot be read; the last one ends the episode"
+    )
+    max_result_characters: Annotated[int, Field(ge=16, le=2**20)] = Field(
+        default=4000, description="longest result of a call; what is more is cut, and the policy told so"
+    )
+
+    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+        return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}
 
 
 class ByRow(AnyEnvironment, ToleratesFailures):
@@ -183,13 +221,14 @@ class ByRow(AnyEnvironment, ToleratesFailures):
 class EnvironmentEntry:
     config: type[AnyEnvironment]
     # "package.module:Class", imported only where it computes. An environments.base.Environment, or an Environments that
-    # `of(config, context)` makes.
+    # `of(config, context, tokenizer)` makes.
     implementation: str
 
 
 ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
+    "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools:ToolEnvironments"),
     "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
 }

@@ -124,6 +124,13 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
+def marked_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of sampled tokens with its special tokens, by which some models mark calls, but for the one that ends
+    it."""
+    ended = ids and ids[-1] in stop_token_ids(tokenizer)
+    return str(tokenizer.decode(list(ids[: len(ids) - bool(ended)]), clean_up_tokenization_spaces=False))
+
+
 def stop_token_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     """Tokens that end a completion: EOS, and the special tokens that the template writes after an assistant turn."""
     return tuple(dict.fromkeys([_eos(tokenizer), *(ending[0] for ending in _endings(tokenizer))]))

@@ -10,6 +10,7 @@ from rlhf_core.data.special_tokens import token_ids
 from rlhf_core.errors import StageError
 
 _REPLY = "content-of-the-reply-alone"  # stands for a reply where only what is around it matters
+_ANY_TOOL: Tools = [{"type": "function", "function": {"name": "look_up", "parameters": {"type": "object"}}}]
 _REASONED = "<think>\nreasons\n</think>\n\nanswer"
 
 
@@ -51,6 +52,12 @@ def require_turns_follow(tokenizer: Tokenizer) -> None:
     way than its parts, so that what was sampled in one turn could not stay in front of the next."""
     question = {"role": "user", "content": "question"}
     encode_feedback(tokenizer, [question, {"role": "assistant", "content": _REASONED}], [question])
+
+
+def require_results_follow(tokenizer: Tokenizer, tools: Tools = _ANY_TOOL) -> None:
+    """Raise StageError if the template does not write tools, or results of calls behind what was sampled."""
+    question, result = {"role": "user", "content": "question"}, {"role": "tool", "name": "look_up", "content": "found"}
+    encode_feedback(tokenizer, [question, {"role": "assistant", "content": "call"}], [result, result], tools)
 
 
 def _unlike_parts(how: str) -> str:

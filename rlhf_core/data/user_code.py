@@ -10,10 +10,14 @@ import traceback
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean
+
+CodeKind = Literal[
+    "function", "environment", "tool"
+]  # called with a batch; made for each episode; called by the policy
 
 
 def check_function(file: Path, function: str, shown: str) -> None:

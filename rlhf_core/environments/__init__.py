@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback
+from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.opening import open_environments, rows_to_play, single_turn
 
 __all__ = [
-    "Environment", "Environments", "EpisodeEnvironment", "Feedback", "open_environments", "rows_to_play", "single_turn",
+    "Environment", "Environments", "EpisodeEnvironment", "Feedback", "Reply", "open_environments", "rows_to_play",
+    "single_turn",
 ]  # fmt: skip

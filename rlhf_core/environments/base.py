@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlhf_core.config.environments import EnvironmentConfig
@@ -19,6 +19,16 @@ class Feedback:
     messages: Sequence[Message] = ()  # for the policy, before it replies again; read only if the episode continues
     reward: float = 0.0  # of this reply; those of an episode are summed by the reward `environment`
     done: bool = False  # the episode is over
+    metrics: Mapping[str, float] = field(default_factory=dict)  # summed over the episode, logged as environment/NAME
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """What the policy said in one turn."""
+
+    text: str  # without special tokens
+    marked: str  # with them, but for the one that ends it
+    is_last: bool = False  # nothing can follow it: it was cut, or `max_turns` are over
 
 
 class Environment(ABC):
@@ -47,7 +57,7 @@ class EpisodeEnvironment(Protocol):
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         """seed: of its random numbers."""
 
-    async def step(self, reply: str) -> Any: ...
+    async def step(self, reply: Reply) -> Any: ...
 
     def close(self) -> None:
         """The episode is over. Idempotent."""
@@ -58,6 +68,7 @@ class Environments(ABC):
 
     name: str  # in messages
     max_turns: int
+    tools: Sequence[Mapping[str, Any]] = ()  # schemas of the functions that the policy may call
     tolerated_failures: float = 0.0  # share of the episodes that are played together
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:

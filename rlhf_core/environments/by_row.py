@@ -8,16 +8,18 @@ from typing import Any
 
 from rlhf_core.config.environments import ByRow
 from rlhf_core.contract import StageContext
+from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments.base import Environments, EpisodeEnvironment
 from rlhf_core.environments.opening import open_environments
 
 
 class EnvironmentsByRow(Environments):
     @classmethod
-    def of(cls, config: ByRow, context: StageContext) -> EnvironmentsByRow:
+    def of(cls, config: ByRow, context: StageContext, tokenizer: Tokenizer) -> EnvironmentsByRow:
         with ExitStack() as stack:
             choices = {
-                name: stack.enter_context(open_environments(choice, context)) for name, choice in config.choices.items()
+                name: stack.enter_context(open_environments(choice, context, tokenizer))
+                for name, choice in config.choices.items()
             }
             return cls(config, choices, stack.pop_all())
         raise AssertionError("unreachable: no context above suppresses an error")

@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.environments import FunctionEnvironment
+from rlhf_core.config.tools import FunctionTool
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.base import Environments, Feedback
+from rlhf_core.data.chat import Tokenizer
+from rlhf_core.data.user_code import CodeKind
+from rlhf_core.environments.base import Environments, Feedback, Reply
 from rlhf_core.environments.host_process import BEGIN, END, ORDER
+from rlhf_core.environments.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
@@ -26,7 +30,7 @@ _FEEDBACK = {"messages", "reward", "done"}
 
 class FunctionEnvironments(Environments):
     @classmethod
-    def of(cls, config: FunctionEnvironment, context: StageContext) -> FunctionEnvironments:
+    def of(cls, config: FunctionEnvironment, context: StageContext, tokenizer: Tokenizer) -> FunctionEnvironments:
         return cls(config, context.user_file(config.path))
 
     def __init__(self, config: FunctionEnvironment, file: Path) -> None:
@@ -34,29 +38,59 @@ class FunctionEnvironments(Environments):
         self.name = f"{config.path}:{config.function}"
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
-        self._seconds = config.timeout_seconds
-        self._numbers = itertools.count()
+        self._host = _Host(config, file, "environment")
+
+    def new(self) -> HostedEnvironment:
+        return HostedEnvironment(self._host)
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class FunctionTools(Toolset):
+    """Tools of the user's file."""
+
+    @classmethod
+    def of(cls, config: FunctionTool, context: StageContext) -> FunctionTools:
+        return cls(config, context.user_file(config.path))
+
+    def __init__(self, config: FunctionTool, file: Path) -> None:
+        """Raises RecipeError, StageError or RewardError if the file cannot be loaded."""
+        self._host = _Host(config, file, "tool")
+        self.schemas = self._host.loaded["schemas"]
+
+    def new(self) -> HostedTools:
+        return HostedTools(self._host)
+
+    def close(self) -> None:
+        self._host.close()
+
+
+class _Host:
+    """The process that has loaded the file."""
+
+    def __init__(self, config: FunctionEnvironment | FunctionTool, file: Path, kind: CodeKind) -> None:
+        self.seconds = config.timeout_seconds
+        self.numbers = itertools.count()  # of episodes
         _allow_many_files()
-        self._control, theirs = socket.socketpair()
-        function = UserFunction(file, config.function, config.path, (), config.options, makes_environment=True)
+        self.control, theirs = socket.socketpair()
+        function = UserFunction(file, config.function, config.path, (), config.options, kind)
         program = ("rlhf_core.environments.host_process", str(theirs.fileno()), str(config.memory_gib))
         self._process = UserProcess(function, program=program, descriptors=[theirs.fileno()])
         with theirs:
             self._process.start()
-
-    def new(self) -> HostedEnvironment:
-        return HostedEnvironment(self._control, next(self._numbers), self._seconds)
+        self.loaded = self._process.loaded
 
     def close(self) -> None:
-        self._control.close()  # which ends the host, and with it what is left of its episodes
+        self.control.close()  # which ends the host, and with it what is left of its episodes
         self._process.close(after_seconds=5.0)
 
 
-class HostedEnvironment:
+class _Hosted:
     """Of one episode, in a process that begins with `reset` and ends with `close`."""
 
-    def __init__(self, control: socket.socket, number: int, seconds: float) -> None:
-        self._control, self._number, self._seconds = control, number, seconds
+    def __init__(self, host: _Host) -> None:
+        self._control, self._number, self._seconds = host.control, next(host.numbers), host.seconds
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
@@ -65,14 +99,6 @@ class HostedEnvironment:
             self._streams = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
             self._order(BEGIN, theirs)
         return await self._answer({"row": dict(row), "seed": seed})
-
-    async def step(self, reply: str) -> Any:
-        value = await self._answer({"reply": reply})
-        if not isinstance(value, dict):
-            raise EpisodeError(f"step() returned {type(value).__name__}, expected a mapping {{messages, reward, done}}")
-        if unknown := sorted(value.keys() - _FEEDBACK):
-            raise EpisodeError(f"step() returned {unknown[0]!r}; what is read are `messages`, `reward` and `done`")
-        return Feedback(**value)
 
     def close(self) -> None:
         if self._streams is None:
@@ -109,6 +135,26 @@ class HostedEnvironment:
         if "error" in answer:
             raise EpisodeError(f"it raised:\n{answer['error']}")
         return answer["value"]
+
+
+class HostedEnvironment(_Hosted):
+    async def step(self, reply: Reply) -> Any:
+        value = await self._answer({"reply": reply.text})
+        if not isinstance(value, dict):
+            raise EpisodeError(f"step() returned {type(value).__name__}, expected a mapping {{messages, reward, done}}")
+        if unknown := sorted(value.keys() - _FEEDBACK):
+            raise EpisodeError(f"step() returned {unknown[0]!r}; what is read are `messages`, `reward` and `done`")
+        return Feedback(**value)
+
+
+class HostedTools(_Hosted):
+    async def call(self, name: str, arguments: Any) -> ToolResult:
+        answer = await self._answer({"reply": {"name": name, "arguments": arguments}})
+        if "wrong" in answer:
+            return ToolResult(f"Error: wrong arguments: {answer['wrong']}", "wrong_arguments")
+        if "raised" in answer:
+            return ToolResult(f"Error: {answer['raised']}", "tool_errors")
+        return ToolResult(answer["result"])
 
 
 def _allow_many_files() -> None:

@@ -28,6 +28,7 @@ from typing import Any
 
 import psutil
 
+from rlhf_core.data.tool_functions import CalledTools, tools_of
 from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
@@ -44,26 +45,33 @@ def main() -> None:
     os.dup2(2, 1)
     with requests, replies:  # which no fork may hold open
         try:
-            make = _loaded(json.loads(requests.readline()))
+            make, schemas = _loaded(json.loads(requests.readline()))
         except (RecipeError, StageError) as error:
             replies.write(json.dumps({"error": str(error), "error_type": type(error).__name__}) + "\n")
             return
-        replies.write(json.dumps({"ready": True}) + "\n")
+        replies.write(json.dumps({"ready": True, "schemas": schemas}) + "\n")
     _Host(control, make, memory_gib).run()
 
 
-def _loaded(request: Mapping[str, Any]) -> Callable[[], Any]:
-    """What makes the environment of an episode."""
+def _loaded(request: Mapping[str, Any]) -> tuple[Callable[[], Any], list[dict[str, Any]]]:
+    """What makes the environment of an episode, or its tools; and the schemas of these."""
     file, name, shown, options = request["file"], request["function"], request["shown"], request["options"]
     check_function(Path(file), name, shown)
     make = function_of(run_file(Path(file), shown), name, shown)
-    check_maker(make, options, f"{shown}:{name}")
+    schemas: list[dict[str, Any]] = []
+    if request["kind"] == "tool":
+        tools = tools_of(make, options, f"{shown}:{name}")
+        schemas = [tool.schema for tool in tools.values()]
+    else:
+        check_maker(make, options, f"{shown}:{name}")
     if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
         raise RecipeError(
             f"{shown}: loading this file starts a thread ({others[0]}), which an episode's process would not have: "
             "start it in `reset`"
         )
-    return lambda: make(**options)
+    if request["kind"] == "tool":
+        return (lambda: CalledTools(make, options, tools)), schemas
+    return (lambda: make(**options)), schemas
 
 
 @dataclass

@@ -11,33 +11,45 @@ from typing import Any
 
 from rlhf_core.config.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.base import Environment, Environments
+from rlhf_core.data.chat import Tokenizer
+from rlhf_core.environments.base import Environment, Environments, Reply
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
 
 @contextmanager
-def open_environments(config: AnyEnvironment, context: StageContext) -> Iterator[Environments]:
-    """What makes the environment of each episode; all that it has started ends with this context."""
+def open_environments(config: AnyEnvironment, context: StageContext, tokenizer: Tokenizer) -> Iterator[Environments]:
+    """What makes the environment of each episode; all that it has started ends with this context.
+
+    tokenizer: the policy's.
+    """
     module, _, name = ENVIRONMENTS[config.type].implementation.partition(":")
     implementation: Any = getattr(import_module(module), name)
     own = issubclass(implementation, Environment)
     environments: Environments = (
         OwnEnvironments(config, implementation) if isinstance(config, EnvironmentConfig) and own
-        else implementation.of(config, context)
+        else implementation.of(config, context, tokenizer)
     )  # fmt: skip
     with closing(environments):
         yield environments
 
 
 def rows_to_play(rows: Iterable[Mapping[str, Any]], environments: Environments) -> Iterator[Mapping[str, Any]]:
-    """The rows, each of which starts episodes. Raises StageError for one whose environment there is not."""
+    """The rows as episodes start from them: with the tools of their environments.
+
+    Raises StageError for one whose environment there is not, or which has tools that its environment does not run.
+    """
     for row in rows:
         try:
-            environments.of_row(row)
+            tools = environments.of_row(row).tools
         except RecipeError as error:
             raise StageError(f"row {row['id']}: {error}") from error
-        yield row
+        if tools and row.get("tools"):
+            raise StageError(
+                f"row {row['id']} has `tools`, but its environment {environments.of_row(row).name} gives the policy "
+                "its own: leave the column out, as by `columns: {unused: tools}`"
+            )
+        yield {**row, "tools": list(tools)} if tools else row
 
 
 def single_turn() -> Environments:
@@ -66,9 +78,9 @@ class OwnEnvironment:
         self._environment = _called(self._make)
         return _called(self._environment.reset, row)
 
-    async def step(self, reply: str) -> Any:
+    async def step(self, reply: Reply) -> Any:
         assert self._environment is not None
-        return _called(self._environment.step, reply)
+        return _called(self._environment.step, reply.text)
 
     def close(self) -> None:
         pass

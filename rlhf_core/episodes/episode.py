@@ -12,10 +12,10 @@ from typing import Any, NoReturn
 
 import torch
 
-from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt
+from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, marked_text
 from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.data.formats.base import RowError, require_sound
-from rlhf_core.environments import EpisodeEnvironment, Feedback
+from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.types import Completion, Prompt, Stretch, Trajectory
@@ -45,6 +45,7 @@ class Episode:
         self._answered = self._messages
         self._replies: list[Completion] = []
         self._reward = 0.0
+        self._metrics: dict[str, float] = {}
         self._cut = False  # a reply was, or the episode for want of room
         self.token_ids: list[int] = []
         self._sampled: list[bool] = []
@@ -79,8 +80,12 @@ class Episode:
         self._replies.append(reply)
         self._answered = self._messages
         self._cut = reply.finish_reason == "length"
-        feedback = await self._feedback(text)
+        feedback = await self._feedback(
+            Reply(text, marked_text(rules.tokenizer, reply.token_ids), self._cut or self.turns == rules.max_turns)
+        )
         self._reward += feedback.reward
+        for name, value in feedback.metrics.items():
+            self._metrics[name] = self._metrics.get(name, 0.0) + value
         # A reply that was cut has no end, so that nothing can follow it.
         self.over = feedback.done or self._cut or self.turns == rules.max_turns
         if not self.over:
@@ -100,6 +105,7 @@ class Episode:
             messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
             turns=self.turns,
             environment_reward=self._reward,
+            environment_metrics=self._metrics,
         )
 
     def _answer(self, reply: str, feedback: Feedback) -> None:
@@ -132,7 +138,7 @@ class Episode:
             )
         return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids)
 
-    async def _feedback(self, reply: str) -> Feedback:
+    async def _feedback(self, reply: Reply) -> Feedback:
         feedback = await self._called(self._environment.step(reply))
         if not isinstance(feedback, Feedback):
             self._fail(f"step() returned {type(feedback).__name__}, expected a Feedback")
@@ -140,6 +146,9 @@ class Episode:
             self._fail(f"step() returned the reward {feedback.reward!r}, expected a finite number")
         if not fits(feedback.reward):
             self._fail(f"step() returned the reward {written(feedback.reward)}, expected a finite number")
+        for name, value in feedback.metrics.items():
+            if not isinstance(value, int | float) or not fits(value):
+                self._fail(f"step() returned the metric {name!r} as {value!r}, expected a finite number")
         if not isinstance(feedback.done, bool):
             self._fail(f"step() returned done={feedback.done!r}, expected True or False")
         return feedback

@@ -14,10 +14,11 @@ import rlhf_core
 from rlhf_core.config.data import FunctionSource
 from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
 from rlhf_core.errors import RecipeError
 
-UserCode = FunctionReward | FunctionSource | FunctionEnvironment
+UserCode = FunctionReward | FunctionSource | FunctionEnvironment | FunctionTool
 LARGEST_FILE = 64 * 1024**2  # bytes
 
 

@@ -15,8 +15,9 @@ from threading import Lock
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
-from rlhf_core.data.user_code import check_function
+from rlhf_core.data.user_code import CodeKind, check_function
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.preflight_code import UserCode, check_files
 from rlhf_core.rewards.function import PARAMETERS
@@ -75,8 +76,7 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     try:
         for key, config in functions.items():
             parameters = PARAMETERS if isinstance(config, FunctionReward) else ()
-            makes = isinstance(config, FunctionEnvironment)
-            function = UserFunction(file, config.function, config.path, parameters, config.options, makes)
+            function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
             process = process or UserProcess(function, LOADING_SECONDS)
             try:
                 process.load(function)
@@ -96,6 +96,12 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
         if process is not None:
             process.close()
     return problems
+
+
+def _kind(config: UserCode) -> CodeKind:
+    if isinstance(config, FunctionTool):
+        return "tool"
+    return "environment" if isinstance(config, FunctionEnvironment) else "function"
 
 
 def _why(text: str, file: Path, path: str) -> str:

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.config.environments import AnyEnvironment, FunctionEnvironment
+from rlhf_core.config.environments import AnyEnvironment
 from rlhf_core.config.rewards import FunctionReward, RewardConfig, VerifierReward
 from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.drafting import Draft
+from rlhf_core.pipeline.preflight_code import UserCode
 from rlhf_core.pipeline.preflight_data import Located
 
 
-def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, FunctionReward | FunctionEnvironment]]:
+def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:
     """With the setting of each."""
-    found = []
+    found: list[tuple[str, UserCode]] = []
     for node in nodes.values():
         for judged in node.config.judges():
             judge = judged.judge
-            parts = judge.parts() if isinstance(judge, AnyEnvironment) else {"": judge}
-            for below, part in parts.items():
-                if isinstance(part, FunctionReward | FunctionEnvironment):
-                    found.append((".".join(filter(None, (node.section, judged.setting, below))), part))
+            place = f"{node.section}.{judged.setting}"
+            if isinstance(judge, FunctionReward):
+                found.append((place, judge))
+            elif isinstance(judge, AnyEnvironment):
+                for part, environment in judge.parts().items():
+                    for below, code in environment.code().items():
+                        found.append((".".join(filter(None, (place, part, below))), code))
     return found
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.distillation import STORED_INPUT, TEACHER_INPUT, DistillationConfig
+from rlhf_core.config.environments import ToolsEnvironment
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
@@ -17,7 +18,7 @@ from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
 from rlhf_core.config.stage import EnginesConfig, StageConfig
 from rlhf_core.config.stages import MergeConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
-from rlhf_core.data.feedback import require_turns_follow
+from rlhf_core.data.feedback import require_results_follow, require_turns_follow
 from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config
@@ -73,6 +74,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if isinstance(config, RLConfig | EvaluationConfig) and model is not None and config.environment.most_turns > 1:
         try:
             require_turns_follow(tokenizer_of(model, root))
+            if any(isinstance(part, ToolsEnvironment) for part in config.environment.parts().values()):
+                require_results_follow(tokenizer_of(model, root))
         except StageError as error:
             yield f"environment: {error}"
 

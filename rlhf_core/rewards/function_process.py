@@ -19,6 +19,7 @@ from threading import Thread
 from types import ModuleType
 from typing import IO, Any
 
+from rlhf_core.data.tool_functions import tools_of
 from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
@@ -58,8 +59,10 @@ def _loaded(
     if file not in modules:
         modules[file] = run_file(Path(file), shown)
     function = function_of(modules[file], name, shown)
-    if request["makes_environment"]:
+    if request["kind"] == "environment":
         check_maker(function, options, f"{shown}:{name}")
+    elif request["kind"] == "tool":
+        tools_of(function, options, f"{shown}:{name}")
     else:
         check_signature(function, parameters, options, f"{shown}:{name}")
     return lambda batch: _answer(function, {**dict(zip(parameters, batch, strict=True)), **options}, runner)

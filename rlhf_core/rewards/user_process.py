@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import rlhf_core
+from rlhf_core.data.user_code import CodeKind
 from rlhf_core.errors import RecipeError, RewardError
 
 
@@ -28,7 +29,7 @@ class UserFunction:
     shown: str  # the path as the recipe writes it, for messages
     parameters: tuple[str, ...]
     options: Mapping[str, Any] = field(default_factory=dict)
-    makes_environment: bool = False  # it is called for each episode, and may be a class
+    kind: CodeKind = "function"
 
     @property
     def name(self) -> str:
@@ -56,6 +57,7 @@ class UserProcess:
         self._function = function
         self._program, self._descriptors = program, descriptors
         self._loading_seconds = loading_seconds
+        self.loaded: dict[str, Any] = {}  # what the child said of the function
         self._child: subprocess.Popen[bytes] | None = None
         self._unread = b""
 
@@ -94,9 +96,9 @@ class UserProcess:
         request = {
             "file": str(function.file), "function": function.function, "shown": function.shown,
             "parameters": function.parameters, "options": function.options,
-            "makes_environment": function.makes_environment,
+            "kind": function.kind,
         }  # fmt: skip
-        self._exchange(request, seconds, f"could not be loaded within {seconds:g} s")
+        self.loaded = self._exchange(request, seconds, f"could not be loaded within {seconds:g} s")
 
     def call(self, arguments: Sequence[Any], seconds: float) -> dict[str, Any]:
         """The reply to `function(*arguments)`, JSON values, one for each parameter: `values`, a list or None, and

@@ -111,6 +111,9 @@ def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict
     for name in trajectories[0].extra:
         values = [t.extra[name] for t in trajectories if name in t.extra]
         metrics[f"reward/{name}"] = sum(values) / len(values)
+    for name in sorted({name for t in trajectories for name in t.environment_metrics}):
+        counts = [t.environment_metrics.get(name, 0.0) for t in trajectories]
+        metrics[f"environment/{name}"] = sum(counts) / len(counts)
     scores = [t.score for t in trajectories if t.score is not None]
     if scores:
         metrics["score"] = sum(scores) / len(scores)

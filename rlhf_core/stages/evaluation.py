@@ -37,7 +37,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     if config.environment.most_turns > 1:
         require_turns_follow(tokenizer)
     with ExitStack() as stack:
-        environments = stack.enter_context(open_environments(config.environment, context))
+        environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
         rows = rows_to_play(read_rows(dataset), environments)
         fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset))
         prompts = fitted.rows

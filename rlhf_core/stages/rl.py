@@ -50,14 +50,19 @@ from rlhf_core.types import Prompt
 
 
 def run(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    with open_environments(config.environment, context) as environments:
-        return _run(config, inputs, context, cluster, environments)
+    tokenizer = load_tokenizer(inputs["model"].folder)
+    with open_environments(config.environment, context, tokenizer) as environments:
+        return _run(config, inputs, context, cluster, tokenizer, environments)
 
 
 def _run(
-    config: RLConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster, environments: Environments
+    config: RLConfig,
+    inputs: Mapping[str, Input],
+    context: StageContext,
+    cluster: Cluster,
+    tokenizer: Tokenizer,
+    environments: Environments,
 ) -> Output:
-    tokenizer = load_tokenizer(inputs["model"].folder)
     teacher = config.settings.teacher
     hint = hint_of(teacher.hint) if teacher is not None and teacher.hint is not None else None
     fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling, environments, hint)

@@ -33,7 +33,7 @@ class Guess(Environment):
         if reply == self._letter:
             return Feedback(reward=1.0, done=True)
         hint = "up" if reply < self._letter else "down"
-        return Feedback([{"role": "user", "content": hint}], reward=-self._price)
+        return Feedback([{"role": "user", "content": hint}], reward=-self._price, metrics={"wrong_guesses": 1})
 
 
 GUESS = EnvironmentEntry(GuessConfig, "tests.toys.environment:Guess")

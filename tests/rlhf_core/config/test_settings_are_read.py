@@ -42,7 +42,8 @@ USED_OTHERWISE = {
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "ValidationConfig.also": "its `sets` are read",
     **dict.fromkeys(
-        ("FunctionReward.variables", "FunctionEnvironment.variables"), "named_variables returns them"
+        ("FunctionReward.variables", "FunctionEnvironment.variables", "FunctionTool.variables"),
+        "named_variables returns them",
     ),
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(

@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from rlhf_core.config.environments import FunctionEnvironment
-from rlhf_core.environments import Feedback
+from rlhf_core.environments import Feedback, Reply
 from rlhf_core.environments.function import FunctionEnvironments, HostedEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
@@ -38,7 +38,7 @@ async def said(environment: HostedEnvironment, *replies: str, seed: int = 0) -> 
     try:
         answers.append(await environment.reset(ROW, seed))
         for reply in replies:
-            answers.append(await environment.step(reply))
+            answers.append(await environment.step(Reply(reply, reply)))
     except EpisodeError as error:
         answers.append(str(error))
     finally:

@@ -1,0 +1,357 @@
+"""The process that runs code of the Python tool: it forks for each piece of code, and the fork confines itself.
+
+A fork reads the Python installation and its own empty folder, writes in that folder, computes, and can do nothing else:
+Landlock (files), seccomp (everything else) and resource limits are the kernel's, and need no privileges. This program
+has the standard library alone and none of the job's environment variables, so that a fork has nothing to give away.
+Started by sandbox.py as a file, with a socket that brings one socket for each piece of code.
+"""
+
+from __future__ import annotations
+
+import ast
+import base64
+import ctypes
+import io
+import json
+import linecache
+import os
+import random
+import resource
+import selectors
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import time
+import traceback
+from collections import deque
+from contextlib import suppress
+from importlib import import_module
+from typing import Any
+
+MOST_OUTPUT = 64 * 1024  # bytes
+MOST_FILES, MOST_FILE_BYTES = 1000, 64 * 2**20
+_LOOK_SECONDS = 0.05  # between looks at deadlines and files
+_NAME = "<code>"
+
+_LIBC = ctypes.CDLL(None, use_errno=True)
+_CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, alike on all architectures
+_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL = 38, 22, 2, 1  # of prctl
+# Rights of Landlock: how many there are in each version of it, and those that are given.
+_FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
+_READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
+_WRITE_FILE, _REMOVE_FOLDER, _REMOVE_FILE, _MAKE_FOLDER, _MAKE_FILE = 1 << 1, 1 << 4, 1 << 5, 1 << 7, 1 << 8
+_REFER, _TRUNCATE = 1 << 13, 1 << 14
+_OWN = _READ_FILE | _READ_FOLDER | _WRITE_FILE | _REMOVE_FOLDER | _REMOVE_FILE | _MAKE_FOLDER | _MAKE_FILE
+
+
+class _SeccompProgram(ctypes.Structure):
+    _fields_ = [("length", ctypes.c_ushort), ("instructions", ctypes.c_char_p)]
+
+
+class _PathRule(ctypes.Structure):
+    _pack_ = 1
+    _fields_ = [("rights", ctypes.c_uint64), ("folder", ctypes.c_int)]
+
+
+def main() -> None:
+    control = socket.socket(fileno=int(sys.argv[1]))
+    settings = json.loads(control.makefile("r").readline())
+    settings["filter"] = base64.b64decode(settings["filter"])
+    try:
+        for module in settings["modules"]:
+            import_module(module)
+        problem = _unconfined(settings)
+    except Exception as error:
+        problem = f"{type(error).__name__}: {error}"
+    control.sendall(json.dumps({"error": problem} if problem else {"ready": True}).encode() + b"\n")
+    if not problem:
+        _Host(control, settings).run()
+
+
+class _Call:
+    """One piece of code: asked for, waiting for its turn, running, answered."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.connection = connection
+        self.received = b""
+        self.process = self.pipe = -1
+        self.folder = ""
+        self.output = b""
+        self.deadline = 0.0
+        self.stopped = ""
+
+
+class _Host:
+    """One thread, so that it may fork."""
+
+    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
+        self._control, self._settings = control, settings
+        self._selector = selectors.DefaultSelector()
+        self._waiting: deque[_Call] = deque()
+        self._running: set[_Call] = set()
+
+    def run(self) -> None:
+        """Until the other end of `control` is closed."""
+        self._selector.register(self._control, selectors.EVENT_READ)
+        while True:
+            for key, _ in self._selector.select(_LOOK_SECONDS if self._running else None):
+                call = key.data
+                if call is None:
+                    if not self._accept():
+                        for left in list(self._running):
+                            self._end(left)
+                        return
+                elif key.fd == call.pipe:
+                    self._read(call)
+                else:
+                    self._listen(call)
+            for call in list(self._running):
+                self._look(call)
+            while self._waiting and len(self._running) < self._settings["processes"]:
+                self._start(self._waiting.popleft())
+
+    def _accept(self) -> bool:
+        """False: there is nothing to come."""
+        mark, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
+        if not mark:
+            return False
+        connection = socket.socket(fileno=descriptors[0])
+        self._selector.register(connection, selectors.EVENT_READ, _Call(connection))
+        return True
+
+    def _listen(self, call: _Call) -> None:
+        """The code, as a line of JSON; or the end of who asked, and so of the code."""
+        received = call.connection.recv(1 << 16)
+        call.received += received
+        if received and not call.received.endswith(b"\n"):
+            return
+        if received:
+            self._waiting.append(call)
+            return
+        self._selector.unregister(call.connection)
+        call.connection.close()
+        if call in self._running:
+            self._end(call)
+        elif call in self._waiting:
+            self._waiting.remove(call)
+
+    def _start(self, call: _Call) -> None:
+        asked = json.loads(call.received)
+        call.folder = tempfile.mkdtemp(dir=self._settings["folder"])
+        call.pipe, written = os.pipe()
+        call.process = os.fork()
+        if call.process == 0:
+            _confined(self._settings, call.folder, written, asked["code"])
+        os.close(written)
+        call.deadline = time.monotonic() + self._settings["seconds"]
+        self._running.add(call)
+        self._selector.register(call.pipe, selectors.EVENT_READ, call)
+
+    def _read(self, call: _Call) -> None:
+        printed = os.read(call.pipe, 1 << 16)
+        call.output += printed
+        if len(call.output) > MOST_OUTPUT:
+            call.output, call.stopped = call.output[:MOST_OUTPUT], "output"
+        if not printed or call.stopped:
+            self._answer(call)
+
+    def _look(self, call: _Call) -> None:
+        if time.monotonic() > call.deadline:
+            call.stopped = "time"
+        elif not _few_files(call.folder):
+            call.stopped = "files"
+        if call.stopped:
+            self._answer(call)
+
+    def _answer(self, call: _Call) -> None:
+        """What it printed, and how it ended: its exit status, or why it was stopped."""
+        if call not in self._running:
+            return
+        status = self._end(call)
+        answer = {"output": call.output.decode("utf-8", "replace"), "stopped": call.stopped, "status": status}
+        with suppress(BrokenPipeError):  # who asked has gone
+            call.connection.sendall(json.dumps(answer).encode() + b"\n")
+        self._selector.unregister(call.connection)
+        call.connection.close()
+
+    def _end(self, call: _Call) -> int:
+        """Its exit status. It may have closed its output and run on."""
+        self._running.remove(call)
+        self._selector.unregister(call.pipe)
+        os.close(call.pipe)
+        limit = time.monotonic() + _LOOK_SECONDS
+        ended, status = (0, 0) if call.stopped else os.waitpid(call.process, os.WNOHANG)
+        while not ended:
+            if call.stopped or time.monotonic() > limit:
+                os.kill(call.process, signal.SIGKILL)  # not reaped before: no other process can have its id
+                ended, status = os.waitpid(call.process, 0)
+            else:
+                time.sleep(0.001)
+                ended, status = os.waitpid(call.process, os.WNOHANG)
+        shutil.rmtree(call.folder, ignore_errors=True)
+        return os.waitstatus_to_exitcode(status)
+
+
+def _few_files(folder: str) -> bool:
+    left, size, pending = MOST_FILES, 0, [folder]
+    while pending:
+        try:
+            with os.scandir(pending.pop()) as entries:
+                for entry in entries:
+                    left -= 1
+                    size += entry.stat(follow_symlinks=False).st_size
+                    if left < 0 or size > MOST_FILE_BYTES:
+                        return False
+                    if entry.is_dir(follow_symlinks=False):
+                        pending.append(entry.path)
+        except FileNotFoundError:
+            continue  # removed since
+    return True
+
+
+def _confined(settings: dict[str, Any], folder: str, output: int, code: str) -> None:
+    """Of a fork: run the code, and never return."""
+    status = 1
+    try:
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(output, 1)
+        os.dup2(output, 2)
+        os.closerange(3, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        # New ones: those of the host were opened on another file.
+        sys.stdout, sys.stderr = _text_output(1), _text_output(2)
+        os.chdir(folder)
+        _confine(settings, folder)
+        status = _run(code)
+    except BaseException:  # whatever it is, a fork must not become a second host
+        traceback.print_exc()
+    finally:
+        try:
+            sys.stdout.flush()
+        finally:
+            os._exit(status)
+
+
+def _text_output(descriptor: int) -> io.TextIOWrapper:
+    raw = io.BufferedWriter(io.FileIO(descriptor, "w", closefd=False))
+    return io.TextIOWrapper(raw, "utf-8", "backslashreplace", line_buffering=True)
+
+
+def _run(code: str) -> int:
+    """The code as a notebook runs a cell: the value of a last expression is printed."""
+    lines = [line + "\n" for line in code.splitlines()]
+    linecache.cache[_NAME] = (len(code), None, lines, _NAME)  # tracebacks show its lines
+    names: dict[str, Any] = {"__name__": "__main__"}
+    random.seed(0)  # random numbers repeat
+    if (numpy := sys.modules.get("numpy")) is not None:
+        numpy.random.seed(0)
+    try:
+        tree = ast.parse(code, _NAME)
+        last = tree.body[-1] if tree.body else None
+        if isinstance(last, ast.Expr):
+            tree.body.pop()
+        exec(compile(tree, _NAME, "exec"), names)  # noqa: S102  running it is what this is for
+        if isinstance(last, ast.Expr):
+            value = eval(compile(ast.Expression(last.value), _NAME, "eval"), names)  # noqa: S307
+            if value is not None:
+                print(repr(value))
+    except SystemExit as error:
+        return 0 if error.code is None else 1
+    except BaseException as error:
+        frames = error.__traceback__
+        while frames is not None and frames.tb_frame.f_code.co_filename != _NAME:
+            frames = frames.tb_next
+        traceback.print_exception(type(error), error, frames)
+        return 1
+    return 0
+
+
+def _confine(settings: dict[str, Any], folder: str) -> None:
+    """Raises OSError if the kernel cannot."""
+    os.setsid()
+    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    with open("/proc/self/statm") as statistics:
+        taken = int(statistics.read().split()[0]) * resource.getpagesize()
+    seconds = int(settings["seconds"]) + 1
+    for kind, most in (
+        (resource.RLIMIT_AS, taken + settings["memory"]), (resource.RLIMIT_CPU, seconds), (resource.RLIMIT_CORE, 0),
+        (resource.RLIMIT_FSIZE, MOST_FILE_BYTES), (resource.RLIMIT_NOFILE, 64),
+    ):  # fmt: skip
+        resource.setrlimit(kind, (most, most))
+    # Where the job runs as root: no capability is left to it.
+    _call("capset", (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)())
+    _call("prctl", _SET_NO_NEW_PRIVILEGES, 1, 0, 0, 0)
+    _restrict_files(settings["readable"], folder)
+    program = settings["filter"]
+    _call("prctl", _SET_SECCOMP, _FILTER, ctypes.byref(_SeccompProgram(len(program) // 8, program)), 0, 0)
+
+
+def _restrict_files(readable: list[str], folder: str) -> None:
+    version = _call("syscall", _CREATE_RULESET, None, 0, 1)
+    handled = (1 << _FILE_RIGHTS.get(version, 16)) - 1
+    # Files; from version 4 on TCP, from version 6 on sockets without a file and signals. seccomp denies these too.
+    ruleset = (ctypes.c_uint64 * 3)(handled, 3, 3)
+    size = 8 if version < 4 else 16 if version < 6 else 24
+    rules = _call("syscall", _CREATE_RULESET, ruleset, size, 0)
+    own = _OWN | (_REFER if version >= 2 else 0) | (_TRUNCATE if version >= 3 else 0)
+    _allow(rules, folder, own)
+    for path in readable:
+        _allow(rules, path, _READ_FILE | (_READ_FOLDER if os.path.isdir(path) else 0))
+    _call("syscall", _RESTRICT_SELF, rules, 0)
+    os.close(rules)
+
+
+def _allow(rules: int, path: str, rights: int) -> None:
+    below = os.open(path, os.O_PATH | os.O_CLOEXEC)
+    _call("syscall", _ADD_RULE, rules, 1, ctypes.byref(_PathRule(rights, below)), 0)
+    os.close(below)
+
+
+def _call(name: str, *arguments: object) -> int:
+    result: int = getattr(_LIBC, name)(*arguments)
+    if result < 0:
+        error = ctypes.get_errno()
+        raise OSError(error, f"{name}({', '.join(map(str, arguments[:1]))}): {os.strerror(error)}")
+    return result
+
+
+_PROBE = """
+import os, socket
+def refused(name, function, *arguments):
+    try:
+        function(*arguments)
+    except OSError:
+        return
+    print(f"it could {name}")
+refused("read a file outside of its folder", open, PATH)
+refused("list a folder outside of its own", os.listdir, "/")
+refused("write outside of its folder", open, os.path.join(os.path.dirname(os.getcwd()), "outside"), "w")
+refused("open a socket", socket.socket)
+refused("start a process", os.fork)
+refused("send a signal", os.kill, os.getpid(), 0)
+with open("own", "w") as file:
+    file.write("1")
+"""
+
+
+def _unconfined(settings: dict[str, Any]) -> str:
+    """What confined code could do that it must not, or what it could not do that it must; empty: it is confined."""
+    folder = tempfile.mkdtemp(dir=settings["folder"])
+    outside = os.path.join(settings["folder"], "probe")
+    open(outside, "w").close()
+    pipe, written = os.pipe()
+    process = os.fork()
+    if process == 0:
+        _confined(settings, folder, written, _PROBE.replace("PATH", repr(outside)))
+    os.close(written)
+    with open(pipe, errors="replace") as output:
+        said = output.read().strip()
+    status = os.waitstatus_to_exitcode(os.waitpid(process, 0)[1])
+    shutil.rmtree(folder, ignore_errors=True)
+    os.unlink(outside)
+    return said.splitlines()[0] if said else "" if status == 0 else f"its process ended with exit code {status}"
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,103 @@
+"""The policy's calls of tools, read by vLLM's parsers for the formats of model families.
+
+In a process of its own: importing them takes about 5 s of processor time and changes settings of torch.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rlhf_core.data.chat import Tokenizer
+from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.vllm_environment import set_vllm_environment
+
+_MARKERS = ("tool_calls_start_token", "tool_call_start_token", "bot_token")  # attributes of parsers
+
+_reader: Any = None  # of the child process
+
+
+@dataclass(frozen=True, slots=True)
+class ToolCall:
+    name: str
+    arguments: Any  # JSON, of any type
+
+
+class ToolCallParser:
+    def __init__(
+        self, name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], marker: str | None = None
+    ) -> None:
+        """name: vLLM's, such as `hermes`. tools: schemas. marker: text in every call; none: the parser's own.
+
+        Raises StageError if there is no such parser, it cannot read what this tokenizer writes, or it has no marker.
+        """
+        self._process = ChildProcess("the process that parses tool calls")
+        try:
+            own = self._process.call(_begin, name, tokenizer, [dict(tool) for tool in tools])
+            if marker is None and own is None:
+                raise StageError(
+                    f"environment.parser {name} does not say how a call begins, so that malformed calls could not be "
+                    "told from replies without one: set environment.call_marker to a text that every call has"
+                )
+        except BaseException:
+            self.close()
+            raise
+        self._marker = marker or str(own)
+
+    async def parse(self, reply: str) -> list[ToolCall] | None:
+        """The calls in `reply`, text with special tokens: none of them, or None if they cannot be read."""
+        future = self._process.begin(_parse, reply)
+        await asyncio.wait([asyncio.wrap_future(future)])
+        calls = self._process.result(future)
+        if calls is None or (not calls and self._marker in reply):
+            return None
+        return calls
+
+    def close(self) -> None:
+        self._process.close(at_once=True)
+
+
+def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str | None:
+    """In the child: the marker of the parser, which is loaded."""
+    global _reader
+    set_vllm_environment()
+    from vllm.entrypoints.openai.chat_completion.protocol import ChatCompletionRequest
+    from vllm.tool_parsers import ToolParserManager
+
+    logging.getLogger("vllm").setLevel(logging.CRITICAL)  # else a traceback for each malformed call
+    known = ToolParserManager.list_registered()
+    if name not in known:
+        raise StageError(
+            f"environment.parser: vLLM has no tool parser {name!r}{did_you_mean(name, known)}; it has "
+            f"{', '.join(known)}"
+        )
+    request = ChatCompletionRequest.model_validate({"messages": [], "tools": tools})
+    kind: Any = ToolParserManager.get_tool_parser(name)
+
+    def new() -> Any:
+        return kind(tokenizer, request.tools)
+
+    try:
+        parser = new()
+    except Exception as error:  # a parser that misses its tokens raises what it likes
+        raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {error}") from error
+
+    def read(reply: str) -> list[tuple[str, str]]:
+        found = new().extract_tool_calls(reply, request)
+        return [(call.function.name, call.function.arguments) for call in found.tool_calls]
+
+    _reader = read
+    return next((marker for each in _MARKERS if isinstance(marker := getattr(parser, each, None), str)), None)
+
+
+def _parse(reply: str) -> list[ToolCall] | None:
+    """In the child."""
+    try:
+        return [ToolCall(name, json.loads(arguments)) for name, arguments in _reader(reply)]
+    except Exception:  # of a parser on a text that it does not expect: the reply is malformed
+        return None
