@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config
 from rlhf_core.config.numbers import BatchSize, Lag
@@ -32,3 +32,14 @@ class AsynchronousConfig(Config):
         default="resample",
         description="a prompt whose completions are further behind than max_lag is answered again, or left out",
     )
+
+    @model_validator(mode="after")
+    def _others_count(self) -> AsynchronousConfig:
+        fields = type(self).model_fields.items()
+        others = [name for name, field in fields if name != "max_lag" and getattr(self, name) != field.default]
+        if not self.max_lag and others:
+            raise ValueError(
+                f"{others[0]} has no effect with max_lag: 0, where every step waits for its own rollouts; leave it "
+                "out, or raise max_lag"
+            )
+        return self

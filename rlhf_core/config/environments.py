@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
-from rlhf_core.config.numbers import GiB, Seconds, Turns, no_bool
+from rlhf_core.config.numbers import Characters, GiB, PartialShare, Seconds, Turns, no_bool
 from rlhf_core.config.texts import AnswerPattern, JudgeName
 from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
@@ -73,7 +73,7 @@ class EnvironmentConfig(AnyEnvironment):
 class ToleratesFailures(Config):
     """Of an environment whose episodes may fail."""
 
-    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+    tolerated_failures: PartialShare = Field(
         default=0.0,
         description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
     )
@@ -167,7 +167,7 @@ class ToolsEnvironment(EnvironmentConfig, ToleratesFailures):
     max_malformed_replies: Turns = Field(
         default=3, description="replies with calls that cannot be read; the last one ends the episode"
     )
-    max_result_characters: Annotated[int, Field(ge=16, le=2**20)] = Field(
+    max_result_characters: Characters = Field(
         default=4000, description="longest result of a call; what is more is cut, and the policy told so"
     )
 

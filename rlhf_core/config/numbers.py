@@ -84,6 +84,8 @@ LongSeed = Annotated[int, Limits(0, 2**63 - 1, "no more than 63 bits of a seed c
 # Shares of 1.
 Share = Annotated[float, Limits(0, 1, "it is a share of 1", "it is a share of 1")]
 Margin = Annotated[float, Limits(-1, 1, "scores are from 0 to 1", "scores are from 0 to 1")]
+Characters = Annotated[int, Limits(16, 2**20, "no context holds as much", "little would be left")]
+PartialShare = Annotated[float, Limits(0, 1, "nothing would be left to train on", "it is a share of 1", below=True)]
 PositiveShare = Annotated[float, Limits(0, 1, "it is a share of 1", "nothing would be left", above=True)]
 
 # Tokens and completions.

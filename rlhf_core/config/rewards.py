@@ -14,7 +14,7 @@ from pydantic import AfterValidator, Field, model_validator
 from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.judges import JudgeConfig
-from rlhf_core.config.numbers import BatchSize, Reward, Seconds
+from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern
@@ -52,7 +52,7 @@ class TextReward(CompletionReward):
     family: ClassVar[str] = "reward of text"
     gives_scores: ClassVar[bool] = False  # always gives a score; a function or a server may do so as well
 
-    tolerated_failures: Annotated[float, Field(ge=0, lt=1)] = Field(
+    tolerated_failures: PartialShare = Field(
         default=0.0,
         description="share of a step's completions that may fail to get this reward; their prompts are left out of the "
         "step, and counted",

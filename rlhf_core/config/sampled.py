@@ -15,7 +15,6 @@ from rlhf_core.config.judges import PairJudgeConfig
 from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import CompletionReward, ModelReward, TextReward
-from rlhf_core.config.rollout import require_different
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, NamedStageConfig
 from rlhf_core.config.texts import JudgeName
 from rlhf_core.config.training import require_devices
@@ -98,7 +97,11 @@ class GenerateConfig(EnginesConfig):
 
     @model_validator(mode="after")
     def _samples_differ(self) -> Self:
-        require_different(self.samples - 1, self.sampling)
+        if self.samples > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"sampling.temperature is 0, so that all {self.samples} completions of a prompt would be alike; set a "
+                "temperature such as 1.0, or samples: 1"
+            )
         return self
 
     @model_validator(mode="after")
@@ -146,13 +149,18 @@ class _FromDataset(NamedStageConfig):
         return self.dataset
 
 
-class _FromCompletions(_FromDataset):
+class FromCompletions(_FromDataset):
     dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
         description="a stage `generate`, or an entry of the recipe's `data`, format completions"
     )
 
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether each completion needs one."""
+        return True
 
-class PairsConfig(_FromCompletions):
+
+class PairsConfig(FromCompletions):
     """Preference pairs out of completions with rewards. Equal texts count once; empty ones are left out."""
 
     made_format: ClassVar[str] = "preferences"
@@ -167,6 +175,10 @@ class PairsConfig(_FromCompletions):
         default=None, description="a model that decides which of a pair is better; none: the rewards do"
     )
 
+    @property
+    def reads_rewards(self) -> bool:
+        return self.judge is None or self.select == "best_worst"
+
     @model_validator(mode="after")
     def _one_decides(self) -> Self:
         if self.judge is not None and self.margin:
@@ -174,7 +186,7 @@ class PairsConfig(_FromCompletions):
         return self
 
 
-class UnpairedConfig(_FromCompletions):
+class UnpairedConfig(FromCompletions):
     """Completions labelled by their rewards, for KTO. Equal texts count once; empty ones are left out."""
 
     made_format: ClassVar[str] = "unpaired"
@@ -183,7 +195,7 @@ class UnpairedConfig(_FromCompletions):
     margin: RewardGap = Field(default=0.0, description="rewards that are closer to the threshold are left out")
 
 
-class BestOfNConfig(_FromCompletions):
+class BestOfNConfig(FromCompletions):
     """The completion of each prompt with the highest reward, as a conversation: rejection sampling."""
 
     made_format: ClassVar[str] = "conversations"
@@ -212,7 +224,7 @@ class _Condition(Config):
     decimals: Decimals = Field(default=1, description="of the reward, as it is written")
 
 
-class ConditionalConfig(_FromCompletions, _Condition):
+class ConditionalConfig(FromCompletions, _Condition):
     """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
 
     made_format: ClassVar[str] = "conversations"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -68,9 +68,7 @@ class PythonTool(ToolConfig):
 
     type: Literal["python"]
     timeout_seconds: Seconds = Field(default=5.0, description="longest run of a piece of code")
-    memory_gib: Annotated[float, Field(gt=0, le=1024)] = Field(
-        default=0.5, description="memory that a piece of code may take beside `modules`, GiB"
-    )
+    memory_gib: GiB = Field(default=0.5, description="memory that a piece of code may take beside `modules`, GiB")
     modules: tuple[str, ...] = Field(
         default=(), description="modules that are loaded once, so that code imports them at once, such as sympy"
     )

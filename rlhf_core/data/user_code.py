@@ -6,8 +6,9 @@ import ast
 import hashlib
 import inspect
 import sys
+import threading
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal
@@ -70,15 +71,49 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
         inspect.signature(make).bind(**options)
     except (TypeError, ValueError) as error:
         raise RecipeError(f"{name} must take its options {sorted(options)}, by these names: {error}") from error
+    _require_result(make, name, "an environment")
     if not isinstance(make, type):
         return  # what it returns is known once it is called
     if not hasattr(make, "step"):
         raise RecipeError(f"{name} has no method `step`: write `def step(self, reply)`")
+    if inspect.isabstract(make) or getattr(make, "_is_protocol", False):
+        raise RecipeError(f"{name} is abstract, and no object of it can be made: name a class that has all its methods")
+    if inspect.iscoroutinefunction(make.__init__):  # type: ignore[misc]  # of whatever class it is
+        raise RecipeError(
+            f"{name}.__init__ is `async`, so that no object can be made: begin what takes long in `reset`"
+        )
     for method in ("reset", "step"):
-        try:
-            inspect.signature(getattr(make, method, lambda *_: None)).bind(None, None)
-        except (TypeError, ValueError) as error:
-            raise RecipeError(f"{name}.{method} must take one argument beside `self`: {error}") from error
+        if hasattr(make, method):
+            _check_method(make, method, f"{name}.{method}")
+
+
+def _check_method(make: type, method: str, name: str) -> None:
+    found, declared = getattr(make, method), inspect.getattr_static(make, method)
+    if not callable(found):
+        raise RecipeError(f"{name} is no method: write `def {method}(self, …)`")
+    of_object = () if isinstance(declared, staticmethod | classmethod) else (None,)
+    try:
+        inspect.signature(found).bind(*of_object, None)
+    except (TypeError, ValueError) as error:
+        raise RecipeError(f"{name} must take one argument beside `self`: {error}") from error
+    _require_result(found, name, "what it answers", may_be_async=True)
+
+
+def _require_result(function: Callable[..., Any], name: str, what: str, *, may_be_async: bool = False) -> None:
+    """Raise RecipeError for a function that yields, or where that cannot be awaited is `async`."""
+    if inspect.isgeneratorfunction(function) or inspect.isasyncgenfunction(function):
+        raise RecipeError(f"{name} yields: it must return {what}")
+    if inspect.iscoroutinefunction(function) and not may_be_async:
+        raise RecipeError(f"{name} is `async`: it must return {what} itself; begin what takes long in `reset`")
+
+
+def check_no_threads(ours: Collection[threading.Thread], shown: str) -> None:
+    """Raise RecipeError if there are more threads than `ours`: loading the file has started them."""
+    if others := [thread.name for thread in threading.enumerate() if thread not in ours]:
+        raise RecipeError(
+            f"{shown}: loading this file starts a thread ({others[0]}), which an episode's process would not have: "
+            "start it in `reset`"
+        )
 
 
 def _module(file: Path) -> ModuleType:

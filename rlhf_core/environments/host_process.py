@@ -29,7 +29,7 @@ from typing import Any
 import psutil
 
 from rlhf_core.data.tool_functions import CalledTools, tools_of
-from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
+from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
@@ -64,11 +64,7 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[[], Any], list[dict[st
         schemas = [tool.schema for tool in tools.values()]
     else:
         check_maker(make, options, f"{shown}:{name}")
-    if others := [thread.name for thread in threading.enumerate() if thread is not threading.main_thread()]:
-        raise RecipeError(
-            f"{shown}: loading this file starts a thread ({others[0]}), which an episode's process would not have: "
-            "start it in `reset`"
-        )
+    check_no_threads([threading.main_thread()], shown)
     if request["kind"] == "tool":
         return (lambda: CalledTools(make, options, tools)), schemas
     return (lambda: make(**options)), schemas

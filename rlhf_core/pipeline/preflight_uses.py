@@ -15,6 +15,7 @@ from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModel
 from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
+from rlhf_core.config.sampled import FromCompletions, GenerateConfig, PairsConfig
 from rlhf_core.config.stage import EnginesConfig, StageConfig
 from rlhf_core.config.stages import MergeConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
@@ -61,6 +62,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if isinstance(config, RewardModelConfig) and config.language_model_coefficient > 0 and model is not None:
         tied = model.settings.get("tie_word_embeddings", True)  # left out: only the model's class knows
         yield from (f"language_model_coefficient: {problem}" for problem in head_problems(tied=tied))
+    if isinstance(config, FromCompletions):
+        yield from _samples(config, nodes[node.inputs["dataset"]].config)
     if isinstance(config, MergeConfig) and model is not None:
         yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
     if model is not None:
@@ -78,6 +81,16 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
                 require_results_follow(tokenizer_of(model, root))
         except StageError as error:
             yield f"environment: {error}"
+
+
+def _samples(config: FromCompletions, made_by: StageConfig) -> Iterator[str]:
+    """Of what is made of completions that a stage samples."""
+    if not isinstance(made_by, GenerateConfig):
+        return
+    if config.reads_rewards and not made_by.rewards:
+        yield "dataset: its completions have no rewards, which this stage reads: give that stage `generate` rewards"
+    if isinstance(config, PairsConfig) and made_by.samples == 1:
+        yield "dataset: it has one completion of each prompt, of which no pair can be made: raise its `samples`"
 
 
 def _stored_dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:

@@ -12,15 +12,16 @@ import json
 import numbers
 import os
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
+from threading import enumerate as enumerate_threads
 from types import ModuleType
 from typing import IO, Any
 
 from rlhf_core.data.tool_functions import tools_of
-from rlhf_core.data.user_code import check_function, check_maker, function_of, run_file
+from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file
 from rlhf_core.errors import RecipeError, StageError
 
 
@@ -36,14 +37,16 @@ def main() -> None:
 def _serve(requests: Iterator[str], replies: IO[str]) -> None:
     """A request names a function, in a file that is run once, or has the arguments of a call of the last one named."""
     modules: dict[str, ModuleType] = {}
+    threads: list[Thread] = []  # before any file was run
     call: Callable[[list[Any]], dict[str, Any]] | None = None
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
         for request in map(json.loads, requests):
             if "batch" in request and call is not None:
                 _reply(replies, call(request["batch"]))
                 continue
+            threads = threads or enumerate_threads()
             try:
-                call = _loaded(request, modules, runner)
+                call = _loaded(request, modules, threads, runner)
             except (RecipeError, StageError) as error:
                 _reply(replies, {"error": str(error), "error_type": type(error).__name__})
             else:
@@ -51,7 +54,7 @@ def _serve(requests: Iterator[str], replies: IO[str]) -> None:
 
 
 def _loaded(
-    request: Mapping[str, Any], modules: dict[str, ModuleType], runner: asyncio.Runner
+    request: Mapping[str, Any], modules: dict[str, ModuleType], threads: Collection[Thread], runner: asyncio.Runner
 ) -> Callable[[list[Any]], dict[str, Any]]:
     file, name, shown = request["file"], request["function"], request["shown"]
     parameters, options = request["parameters"], request["options"]
@@ -59,6 +62,8 @@ def _loaded(
     if file not in modules:
         modules[file] = run_file(Path(file), shown)
     function = function_of(modules[file], name, shown)
+    if request["kind"] in ("environment", "tool"):
+        check_no_threads(threads, shown)  # its episodes are forks
     if request["kind"] == "environment":
         check_maker(function, options, f"{shown}:{name}")
     elif request["kind"] == "tool":

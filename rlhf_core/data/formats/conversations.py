@@ -29,8 +29,17 @@ class Conversations(MessageFormat):
 
     def without_tools(self, row: Row) -> Row:
         column = next((name for name in MESSAGE_COLUMNS if name in row), None)
-        if column is not None and not ("prompt" in row and "completion" in row):
+        if column is not None:
             messages = read_messages(row[column], column)
+            if (
+                "prompt" in row
+                and "completion" in row
+                and [*read_prompt(row), *_completion(row, "completion")] != messages
+            ):
+                raise RowError(
+                    f"`{column}` and `prompt` with `completion` are two conversations: leave one out, such as by "
+                    f"`columns: {{unused: {column}}}`"
+                )
             for other in MESSAGE_COLUMNS:
                 if other in row and read_messages(row[other], other) != messages:
                     raise RowError(
@@ -65,5 +74,5 @@ def _completion(row: Row, column: str) -> list[Message]:
     if isinstance(row.get(column), list | tuple):
         return read_messages(row[column], column)
     if column not in row:
-        raise MissingColumnError(column, row.keys() - {prompt_column(row)})
+        raise MissingColumnError(column, row.keys() - {prompt_column(row)} or row)
     return [{"role": "assistant", "content": filled(row, column)}]

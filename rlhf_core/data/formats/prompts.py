@@ -12,6 +12,8 @@ from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, pl
 from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_prompt
 from rlhf_core.data.rendering import Tokenizer
 
+_DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
+
 
 class Prompts(MessageFormat):
     name = "prompts"
@@ -30,10 +32,14 @@ class Prompts(MessageFormat):
         return {"prompt": prompt, **others}
 
     def duplicate_key(self, row: Mapping[str, Any]) -> str:
-        """Of the prompt alone, and the tools that it may be answered with."""
+        """Of the prompt, the tools that it may be answered with, and what rewards and environments may read beside it.
+
+        `task` and `metadata` say where a row is from.
+        """
         turns = [[m["role"], normalised(m["content"])] for m in row["prompt"]]
         calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]
-        content = json.dumps([turns, calls, row["tools"]] if calls or "tools" in row else turns)
+        others = {name: row[name] for name in sorted(row.keys() - _DESCRIPTIVE)}
+        content = json.dumps([turns, calls, others], default=str)
         return hashlib.sha256(content.encode()).hexdigest()[:32]
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:

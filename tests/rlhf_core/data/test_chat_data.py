@@ -209,6 +209,11 @@ for _ in range(300):
         ),
         (
             "conversations",
+            {"messages": BOTH, "prompt": "x", "completion": "y"},
+            "`messages` and `prompt` with `completion` are two conversations: leave one out",
+        ),
+        (
+            "conversations",
             {"messages": [USER, {**CALLING, "tool_calls": [{"function": {"name": " "}}]}]},
             "`messages[1].tool_calls` [0] has no function name",
         ),

@@ -237,12 +237,17 @@ def test_ids_depend_on_content_alone() -> None:
     assert len(first["id"]) == 16
 
 
-def test_prompts_are_duplicates_by_prompt_other_rows_by_content() -> None:
+def test_prompts_are_duplicates_by_what_judges_read_other_rows_by_content() -> None:
     a = canonical_row({"prompt": "x  y", "metadata": {"index": 1}}, "prompts", {})
     b = canonical_row({"prompt": "x y", "metadata": {"index": 2}}, "prompts", {})
     assert format_of("prompts").duplicate_key(a) == format_of("prompts").duplicate_key(b)
     c = canonical_row({"prompt": "x y", "tools": [TOOL]}, "prompts", {})
     assert format_of("prompts").duplicate_key(a) != format_of("prompts").duplicate_key(c)
+    for other in ({"answer": "1"}, {"answer": "2"}, {"environment": "game"}):
+        d = canonical_row({"prompt": "x y", **other}, "prompts", {})
+        assert format_of("prompts").duplicate_key(a) != format_of("prompts").duplicate_key(d)
+        e = canonical_row({"prompt": "x  y", **other, "metadata": {"index": 3}}, "prompts", {})
+        assert format_of("prompts").duplicate_key(e) == format_of("prompts").duplicate_key(d)
     a = canonical_row({"prompt": "x", "chosen": "1", "rejected": "2"}, "preferences", {})
     b = canonical_row({"prompt": "x", "chosen": "1", "rejected": "3"}, "preferences", {})
     assert format_of("preferences").duplicate_key(a) != format_of("preferences").duplicate_key(b)

@@ -1,10 +1,11 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
-from rlhf_core.data.user_code import check_function, load_function
+from rlhf_core.data.user_code import check_function, check_maker, load_function
 from rlhf_core.errors import RecipeError, StageError
 
 GOOD = """
@@ -81,3 +82,42 @@ def test_a_file_that_raises_shows_its_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def reward(): ...\nimport no_such_module\n")
     with pytest.raises(StageError, match=r"(?s)rewards\.py.*line 2.*No module named 'no_such_module'"):
         load_function(path, "reward", "rewards.py")
+
+
+@pytest.mark.parametrize(
+    ("code", "problem"),
+    [
+        ("class E:\n    def step(self, reply):\n        yield {}", "E.step yields: it must return what it answers"),
+        ("class E:\n    async def step(self, reply):\n        yield {}", "E.step yields"),
+        ("class E:\n    def reset(self, row):\n        yield 1\n    def step(self, reply): ...", "E.reset yields"),
+        ("class E:\n    @staticmethod\n    def step(self, reply): ...", "E.step must take one argument beside `self`"),
+        ("class E:\n    step = 3", "E.step is no method: write `def step(self, …)`"),
+        ("class E:\n    step = property(lambda self: 3)", "E.step is no method"),
+        (
+            "import abc\nclass E(abc.ABC):\n    @abc.abstractmethod\n    def step(self, reply): ...",
+            "E is abstract, and no object of it can be made",
+        ),
+        ("import typing\nclass E(typing.Protocol):\n    def step(self, reply): ...", "E is abstract"),
+        ("class E:\n    async def __init__(self): ...\n    def step(self, reply): ...", "E.__init__ is `async`"),
+        ("async def E(): ...", "E is `async`: it must return an environment itself"),
+        ("def E():\n    yield 1", "E yields: it must return an environment"),
+    ],
+)
+def test_environments_that_could_never_be_played(tmp_path: Path, code: str, problem: str) -> None:
+    (tmp_path / "e.py").write_text(code)
+    with pytest.raises(RecipeError, match=re.escape(problem)):
+        check_maker(load_function(tmp_path / "e.py", "E", "e.py"), {}, "E")
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "class E:\n    @staticmethod\n    def step(reply): ...",
+        "class E:\n    @classmethod\n    def step(cls, reply): ...",
+        "class E:\n    async def step(self, reply): ...\n    async def reset(self, row): ...",
+        "def E():\n    return 1",
+    ],
+)
+def test_environments_that_may_be_played(tmp_path: Path, code: str) -> None:
+    (tmp_path / "e.py").write_text(code)
+    check_maker(load_function(tmp_path / "e.py", "E", "e.py"), {}, "E")

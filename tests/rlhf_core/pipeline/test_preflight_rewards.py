@@ -80,6 +80,17 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.environment.choices.game: no.py: there is no such file",
         ),
         (
+            both(
+                file(
+                    "game.py",
+                    "import threading\nthreading.Thread(target=threading.Event().wait, daemon=True).start()\n"
+                    "class Environment:\n    def step(self, reply): ...\n",
+                ),
+                put("rl", "environment", value={"type": "function", "path": "game.py", "function": "Environment"}),
+            ),
+            "rl.environment: game.py: loading this file starts a thread (Thread-",
+        ),
+        (
             file("prompts.jsonl", json.dumps({"prompt": "a", "answer": ""})),
             "the verifier `exact` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),

@@ -92,6 +92,13 @@ def taught_by(**stages: dict[str, Any]) -> Change:
     return both(*(put(name, value=stage) for name, stage in stages.items()), student)
 
 
+def made_of_samples(stage: dict[str, Any], **settings: Any) -> Change:
+    """A stage that makes a dataset of what a stage `generate` with `settings` samples."""
+    sampled = {"stage": "generate", "model": "sft", "dataset": "prompts", "sampling": {"max_tokens": 8},
+               "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier"}}, **settings}  # fmt: skip
+    return both(put("sampled", value=sampled), put("made", value={**stage, "dataset": "sampled"}), evaluated("sft"))
+
+
 SIZES = "on CPU vLLM serves 32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512"
 ENDLESS = (
     "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
@@ -108,6 +115,17 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
+        (
+            made_of_samples({"stage": "best_of_n"}, rewards={}),
+            [
+                "made.dataset: its completions have no rewards, which this stage reads: give that stage `generate` "
+                "rewards"
+            ],
+        ),
+        (
+            made_of_samples({"stage": "pairs"}, samples=1),
+            ["made.dataset: it has one completion of each prompt, of which no pair can be made: raise its `samples`"],
+        ),
         (put("base", "source", "heads", value=1), []),
         (
             put("base", "source", "heads", value=8),

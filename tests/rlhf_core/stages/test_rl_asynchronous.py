@@ -289,6 +289,7 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
         ({"hybrid": True}, "engines sleep while the ranks train"),
         ({"lora": {"rank": 4}, "rollout": {**SETTINGS["rollout"], "serve_adapter": "adapter"}}, "between_replies"),
         ({"asynchronous": {"max_lag": -1}}, "from 0 to 100"),
+        ({"asynchronous": {"max_lag": 0, "publish": "between_replies"}}, "publish has no effect with max_lag: 0"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str) -> None:
