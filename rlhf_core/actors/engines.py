@@ -55,8 +55,8 @@ class EngineActor:
     def generate(self, requests: Sequence[Request], keep_prefixes: bool) -> list[Completion]:
         return self._engine.generate(requests, keep_prefixes=keep_prefixes)
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
-        return self._engine.advance(requests)
+    def advance(self, requests: Mapping[int, Request], abandoned: Sequence[int]) -> dict[int, Completion]:
+        return self._engine.advance(requests, abandoned=abandoned)
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)
@@ -191,9 +191,9 @@ class OneEngine:
     def __init__(self, name: str, actor: Any) -> None:
         self._name, self._actor = name, actor
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         completions: dict[int, Completion]
-        (completions,) = wait("generate", {self._actor.advance.remote(requests): self._name})
+        (completions,) = wait("generate", {self._actor.advance.remote(requests, abandoned): self._name})
         return completions
 
 

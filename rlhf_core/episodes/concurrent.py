@@ -6,6 +6,7 @@ import asyncio
 import itertools
 from collections.abc import Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 from rlhf_core.episodes.rounds import Play
@@ -47,9 +48,9 @@ class EngineQueue:
     def __init__(self, engine: Advancing, threads: Executor) -> None:
         self._engine, self._threads = engine, threads
         self._numbers = itertools.count()
-        self._new: dict[int, Request] = {}
+        self._new: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self._sampled: dict[int, asyncio.Future[Completion]] = {}  # by the engine, which has begun it
-        self._waiting: dict[int, asyncio.Future[Completion]] = {}
+        self._abandoned: list[int] = []  # that the engine has begun, and nothing waits for any more
         self._held = False
         self._changed = asyncio.Event()
         self._idle = asyncio.Event()
@@ -63,9 +64,15 @@ class EngineQueue:
     async def ask(self, request: Request) -> Completion:
         number = next(self._numbers)
         future: asyncio.Future[Completion] = asyncio.get_running_loop().create_future()
-        self._new[number], self._waiting[number] = request, future
+        self._new[number] = request, future
         self._changed.set()
-        return await future
+        try:
+            return await future
+        except asyncio.CancelledError:
+            self._new.pop(number, None)
+            if self._sampled.pop(number, None) is not None:
+                self._abandoned.append(number)
+            raise
 
     async def hold(self) -> None:
         """Begin nothing more until `release`, and return once the engine has nothing that it has begun."""
@@ -78,19 +85,21 @@ class EngineQueue:
 
     async def serve(self) -> None:
         while await self._changed.wait():
-            requests: dict[int, Request] = {}
+            new: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
             if not self._held:
-                requests, self._new = self._new, {}
-            self._sampled |= {number: self._waiting.pop(number) for number in requests}
-            if not self._sampled:
+                new, self._new = self._new, {}
+            self._sampled |= {number: future for number, (_, future) in new.items()}
+            abandoned, self._abandoned = self._abandoned, []
+            if not self._sampled and not abandoned:
                 self._idle.set()
                 self._changed.clear()
                 continue
             self._idle.clear()
+            requests = {number: request for number, (request, _) in new.items()}
             completions = await asyncio.get_running_loop().run_in_executor(
-                self._threads, self._engine.advance, requests
+                self._threads, partial(self._engine.advance, requests, abandoned=abandoned)
             )
             for number, completion in completions.items():
-                future = self._sampled.pop(number)
-                if not future.cancelled():  # its episode has ended without it
+                future = self._sampled.pop(number, None)  # none: it was abandoned meanwhile
+                if future is not None and not future.done():
                     future.set_result(completion)

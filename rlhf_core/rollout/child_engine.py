@@ -30,8 +30,8 @@ class ChildEngine(RolloutEngine):
         completions: list[Completion] = self._call("generate", requests, keep_prefixes=keep_prefixes)
         return completions
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
-        completions: dict[int, Completion] = self._call("advance", requests)
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
+        completions: dict[int, Completion] = self._call("advance", requests, abandoned=abandoned)
         return completions
 
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:

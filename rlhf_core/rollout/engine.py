@@ -77,9 +77,10 @@ class RolloutEngine(Protocol):
         last bits from those without, and so are a function of all calls since the last one that kept nothing.
         """
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         """Take more requests, by numbers of the caller's, and sample: the completions that are whole by now.
 
+        abandoned: those taken before that are sampled no further; of one that is whole already nothing happens.
         Returns as soon as there is one, and soon without one, so that others can be added. Repeats nothing to the bit.
         """
         return dict(zip(requests, self.generate(list(requests.values())), strict=True))

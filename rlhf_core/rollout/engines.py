@@ -12,7 +12,7 @@ from rlhf_core.types import Completion
 
 
 class Advancing(Protocol):
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         """As of rollout.engine.RolloutEngine."""
 
 

@@ -74,13 +74,17 @@ class VllmEngine:
         whole = [Partial().add(output.outputs[0], self._version) for output in outputs]
         return [each.completion() for each in whole]
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         """Prefixes are cached for as long as the weights are served."""
         from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._require("awake")
         until = time.monotonic() + _ADVANCE_SECONDS
+        self._llm.llm_engine.abort_request([str(number) for number in abandoned])
+        for number in abandoned:
+            self._begun.pop(str(number), None)
+            self._complete.pop(number, None)
         for number, request in requests.items():
             parameters = self._parameters(number, request)
             parameters.output_kind = RequestOutputKind.DELTA  # so that each token is known by the weights it is of

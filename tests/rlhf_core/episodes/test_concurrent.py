@@ -24,11 +24,15 @@ class Queueing:
 
     waiting: dict[int, Request] = field(default_factory=dict)
     prompts: list[Sequence[int]] = field(default_factory=list)
+    abandoned: list[int] = field(default_factory=list)
     calls: int = 0
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         self.calls += 1
         assert not self.waiting.keys() & requests.keys()
+        for number in abandoned:
+            self.waiting.pop(number, None)
+            self.abandoned.append(number)
         self.waiting.update(requests)
         if not self.waiting:
             return {}
@@ -126,11 +130,11 @@ def test_an_engine_that_dies_ends_all_while_another_is_at_work() -> None:
     ended: list[int] = []
 
     class Dies(Queueing):
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             raise ConnectionError("engine 1 died")
 
     class Works(Queueing):
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             time.sleep(0.05)
             return {}
 
@@ -145,11 +149,42 @@ def test_an_engine_that_dies_ends_all_while_another_is_at_work() -> None:
     assert ended == [1, 1]
 
 
+def test_what_an_episode_no_longer_waits_for_is_sampled_no_further() -> None:
+    class Endless(Queueing):
+        """Begins all, and completes what has the prompt 9 alone."""
+
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
+            time.sleep(0.02)
+            self.waiting |= requests
+            for number in abandoned:
+                del self.waiting[number]
+                self.abandoned.append(number)
+            whole = [number for number, request in self.waiting.items() if request.prompt == (9,)]
+            return {number: Completion((len(self.waiting.pop(number).prompt),), (0.0,), "stop", 0) for number in whole}
+
+    async def aborts(ask: Ask) -> str:
+        calls = [asyncio.create_task(ask(Request((number,), GREEDY, None))) for number in (1, 2, 9)]
+        await asyncio.sleep(0.05)
+        calls[0].cancel()
+        late = asyncio.create_task(ask(Request((3,), GREEDY, None)))  # its turn has not come
+        await asyncio.sleep(0)
+        late.cancel()
+        calls[1].cancel()
+        await asyncio.wait(calls)
+        await asyncio.sleep(0.1)
+        return "over"
+
+    engine = Endless()
+    assert play_concurrently([aborts], Several(engine)) == ["over"]
+    assert engine.abandoned == [0, 1]
+    assert not engine.waiting
+
+
 def test_a_reply_that_its_episode_no_longer_waits_for_is_dropped() -> None:
     class Late(Queueing):
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             time.sleep(0.1)
-            return super().advance(requests)
+            return super().advance(requests, abandoned=abandoned)
 
     async def impatient(ask: Ask) -> str:
         try:

@@ -200,6 +200,19 @@ def test_completions_continue_with_weights_that_are_published_meanwhile(served: 
         assert made.logprobs != pytest.approx(after, abs=1e-2)
 
 
+def test_what_is_abandoned_is_sampled_no_further(served: Served) -> None:
+    _, engine = served
+    asked = dict(enumerate(requests(PROMPTS, LONG)))
+    asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
+    assert list(engine.advance(asked)) == [0]
+    left = engine.advance({}, abandoned=[0, 1, 2])  # 0 is whole already
+    while 3 not in left:
+        left |= engine.advance({})
+    assert list(left) == [3]
+    assert engine.advance({}) == {}
+    assert left[3].token_ids == engine.generate([asked[3]])[0].token_ids  # idle, else it would refuse
+
+
 def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(
     engine_process: ChildProcess, tmp_path: Path
 ) -> None:
