@@ -12,12 +12,15 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
-from rlhf_core.config.numbers import Characters, GiB, PartialShare, Seconds, Turns, no_bool
+from rlhf_core.config.numbers import Characters, GiB, PartialShare, Seconds, Sequences, Turns, no_bool
+from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.texts import AnswerPattern, JudgeName
 from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 from rlhf_core.errors import RecipeError, did_you_mean
+
+ToolParserName = Literal["hermes"]
 
 
 class AnyEnvironment(TypedConfig):
@@ -42,6 +45,16 @@ class AnyEnvironment(TypedConfig):
         """Every environment that may be played, by its place below this setting."""
         raise NotImplementedError
 
+    @property
+    def appends_turns(self) -> bool:
+        """Whether each turn must follow the tokens of the last one, so that the chat template may only append."""
+        return any(part.appends_turns for part in self.parts().values())
+
+    @property
+    def is_program(self) -> bool:
+        """Whether episodes are played by programs, which ask for replies whenever they want to."""
+        return any(part.is_program for part in self.parts().values())
+
 
 class EnvironmentConfig(AnyEnvironment):
     """Every environment but a choice of several."""
@@ -65,9 +78,17 @@ class EnvironmentConfig(AnyEnvironment):
     def parts(self) -> Mapping[str, EnvironmentConfig]:
         return {"": self}
 
-    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         """What it takes from files of the user's, by its place below this setting."""
         return {}
+
+    @property
+    def appends_turns(self) -> bool:
+        return self.max_turns > 1
+
+    @property
+    def is_program(self) -> bool:
+        return False
 
 
 class ToleratesFailures(Config):
@@ -107,21 +128,15 @@ class Retry(EnvironmentConfig):
         return ("answer",)
 
 
-class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
-    """An object of the user's Python file, made for each episode in a process of its own.
+class CodeEnvironment(EnvironmentConfig, ToleratesFailures):
+    """Every environment of the user's Python file, where each episode has a process of its own."""
 
-    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
-    that the policy is asked first. Both may be `async`.
-    """
+    parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
 
-    type: Literal["function"]
     path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
-    function: str = Field(
-        default="Environment",
-        description="its name in the file: a class, or a function that makes one; called for each episode",
-    )
+    function: str = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="keyword arguments")
-    timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
+    timeout_seconds: Seconds = operational(60.0, description="that it may take; a later answer is a failure")
     memory_gib: GiB = operational(
         4.0, description="memory that an episode may take beside what the file has loaded, GiB"
     )
@@ -130,7 +145,7 @@ class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
     )
     files: CodeFiles = Field(default=(), description=CODE_FILES)
 
-    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {"": self}
 
     def named_variables(self) -> tuple[str, ...]:
@@ -140,9 +155,81 @@ class FunctionEnvironment(EnvironmentConfig, ToleratesFailures):
         return (self.path, *self.files)
 
     @model_validator(mode="after")
-    def _files_beside(self) -> FunctionEnvironment:
+    def _files_beside(self) -> CodeEnvironment:
         check_beside(self.path, self.files)
         return self
+
+
+class FunctionEnvironment(CodeEnvironment):
+    """An object of the user's Python file, made for each episode in a process of its own.
+
+    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
+    that the policy is asked first. Both may be `async`.
+    """
+
+    type: Literal["function"]
+    function: str = Field(
+        default="Environment",
+        description="its name in the file: a class, or a function that makes one; called for each episode",
+    )
+    timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
+
+
+class Program(CodeEnvironment):
+    """Every function of the user's that plays whole episodes: it asks for replies whenever it wants to."""
+
+    max_turns: Turns = Field(default=8, description="replies that it may ask for in an episode")
+    timeout_seconds: Seconds = operational(
+        60.0, description="that an episode may take beside waiting for replies; one that takes longer is a failure"
+    )
+    parallel_episodes: Sequences = operational(
+        128, description="episodes that are played at a time, each in a process of its own"
+    )
+
+    @property
+    def appends_turns(self) -> bool:
+        return False  # what does not follow begins a sequence of its own
+
+    @property
+    def is_program(self) -> bool:
+        return True
+
+
+class AgentEnvironment(Program):
+    """A function of the user's that plays an episode with any client of the OpenAI API, and returns its reward.
+
+    Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies that
+    it asks for at `base_url` are recorded, and trained.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ("row", "base_url", "api_key")
+
+    type: Literal["agent"]
+    function: str = Field(default="run", description="its name in the file; called for each episode")
+    tool_parser: ToolParserName | None = Field(
+        default=None, description="how the policy writes calls of tools; none: a request with `tools` is refused"
+    )
+
+
+class ExecutorEnvironment(Program):
+    """A function of the user's that plays an episode on tokens, and returns its reward, or sequences with it.
+
+    Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ("engine", "row")
+
+    type: Literal["executor"]
+    function: str = Field(default="run", description="its name in the file; called for each episode")
+
+
+def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig) -> None:
+    """Raise ValueError if programs would have to wait for each other."""
+    if environment.is_program and rollout.repeatable:
+        raise ValueError(
+            f"environment `{environment.type}` asks for replies whenever it wants to, so that its episodes cannot be "
+            "played in rounds: set rollout.repeatable to false"
+        )
 
 
 class ToolsEnvironment(EnvironmentConfig, ToleratesFailures):
@@ -171,7 +258,7 @@ class ToolsEnvironment(EnvironmentConfig, ToleratesFailures):
         default=4000, description="longest result of a call; what is more is cut, and the policy told so"
     )
 
-    def code(self) -> Mapping[str, FunctionEnvironment | FunctionTool]:
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}
 
 
@@ -231,4 +318,6 @@ ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools:ToolEnvironments"),
     "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
+    "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agent:AgentEnvironments"),
+    "executor": EnvironmentEntry(ExecutorEnvironment, "rlhf_core.environments.executor:ExecutorEnvironments"),
 }

@@ -8,7 +8,7 @@ from typing import Annotated
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads
-from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures
+from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig, require_different
@@ -65,6 +65,11 @@ class EvaluationConfig(EnginesConfig):
                 "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
                 "prompts; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _programs_need_not_wait(self) -> EvaluationConfig:
+        require_concurrent(self.environment, self.rollout)
         return self
 
     def unused_fields(self) -> frozenset[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pydantic import model_validator
 
+from rlhf_core.config.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
 from rlhf_core.config.rewards import EnvironmentReward
 from rlhf_core.config.rl_settings import RLSettings
@@ -208,6 +209,11 @@ class RLConfig(RLSettings):
         return self
 
     @model_validator(mode="after")
+    def _programs_need_not_wait(self) -> RLConfig:
+        require_concurrent(self.environment, self.rollout)
+        return self
+
+    @model_validator(mode="after")
     def _hinted_episodes_have_room(self) -> RLConfig:
         teacher = self.settings.teacher
         if teacher is not None and teacher.hint is not None and self.has_environment:
@@ -219,7 +225,8 @@ class RLConfig(RLSettings):
 
     @model_validator(mode="after")
     def _rollouts_are_completions(self) -> RLConfig:
-        if self.keep.rollouts_every is not None and self.environment.most_turns > 1:
+        several = self.environment.most_turns > 1 or self.environment.is_program
+        if self.keep.rollouts_every is not None and several:
             raise ValueError(
                 "keep.rollouts_every: rollouts are kept as completions of prompts, and an episode of several turns is "
                 "none; leave it out"

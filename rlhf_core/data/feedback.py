@@ -15,12 +15,18 @@ _REASONED = "<think>\nreasons\n</think>\n\nanswer"
 
 
 def encode_feedback(
-    tokenizer: Tokenizer, messages: Sequence[Message], feedback: Sequence[Message], tools: Tools | None = None
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    feedback: Sequence[Message],
+    tools: Tools | None = None,
+    *,
+    ended: bool = True,
 ) -> list[int]:
     """What stands between a reply and the next one: from behind the token that ends the assistant turn, over the
     messages that answer it, up to and including the generation prompt.
 
-    messages: the conversation, with the reply as its last turn. The tokens follow those that were sampled, which are
+    messages: the conversation, with the reply as its last turn. ended: whether the reply has the token that ends the
+    turn; if it was cut, that token is the first of those between. The tokens follow those that were sampled, which are
     not tokenised again.
     Raises StageError if the template would write the conversation in another way than its parts: if it rewrites an
     earlier turn, or does not end the turn by a special token.
@@ -44,7 +50,7 @@ def encode_feedback(
     # The text behind the token is tokenised with it: some tokenizers put a space before every text.
     written = str(tokenizer.convert_ids_to_tokens(stop))
     ids = token_ids(tokenizer, written + rest.partition(written)[2])
-    return ids[ids.index(stop) + 1 :]
+    return ids[ids.index(stop) + ended :]
 
 
 def require_turns_follow(tokenizer: Tokenizer) -> None:

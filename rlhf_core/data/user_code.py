@@ -16,9 +16,8 @@ from typing import Any, Literal
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean
 
-CodeKind = Literal[
-    "function", "environment", "tool"
-]  # called with a batch; made for each episode; called by the policy
+# Called with a batch; made for each episode; called by the policy; plays an episode.
+CodeKind = Literal["function", "environment", "tool", "program"]
 
 
 def check_function(file: Path, function: str, shown: str) -> None:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.opening import open_environments, rows_to_play, single_turn
+from rlhf_core.environments.program import EpisodeProgram
 
 __all__ = [
-    "Environment", "Environments", "EpisodeEnvironment", "Feedback", "Reply", "open_environments", "rows_to_play",
-    "single_turn",
+    "Environment", "Environments", "EpisodeEnvironment", "EpisodeProgram", "Feedback", "Reply", "open_environments",
+    "rows_to_play", "single_turn",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from rlhf_core.config.environments import EnvironmentConfig
+from rlhf_core.environments.program import EpisodeProgram
 
 Message = Mapping[str, Any]  # role: user, system or tool; content: text; and what else the chat template writes
 
@@ -76,7 +77,7 @@ class Environments(ABC):
         return self
 
     @abstractmethod
-    def new(self) -> EpisodeEnvironment: ...
+    def new(self) -> EpisodeEnvironment | EpisodeProgram: ...
 
     def close(self) -> None:
         """Ends all that it has started."""

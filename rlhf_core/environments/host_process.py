@@ -1,12 +1,14 @@
-"""The process that runs a user's environments: it loads their file once, and forks for each episode.
+"""The process that runs a user's environments, agents or executors: it loads their file once, and forks for each
+episode.
 
 A fork has at once what the file has loaded. It may raise, hang, crash or fill its memory without touching another
-episode. Started by function.py, which sends it a socket for each episode.
+episode. Started by hosting.py, which sends it a socket for each episode.
 """
 
 from __future__ import annotations
 
 import asyncio
+import gc
 import inspect
 import json
 import os
@@ -22,6 +24,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from typing import Any
@@ -30,7 +33,9 @@ import psutil
 
 from rlhf_core.data.tool_functions import CalledTools, tools_of
 from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file
+from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.rewards.function_process import check_signature
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
 BEGIN, END = b"b", b"e"
@@ -45,29 +50,33 @@ def main() -> None:
     os.dup2(2, 1)
     with requests, replies:  # which no fork may hold open
         try:
-            make, schemas = _loaded(json.loads(requests.readline()))
+            function, schemas = _loaded(json.loads(requests.readline()))
         except (RecipeError, StageError) as error:
             replies.write(json.dumps({"error": str(error), "error_type": type(error).__name__}) + "\n")
             return
         replies.write(json.dumps({"ready": True, "schemas": schemas}) + "\n")
-    _Host(control, make, memory_gib).run()
+    gc.freeze()  # a fork that collects would copy the pages of all that is loaded
+    _Host(control, function, memory_gib).run()
 
 
-def _loaded(request: Mapping[str, Any]) -> tuple[Callable[[], Any], list[dict[str, Any]]]:
-    """What makes the environment of an episode, or its tools; and the schemas of these."""
+def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[str, Any]]]:
+    """What makes the environment of an episode or its tools, or plays it, with its options; and schemas of tools."""
     file, name, shown, options = request["file"], request["function"], request["shown"], request["options"]
     check_function(Path(file), name, shown)
-    make = function_of(run_file(Path(file), shown), name, shown)
+    function = function_of(run_file(Path(file), shown), name, shown)
+    made: Callable[..., Any] = partial(function, **options)
     schemas: list[dict[str, Any]] = []
-    if request["kind"] == "tool":
-        tools = tools_of(make, options, f"{shown}:{name}")
-        schemas = [tool.schema for tool in tools.values()]
-    else:
-        check_maker(make, options, f"{shown}:{name}")
+    match request["kind"]:
+        case "tool":
+            tools = tools_of(function, options, f"{shown}:{name}")
+            schemas = [tool.schema for tool in tools.values()]
+            made = partial(CalledTools, function, options, tools)
+        case "environment":
+            check_maker(function, options, f"{shown}:{name}")
+        case "program":
+            check_signature(function, request["parameters"], options, f"{shown}:{name}")
     check_no_threads([threading.main_thread()], shown)
-    if request["kind"] == "tool":
-        return (lambda: CalledTools(make, options, tools)), schemas
-    return (lambda: make(**options)), schemas
+    return made, schemas
 
 
 @dataclass
@@ -75,7 +84,7 @@ class _Host:
     """One thread, so that it may fork."""
 
     control: socket.socket
-    make: Callable[[], Any]
+    function: Callable[..., Any]
     memory_gib: float
     children: dict[int, int] = field(default_factory=dict)  # episode -> process, each the first of its group
 
@@ -117,7 +126,7 @@ class _Host:
                     os.close(key.fd)
                 os.dup2(written, 1)
                 os.dup2(written, 2)
-                _play(socket.socket(fileno=connection), self.make, self.memory_gib)
+                _play(socket.socket(fileno=connection), self.function, self.memory_gib)
             except BaseException:  # whatever it is, a fork must not become a second host
                 traceback.print_exc()
             finally:
@@ -150,30 +159,41 @@ def _forward(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> No
     selector.modify(key.fd, selectors.EVENT_READ, data=left - len(printed))
 
 
-def _play(connection: socket.socket, make: Callable[[], Any], memory_gib: float) -> None:
+def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: float) -> None:
     """One episode, in a process of its own."""
     taken = psutil.Process().memory_info()
     most = getattr(taken, "data", taken.vms) + int(memory_gib * 2**30)  # data: on Linux
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     environment: Any = None
+    requests = map(json.loads, _lines(connection))
     with asyncio.Runner() as runner:
-        for request in map(json.loads, _lines(connection)):
+        for request in requests:
+            if "seed" in request:
+                _seed(request["seed"])
             try:
-                if "row" in request:
-                    _seed(request["seed"])
-                    environment = make()
-                    reset = getattr(environment, "reset", None)
-                    value = request["row"]["prompt"] if reset is None else _called(runner, reset, request["row"])
-                else:
-                    value = _called(runner, environment.step, request["reply"])
+                match request:
+                    case {"row": row}:
+                        environment = function()
+                        reset = getattr(environment, "reset", None)
+                        value = row["prompt"] if reset is None else _called(runner, reset, row)
+                    case {"reply": reply}:
+                        value = _called(runner, environment.step, reply)
+                    case {"agent": arguments}:
+                        value = _called(runner, partial(function, **arguments))
+                    case {"executor": arguments}:
+                        engine = EngineHandle(connection, requests)
+                        value = claimed(_called(runner, partial(function, engine, **arguments)))
                 answer = json.dumps({"value": value}, default=_number)
             except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
                 answer = json.dumps({"error": traceback.format_exc()})
-            connection.sendall(answer.encode() + b"\n")
+            with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
+                connection.sendall(answer.encode() + b"\n")
+            if "executor" in request:  # a thread of the handle waits for the next line
+                signal.pause()
 
 
-def _called(runner: asyncio.Runner, function: Callable[..., Any], argument: Any) -> Any:
-    value = function(argument)
+def _called(runner: asyncio.Runner, function: Callable[..., Any], *arguments: Any) -> Any:
+    value = function(*arguments)
     return runner.run(_awaited(value)) if inspect.isawaitable(value) else value
 
 
@@ -186,8 +206,9 @@ def _lines(connection: socket.socket) -> Iterator[bytes]:
     lines: SimpleQueue[bytes] = SimpleQueue()
 
     def read() -> None:
-        for line in connection.makefile("rb"):
-            lines.put(line)
+        with suppress(ConnectionError):
+            for line in connection.makefile("rb"):
+                lines.put(line)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=read, daemon=True).start()

@@ -9,9 +9,10 @@ from typing import Any, TypeVar
 
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
-from rlhf_core.environments import Environments, single_turn
+from rlhf_core.environments import Environments, EpisodeProgram, single_turn
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
+from rlhf_core.episodes.programs import play_program
 from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
@@ -25,7 +26,7 @@ class Start:
     """Of one episode."""
 
     prompt: Prompt
-    seed: Callable[[int], int]  # of the reply in a turn, counted from 0; not asked for where sampling is greedy
+    seed: Callable[[int], int]  # of each reply, counted from 0; not asked for where sampling is greedy
     environment_seed: int = 0
 
 
@@ -96,6 +97,11 @@ class Rollouter:
         )
         environment = environments.new()
         try:
+            if isinstance(environment, EpisodeProgram):
+                return await play_program(
+                    environment, start.prompt, rules, parameters, ask,
+                    seed=start.seed, environment_seed=start.environment_seed,
+                )  # fmt: skip
             episode = Episode(start.prompt, environment, rules)
             await episode.begin(start.environment_seed)
             while not episode.over:

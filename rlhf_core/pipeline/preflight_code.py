@@ -12,13 +12,13 @@ from pathlib import Path
 
 import rlhf_core
 from rlhf_core.config.data import FunctionSource
-from rlhf_core.config.environments import FunctionEnvironment
+from rlhf_core.config.environments import CodeEnvironment
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
 from rlhf_core.errors import RecipeError
 
-UserCode = FunctionReward | FunctionSource | FunctionEnvironment | FunctionTool
+UserCode = FunctionReward | FunctionSource | CodeEnvironment | FunctionTool
 LARGEST_FILE = 64 * 1024**2  # bytes
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from threading import Lock
 
 from rlhf_core.artifacts.scratch import scratch_folder
-from rlhf_core.config.environments import FunctionEnvironment
+from rlhf_core.config.environments import CodeEnvironment, FunctionEnvironment, Program
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
@@ -75,7 +75,8 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     process: UserProcess | None = None
     try:
         for key, config in functions.items():
-            parameters = PARAMETERS if isinstance(config, FunctionReward) else ()
+            parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
+            parameters = PARAMETERS if isinstance(config, FunctionReward) else parameters
             function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
             process = process or UserProcess(function, LOADING_SECONDS)
             try:
@@ -101,6 +102,8 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
 def _kind(config: UserCode) -> CodeKind:
     if isinstance(config, FunctionTool):
         return "tool"
+    if isinstance(config, Program):
+        return "program"
     return "environment" if isinstance(config, FunctionEnvironment) else "function"
 
 

@@ -74,7 +74,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from _separators(config, node, nodes)
     if isinstance(config, EnginesConfig) and model is not None:
         yield from _judges(config, node, nodes, models, root)
-    if isinstance(config, RLConfig | EvaluationConfig) and model is not None and config.environment.most_turns > 1:
+    if isinstance(config, RLConfig | EvaluationConfig) and model is not None and config.environment.appends_turns:
         try:
             require_turns_follow(tokenizer_of(model, root))
             if any(isinstance(part, ToolsEnvironment) for part in config.environment.parts().values()):

@@ -62,7 +62,7 @@ def _loaded(
     if file not in modules:
         modules[file] = run_file(Path(file), shown)
     function = function_of(modules[file], name, shown)
-    if request["kind"] in ("environment", "tool"):
+    if request["kind"] != "function":
         check_no_threads(threads, shown)  # its episodes are forks
     if request["kind"] == "environment":
         check_maker(function, options, f"{shown}:{name}")

@@ -28,6 +28,12 @@ class ToolCall:
     arguments: Any  # JSON, of any type
 
 
+@dataclass(frozen=True, slots=True)
+class ParsedReply:
+    content: str  # what is written beside the calls
+    calls: Sequence[ToolCall]
+
+
 class ToolCallParser:
     def __init__(
         self, name: str, tokenizer: Tokenizer, tools: Sequence[Mapping[str, Any]], marker: str | None = None
@@ -51,12 +57,19 @@ class ToolCallParser:
 
     async def parse(self, reply: str) -> list[ToolCall] | None:
         """The calls in `reply`, text with special tokens: none of them, or None if they cannot be read."""
+        parsed = await self._parsed(reply)
+        if parsed is None or (not parsed.calls and self._marker in reply):
+            return None
+        return [*parsed.calls]
+
+    async def read(self, reply: str) -> ParsedReply:
+        """The calls in `reply`, text with special tokens, and what is beside them. What cannot be read is content."""
+        return await self._parsed(reply) or ParsedReply(reply, ())
+
+    async def _parsed(self, reply: str) -> ParsedReply | None:
         future = self._process.begin(_parse, reply)
         await asyncio.wait([asyncio.wrap_future(future)])
-        calls = self._process.result(future)
-        if calls is None or (not calls and self._marker in reply):
-            return None
-        return calls
+        return self._process.result(future)
 
     def close(self) -> None:
         self._process.close(at_once=True)
@@ -76,7 +89,7 @@ def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str 
             f"environment.parser: vLLM has no tool parser {name!r}{did_you_mean(name, known)}; it has "
             f"{', '.join(known)}"
         )
-    request = ChatCompletionRequest.model_validate({"messages": [], "tools": tools})
+    request = ChatCompletionRequest.model_validate({"messages": [], "tools": tools or None})
     kind: Any = ToolParserManager.get_tool_parser(name)
 
     def new() -> Any:
@@ -87,17 +100,15 @@ def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str 
     except Exception as error:  # a parser that misses its tokens raises what it likes
         raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {error}") from error
 
-    def read(reply: str) -> list[tuple[str, str]]:
-        found = new().extract_tool_calls(reply, request)
-        return [(call.function.name, call.function.arguments) for call in found.tool_calls]
-
-    _reader = read
+    _reader = lambda reply: new().extract_tool_calls(reply, request)  # noqa: E731
     return next((marker for each in _MARKERS if isinstance(marker := getattr(parser, each, None), str)), None)
 
 
-def _parse(reply: str) -> list[ToolCall] | None:
+def _parse(reply: str) -> ParsedReply | None:
     """In the child."""
     try:
-        return [ToolCall(name, json.loads(arguments)) for name, arguments in _reader(reply)]
+        found = _reader(reply)
+        calls = [ToolCall(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
+        return ParsedReply(found.content or "" if calls else reply, calls)
     except Exception:  # of a parser on a text that it does not expect: the reply is malformed
         return None

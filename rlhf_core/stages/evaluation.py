@@ -34,7 +34,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     dataset = inputs["dataset"].folder
-    if config.environment.most_turns > 1:
+    if config.environment.appends_turns:
         require_turns_follow(tokenizer)
     with ExitStack() as stack:
         environments = stack.enter_context(open_environments(config.environment, context, tokenizer))

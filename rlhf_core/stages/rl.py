@@ -75,7 +75,7 @@ def _run(
         row_counts |= of_set.metrics(counts_prefix(name))
     require_same_tokens(token_readers(config), inputs, "rollout.max_length", config.rollout.max_length)
     require_same_positions(config, inputs)
-    if config.environment.most_turns > 1:
+    if config.environment.appends_turns:
         require_turns_follow(tokenizer)
     reward_models = read_reward_models(
         config.settings.model_rewards, f"{config.block}.rewards", inputs, config.rollout.max_length

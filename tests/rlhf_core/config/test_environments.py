@@ -59,6 +59,20 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": {"type": "by_row", "choices": {}}}, "at least 1 item"),
         ({"environment": by_row(g=TOLERANT)}, "choices.g.tolerated_failures: the episodes of all rows are played"),
         ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
+        (
+            {"environment": {"type": "agent", "path": "agent.py"}},
+            "environment `agent` asks for replies whenever it wants to, so that its episodes cannot be played in",
+        ),
+        ({"environment": {"type": "executor", "path": "agent.py"}}, "set rollout.repeatable to false"),
+        ({"environment": {"type": "agent", "path": "agent.py", "tool_parser": "json"}}, "Input should be 'hermes'"),
+        (
+            {
+                "environment": {"type": "agent", "path": "agent.py", "max_turns": 1},
+                "keep": {"rollouts_every": 1},
+                "rollout": {**COMMON["rollout"], "repeatable": False},
+            },
+            "keep.rollouts_every: rollouts are kept as completions of prompts",
+        ),
         ({"monitors": {"e": {"type": "environment"}}}, "there is no reward of text `environment`"),
     ],
 )

@@ -42,7 +42,9 @@ USED_OTHERWISE = {
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
     "ValidationConfig.also": "its `sets` are read",
     **dict.fromkeys(
-        ("FunctionReward.variables", "FunctionEnvironment.variables", "FunctionTool.variables"),
+        (f"{config}.variables" for config in (
+            "FunctionReward", "FunctionEnvironment", "AgentEnvironment", "ExecutorEnvironment", "FunctionTool",
+        )),
         "named_variables returns them",
     ),
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),

@@ -1,0 +1,218 @@
+"""The calls that a program makes of the policy in one episode: bounded, recorded, and joined into sequences.
+
+What trains is this record. A program can choose among its calls, but neither change nor invent one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from rlhf_core.data.chat import Tokenizer, decode_completion
+from rlhf_core.environments.program import Call, CallError
+from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.rounds import Ask
+from rlhf_core.errors import EpisodeError
+from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.types import Branch, Completion, Prompt, Trajectory
+
+
+class Calls:
+    """Of one episode. Implements environments.program.Policy."""
+
+    def __init__(
+        self, rules: EpisodeRules, parameters: SamplingParameters, seed: Callable[[int], int], ask: Ask
+    ) -> None:
+        """seed: of the call with a number; not asked for where sampling is greedy."""
+        self._rules, self._parameters, self._seed, self._ask = rules, parameters, seed, ask
+        self._begun = 0
+        self.made: list[Call] = []  # in the order in which they ended
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        return self._rules.tokenizer
+
+    @property
+    def max_length(self) -> int:
+        return self._rules.max_length
+
+    @property
+    def max_tokens(self) -> int:
+        return self._parameters.max_tokens
+
+    @property
+    def temperature(self) -> float:
+        return self._parameters.temperature
+
+    async def generate(
+        self,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int | None = None,
+        stop: Sequence[str] = (),
+        messages: Sequence[Mapping[str, Any]] | None = None,
+    ) -> Call:
+        """See environments.program.Policy."""
+        self._check(prompt, max_tokens)
+        number, self._begun = self._begun, self._begun + 1
+        parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
+        seed = self._seed(number) if parameters.temperature else None
+        completion = await self._ask(Request(tuple(prompt), parameters, seed))
+        call = Call(number, tuple(prompt), until_stop(completion, stop, self.tokenizer), messages)
+        self.made.append(call)
+        return call
+
+    def _check(self, prompt: Sequence[int], max_tokens: int | None) -> None:
+        if self._begun == self._rules.max_turns:
+            raise CallError(
+                f"this episode has made all of the {self._rules.max_turns} calls that `environment.max_turns` allows",
+                "too_many_calls",
+            )
+        if max_tokens is not None and not 0 < max_tokens <= self.max_tokens:
+            raise CallError(
+                f"max_tokens is {max_tokens}; the run samples 1 to {self.max_tokens} (`sampling.max_tokens`): leave it "
+                "out for these",
+                "invalid_max_tokens",
+            )
+        known = len(self.tokenizer)
+        if not prompt or not all(type(token) is int and 0 <= token < known for token in prompt):
+            raise CallError(f"the prompt must be one or more tokens, numbers from 0 to {known - 1}", "invalid_prompt")
+        if len(prompt) >= self.max_length:
+            raise CallError(
+                f"the prompt has {len(prompt)} tokens and leaves no room for a completion: together they have at most "
+                f"{self.max_length} (`rollout.max_length`)",
+                "context_length_exceeded",
+            )
+
+
+def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer) -> Completion:
+    """`completion` up to the token that completes the first of the texts `stop`; all of it if there is none.
+
+    A token does not depend on those after it, so that what is left is what sampling would have given that stops there.
+    """
+    if not any(text in decode_completion(tokenizer, completion.token_ids) for text in stop):
+        return completion
+    for count in range(1, len(completion.token_ids) + 1):
+        tokens = completion.token_ids[:count]
+        if any(text in decode_completion(tokenizer, tokens) for text in stop):
+            return replace(completion, token_ids=tokens, logprobs=completion.logprobs[:count], finish_reason="stop")
+    raise AssertionError("all of its tokens have the text")
+
+
+@dataclass(slots=True)
+class TokenSequence:
+    """Tokens of an episode, in which each call that it trains stands after its prompt."""
+
+    token_ids: list[int] = field(default_factory=list)
+    sampled: list[bool] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    calls: list[Call] = field(default_factory=list)
+
+    def add_given(self, token_ids: Sequence[int]) -> None:
+        self._add(token_ids, False, [0.0] * len(token_ids))
+
+    def add_call(self, call: Call) -> None:
+        assert tuple(self.token_ids) == call.prompt
+        self._add(call.completion.token_ids, True, call.completion.logprobs)
+        self.calls.append(call)
+
+    def _add(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
+        self.token_ids += token_ids
+        self.sampled += [sampled] * len(token_ids)
+        self.logprobs += logprobs
+
+    def is_prefix_of(self, prompt: Sequence[int]) -> bool:
+        return list(prompt[: len(self.token_ids)]) == self.token_ids
+
+
+def joined(calls: Sequence[Call]) -> list[TokenSequence]:
+    """All calls in as few sequences as their prefixes allow; each call is sampled in one of them.
+
+    calls: in the order in which they ended. A call continues the longest sequence that its prompt begins with, as it
+    then is; else it begins a sequence. So there are as many as there are calls which no later call continues.
+    """
+    sequences: list[TokenSequence] = []
+    for call in calls:
+        continued = [sequence for sequence in sequences if sequence.is_prefix_of(call.prompt)]
+        if continued:
+            sequence = max(continued, key=lambda each: len(each.token_ids))
+        else:
+            sequences.append(sequence := TokenSequence())
+        sequence.add_given(call.prompt[len(sequence.token_ids) :])
+        sequence.add_call(call)
+    return sequences
+
+
+def chosen(calls: Sequence[Call], sequences: Any) -> list[TokenSequence]:
+    """The sequences that a program returns, where each thing it says was sampled is what the engine returned there.
+
+    sequences: lists of segments, {"given": tokens} or {"call": number, "token_ids": tokens}. Raises EpisodeError, whose
+    message is the cause alone, if they are none, or say what the record does not.
+    """
+    if not isinstance(sequences, list) or not sequences:
+        raise EpisodeError(f"it returned the sequences {sequences!r}, expected a list with at least one")
+    by_number = {call.number: call for call in calls}
+    made = []
+    for index, segments in enumerate(sequences):
+        where = f"sequence {index} that it returned"
+        if not isinstance(segments, list):
+            raise EpisodeError(f"{where} is {type(segments).__name__}, expected a list of segments")
+        sequence = TokenSequence()
+        for segment in segments:
+            _add_segment(sequence, segment, by_number, where)
+        if not sequence.sampled or not sequence.sampled[-1]:
+            raise EpisodeError(f"{where} does not end with a reply, so that its last tokens would train nothing")
+        made.append(sequence)
+    return made
+
+
+def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], where: str) -> None:
+    """calls: those that no sequence has yet; the one that is added is taken out."""
+    match segment:
+        case {"given": list(tokens), **rest} if not rest and all(type(token) is int for token in tokens):
+            sequence.add_given(tokens)
+        case {"call": int(number), "token_ids": list(tokens), **rest} if not rest:
+            call = calls.pop(number, None)
+            if call is None:
+                raise EpisodeError(f"{where} has reply {number}, which there is not, or is in a sequence already")
+            if tuple(tokens) != call.completion.token_ids:
+                raise EpisodeError(f"{where} has other tokens as reply {number} than the engine sampled")
+            if tuple(sequence.token_ids) != call.prompt:
+                raise EpisodeError(f"{where} has reply {number} after other tokens than it was sampled after")
+            sequence.add_call(call)
+        case _:
+            raise EpisodeError(f"{where} has the segment {segment!r:.200}, expected a list of tokens or a reply")
+
+
+def trajectory_of(
+    sequences: Sequence[TokenSequence], prompt: Prompt, tokenizer: Tokenizer, reward: float
+) -> Trajectory:
+    """One trajectory, of the sequence that has the last call; the others are its branches."""
+    calls = [call for sequence in sequences for call in sequence.calls]
+    last = max(calls, key=lambda call: call.number)
+    main = next(sequence for sequence in sequences if last in sequence.calls)
+    asked = main.token_ids[: main.sampled.index(True)]
+    return Trajectory(
+        prompt=replace(prompt, token_ids=tuple(asked)),
+        token_ids=torch.tensor(main.token_ids, dtype=torch.int64),
+        loss_mask=torch.tensor(main.sampled, dtype=torch.bool),
+        rollout_logprobs=torch.tensor(main.logprobs),
+        weight_version=min(call.completion.weight_version for call in calls),
+        finish_reason="length" if any(call.completion.finish_reason == "length" for call in calls) else "stop",
+        completion=decode_completion(tokenizer, last.completion.token_ids),
+        messages=None if last.messages is None else tuple(last.messages),
+        turns=len(calls),
+        environment_reward=reward,
+        branches=tuple(
+            Branch(
+                torch.tensor(each.token_ids, dtype=torch.int64),
+                torch.tensor(each.sampled, dtype=torch.bool),
+                torch.tensor(each.logprobs),
+            )
+            for each in sequences
+            if each is not main
+        ),
+    )

@@ -1,0 +1,43 @@
+"""Episodes that a program of the user's plays: what it returns, held against the record of its calls."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from rlhf_core.environments.program import EpisodeProgram
+from rlhf_core.episodes.calls import Calls, chosen, joined, trajectory_of
+from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.rounds import Ask
+from rlhf_core.errors import EpisodeError
+from rlhf_core.rewards.base import fits, written
+from rlhf_core.rollout.engine import SamplingParameters
+from rlhf_core.types import Prompt, Trajectory
+
+
+async def play_program(
+    program: EpisodeProgram,
+    prompt: Prompt,
+    rules: EpisodeRules,
+    parameters: SamplingParameters,
+    ask: Ask,
+    *,
+    seed: Callable[[int], int],
+    environment_seed: int,
+) -> Trajectory:
+    """seed: of each call, by its number. Raises EpisodeError, with the row, if the program fails."""
+    calls = Calls(rules, parameters, seed, ask)
+    try:
+        outcome = await program.run(dict(prompt.row), environment_seed, calls)
+        if not calls.made:
+            raise EpisodeError("it ended without a reply of the policy, so that there is nothing to train")
+        reward = outcome.reward
+        if isinstance(reward, bool) or not isinstance(reward, int | float) or not fits(reward):
+            shown = written(reward) if isinstance(reward, int | float) else repr(reward)
+            raise EpisodeError(f"it returned the reward {shown:.200}, expected a finite number")
+        sequences = joined(calls.made) if outcome.sequences is None else chosen(calls.made, outcome.sequences)
+    except EpisodeError as error:
+        made = len(calls.made)
+        raise EpisodeError(
+            f"environment {rules.environment}, row {prompt.id}, after {made} replies: {error}"
+        ) from error
+    return trajectory_of(sequences, prompt, rules.tokenizer, float(reward))
