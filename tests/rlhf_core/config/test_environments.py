@@ -23,6 +23,10 @@ def by_row(**choices: dict[str, Any]) -> dict[str, Any]:
     return {"type": "by_row", "choices": choices}
 
 
+def tools(**given: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "tools", "parser": "hermes", "tools": given}
+
+
 TOLERANT = {"type": "function", "path": "game.py", "tolerated_failures": 0.1}
 
 
@@ -58,6 +62,9 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": by_row(retry={"type": "by_row"})}, "there is no environment `by_row`; there are single_turn"),
         ({"environment": {"type": "by_row", "choices": {}}}, "at least 1 item"),
         ({"environment": by_row(g=TOLERANT)}, "choices.g.tolerated_failures: the episodes of all rows are played"),
+        ({"environment": {"type": "tools", "parser": "hermes", "tools": {}}}, "at least 1 item"),
+        ({"environment": tools(python={"type": "pyton"})}, "there is no tool `pyton`, did you mean `python`?"),
+        ({"environment": tools(python={"type": "python", "timeout_seconds": 0})}, "more than 0"),
         ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
         (
             {"environment": {"type": "agent", "path": "agent.py"}},

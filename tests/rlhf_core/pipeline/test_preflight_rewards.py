@@ -91,6 +91,21 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.environment: game.py: loading this file starts a thread (Thread-",
         ),
         (
+            both(
+                file("shop.py", "class Shop:\n    def put(self, thing: str):\n        return thing\n"),
+                put(
+                    "rl",
+                    "environment",
+                    value={
+                        "type": "tools",
+                        "parser": "hermes",
+                        "tools": {"shop": {"type": "function", "path": "shop.py", "function": "Shop"}},
+                    },
+                ),
+            ),
+            "rl.environment.tools.shop: shop.py:Shop.put has no docstring: it tells the policy what the tool does",
+        ),
+        (
             file("prompts.jsonl", json.dumps({"prompt": "a", "answer": ""})),
             "the verifier `exact` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),

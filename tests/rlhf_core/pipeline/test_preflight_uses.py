@@ -20,6 +20,8 @@ PAIRS = {"stage": "reward_model", "dataset": "pairs", "batch_size": 1, "max_leng
 DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 1, "max_length": 64,
        "optimizer": OPTIMIZER, "losses": {"dpo": {"type": "dpo"}}, "reference": {"model": "other"}}  # fmt: skip
 
+TOOLS = {"type": "tools", "parser": "hermes", "tools": {"python": {"type": "python"}}}
+
 
 def first(**stages: Any) -> Change:
     """Stages above all others."""
@@ -216,6 +218,8 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
               put("base", "chat_template", value="own.jinja")),
          ["rl.environment: the chat template does not end each assistant turn with a special token"]),
+        (put("rl", "environment", value={"type": "by_row", "choices": {"tools": TOOLS}}),
+         ["rl.environment: the chat template refuses a conversation: this model knows user and assistant turns only"]),
     ],
 )  # fmt: skip
 def test_what_a_model_cannot_do_is_said_before_its_job(problems: Problems, change: Change, expected: list[str]) -> None:
