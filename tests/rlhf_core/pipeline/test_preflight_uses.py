@@ -218,7 +218,7 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
               put("base", "chat_template", value="own.jinja")),
          ["rl.environment: the chat template does not end each assistant turn with a special token"]),
-        (put("rl", "environment", value={"type": "by_row", "choices": {"tools": TOOLS}}),
+        (put("rl", "environment", value=TOOLS),
          ["rl.environment: the chat template refuses a conversation: this model knows user and assistant turns only"]),
     ],
 )  # fmt: skip
