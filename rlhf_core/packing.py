@@ -50,10 +50,25 @@ def select(batch: B, examples: Sequence[int]) -> B:
     }
     changed = {}
     for field in fields(batch):
-        value = getattr(batch, field.name)
-        if value is not None:
-            changed[field.name] = value[indices[field.metadata.get("per", "token")].to(value.device)]
-    return replace(batch, **changed)
+        value, per = getattr(batch, field.name), field.metadata.get("per", "token")
+        if value is not None and per in indices:
+            changed[field.name] = value[indices[per].to(value.device)]
+    return _with_own_tiles(replace(batch, **changed))
+
+
+def _with_own_tiles(batch: B) -> B:
+    """`batch` with those tiles alone that its tokens stand for."""
+    parts, pixels = batch.image_parts, batch.pixels
+    if parts is None or pixels is None:
+        return batch
+    is_image = parts >= 0
+    tiles = (parts[is_image] // pixels.tokens_per_tile).unique()
+    if not len(tiles):
+        return replace(batch, image_parts=None, pixels=None)
+    places = torch.searchsorted(tiles, parts.clamp_min(0) // pixels.tokens_per_tile)
+    own = places * pixels.tokens_per_tile + parts % pixels.tokens_per_tile
+    chosen = replace(pixels, values=pixels.values[tiles], mask=pixels.mask[tiles])
+    return replace(batch, image_parts=torch.where(is_image, own, -1), pixels=chosen)
 
 
 def select_sequences(batch: PackedBatch, sequences: Sequence[int]) -> PackedBatch:

@@ -20,6 +20,16 @@ FinishReason = Literal["stop", "length"]
 # sequences of one token, N equals S.
 _PER_SEQUENCE = {"per": "sequence"}
 _PER_EXAMPLE = {"per": "example"}
+_PER_BATCH = {"per": "batch"}
+
+
+@dataclass(frozen=True, slots=True)
+class SequenceImage:
+    """An image of a sequence, and where the tokens that stand for it are."""
+
+    path: str  # of its file, on the node of the driver
+    start: int  # index of its first token in the sequence
+    length: int  # tokens, the marks around it included
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +39,7 @@ class Prompt:
     token_ids: tuple[int, ...]
     row: Mapping[str, Any]  # the dataset row: prompt, answer, task, metadata, ...
     hinted_ids: tuple[int, ...] = ()  # the prompt with a hint, which a teacher reads in its place; empty: there is none
+    images: tuple[SequenceImage, ...] = ()  # in the order of their tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +115,21 @@ def sequence_ids(sequence_lengths: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True)
+class Pixels:
+    """The images of a batch as tiles, each of which fills the same number of tokens; an image is one tile or several.
+
+    An image that stands in several sequences of a batch, such as the completions of one prompt, is there once.
+    """
+
+    values: Tensor  # (I, 3, H, W) float32, as the model's image processor gives them
+    mask: Tensor  # (I, H, W) bool, false where a tile is padded
+    tokens_per_tile: int
+
+    def to(self, device: torch.device | str) -> Pixels:
+        return replace(self, values=self.values.to(device), mask=self.mask.to(device))
+
+
+@dataclass(frozen=True)
 class PackedBatch:
     """Sequences laid end to end, no padding. `position_ids` restart at 0 with each sequence.
 
@@ -116,6 +142,10 @@ class PackedBatch:
     position_ids: Tensor  # (N,) int64
     sequence_lengths: Tensor = field(metadata=_PER_SEQUENCE)  # (S,) int64, sums to N
     loss_mask: Tensor  # (N,) bool, true where the token is trained
+    # (N,) int64: where a token stands for a part of an image, the row of that part among those of all tiles, tile after
+    # tile; -1 where it stands for text. None: no sequence has images
+    image_parts: Tensor | None = None
+    pixels: Pixels | None = field(default=None, metadata=_PER_BATCH)  # as `image_parts`
 
     @property
     def num_tokens(self) -> int:
@@ -151,8 +181,9 @@ class PackedBatch:
         return self.sequence_lengths.cumsum(0) - 1
 
     def to(self, device: torch.device | str) -> Self:
-        moved = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{n: v.to(device) if isinstance(v, Tensor) else v for n, v in moved.items()})
+        given: dict[str, Any] = {f.name: getattr(self, f.name) for f in fields(self)}
+        moved: dict[str, Any] = {n: v.to(device) if isinstance(v, Tensor | Pixels) else v for n, v in given.items()}
+        return replace(self, **moved)
 
 
 @dataclass(frozen=True)

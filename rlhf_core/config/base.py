@@ -33,6 +33,7 @@ class Reads:
     format: str | None = None  # of a dataset
     held_out: bool = False  # a dataset that nothing may be trained on
     only_read: bool = False  # a dataset that the stage neither trains on nor tests on
+    images: bool = False  # a dataset whose rows may have images
     optional: bool = False
     each: str = ""  # the stage is run for each name (none: each result above) with an input that is called so
     of: str = ""  # where the setting is none: the input `model` of the stage that this other input names

@@ -41,8 +41,27 @@ class WheelModel(Config):
     file: NonEmpty = Field(description="path of the GGUF file inside the wheel")
 
 
+class ScratchVision(Config):
+    """The vision encoder of a small Idefics3: an image is resized to a square, and fills
+    (image_size / patch_size / scale_factor)² tokens, with three marks around them."""
+
+    image_size: Width = Field(default=56, description="side of the square, in pixels; `patch_size` times a number")
+    patch_size: Width = Field(default=14, description="side of a patch, in pixels")
+    scale_factor: Depth = Field(default=2, description="so many patches along each side become one token")
+    hidden_size: Width = Field(default=64, description="width; `heads` times a number that engines serve, such as 32")
+    intermediate_size: Width = Field(default=128, description="width of the feed-forward layers")
+    layers: Depth = Field(default=2, description="transformer layers")
+    heads: Depth = Field(default=2, description="attention heads")
+
+    @property
+    def tokens(self) -> int:
+        """Of an image, without the marks around it."""
+        return (self.image_size // self.patch_size // self.scale_factor) ** 2
+
+
 class ScratchModel(Config):
-    """A small Llama of random weights, with a word-level tokenizer: printable ASCII and the given words."""
+    """A small Llama of random weights, with a word-level tokenizer: printable ASCII and the given words. With `vision`
+    it is the text model of an Idefics3."""
 
     type: Literal["scratch"]
     words: tuple[NonEmpty, ...] = Field(
@@ -55,6 +74,12 @@ class ScratchModel(Config):
     context_length: Tokens = Field(default=256, description="longest sequence, in tokens")
     tie_word_embeddings: bool = Field(default=True, description="the output layer shares the embedding's weights")
     initializer_range: Deviation = Field(default=0.05, description="standard deviation of the random weights")
+    vision: ScratchVision | None = Field(
+        default=None, description="its vision encoder, which makes it an Idefics3; none: it reads text alone"
+    )
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset({"vision"} if self.vision is None else ())
 
 
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]

@@ -9,11 +9,22 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Reads, Role, operational
 from rlhf_core.config.format_table import FORMATS, known_format
-from rlhf_core.config.numbers import LongSeed, PositiveShare, Processes, Rows, Similarity, Weight
+from rlhf_core.config.numbers import (
+    ImageBytes,
+    ImagePixels,
+    ImagesOfRow,
+    LongSeed,
+    PositiveShare,
+    Processes,
+    Rows,
+    Similarity,
+    Weight,
+)
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
 from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
 
+IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of the files of `images.folder`
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
 BadRowPolicy = Literal["error", "drop"]
 LongRowPolicy = Literal["error", "drop", "truncate"]
@@ -94,6 +105,19 @@ class WeightedSource(Config):
     weight: Weight = Field(default=1.0, description="its share of the mix, relative to the others")
 
 
+class ImagesConfig(Config):
+    """The images of rows. They become files of the dataset's artifact, each kept once."""
+
+    folder: NonEmpty | None = Field(
+        default=None,
+        description="the folder with the image files that rows name, by paths in it; it may be an fsspec URL of a "
+        "folder without folders; none: rows bring their images themselves",
+    )
+    max_per_row: ImagesOfRow = Field(default=8, description="a row with more is a bad row")
+    max_bytes: ImageBytes = Field(default=20_000_000, description="a larger file is a bad row")
+    max_pixels: ImagePixels = Field(default=40_000_000, description="an image of more pixels is a bad row")
+
+
 class DatasetConfig(StageConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
         description="what a row means, see Rows", json_schema_extra={"enum": [*FORMATS]}
@@ -108,6 +132,7 @@ class DatasetConfig(StageConfig):
         "earlier beginning again",
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
+    images: ImagesConfig = Field(default=ImagesConfig(), description="of rows of `conversations` and `prompts`")
     limit: Rows | None = Field(default=None, description="rows at most; none: all")
     share: PositiveShare | None = Field(
         default=None, description="of its rows, as `limit` takes them; with `exclude` another dataset has the rest"
@@ -157,7 +182,8 @@ class DatasetConfig(StageConfig):
         return count if self.limit is None else min(count, self.limit)
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset() if self.mix else frozenset({"stop"})
+        unused = set() if self.mix else {"stop"}
+        return frozenset(unused if self.images != ImagesConfig() else {*unused, "images"})
 
     @model_validator(mode="after")
     def _a_limit_is_one_number(self) -> DatasetConfig:

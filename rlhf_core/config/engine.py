@@ -32,7 +32,15 @@ class EngineConfig(Config):
         description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
         "rounding, and needs a zero_stage below 3",
     )
+    freeze_vision: bool = Field(
+        default=False,
+        description="of a model that reads images: train all but its vision encoder, which stays as it is",
+    )
     tokens_per_micro_batch: MicroBatchTokens = operational(16384, description="packed tokens of one forward")
+
+    def unused_fields(self) -> frozenset[str]:
+        # What every run was before there was a choice stays out of the key.
+        return frozenset(() if self.freeze_vision else {"freeze_vision"})
 
     @property
     def sharding(self) -> int:

@@ -157,6 +157,11 @@ Oversampling = Annotated[
     float, Limits(1, 100, "nearly all that is sampled would be dropped", "fewer would be drawn than are missing")
 ]
 
+# Images.
+ImagesOfRow = Annotated[int, Limits(1, 1024, "no model reads as many images at once")]
+ImageBytes = Annotated[int, Limits(1, 2**30, "an image is read into memory whole")]
+ImagePixels = Annotated[int, Limits(1, 2**30, "an image is decoded in memory whole")]
+
 # Models from scratch.
 _IN_ONE_PROCESS = "it is made in the memory of one process"
 Width = Annotated[int, Limits(1, 262_144, _IN_ONE_PROCESS)]

@@ -33,7 +33,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     model: Annotated[str | None, Reads("model")] = Field(
         default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
     )
-    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     steps: Steps = Field(description="rollout-and-update steps")
@@ -74,6 +74,16 @@ class RLSettings(EnginesConfig, KeyedConfig):
     probe_tolerance: Tolerance | None = Field(
         default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
     )
+
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """Settings by which something reads text alone, without the images of prompts."""
+        settings = self.settings
+        found = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
+        found += [f"{self.block}.teacher"] if settings.teacher is not None else []
+        found += [f"{self.block}.critic"] if settings.critic_settings is not None else []
+        # Of a dataset of completions, the images would not be part.
+        return (*found, *(["keep.rollouts_every"] if self.keep.rollouts_every is not None else []))
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:

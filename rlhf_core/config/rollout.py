@@ -14,6 +14,7 @@ from rlhf_core.config.numbers import (
     CPUs,
     GiB,
     GPUs,
+    ImagesOfRow,
     Parallel,
     PositiveShare,
     Processes,
@@ -87,6 +88,9 @@ class RolloutEngineConfig(Config):
         description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
     )
     cpu_cache_gib: GiB = operational(1.0, description="key-value cache of an engine on CPU, GiB")
+    max_images: ImagesOfRow = operational(
+        8, description="images of one sequence, at most; for a model that reads images"
+    )
     max_sequences: Sequences = operational(256, description="sequences decoded at once")
     repeatable: bool = Field(
         default=True,

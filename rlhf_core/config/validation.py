@@ -67,7 +67,7 @@ def _require_measured(metric: str, measured: Iterable[str]) -> None:
 class ValidationSet(Config):
     """Held-out prompts, scored as in `evaluation`, answered by the engines that sample."""
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     scorers: dict[JudgeName, ScorerConfig] = Field(
@@ -162,7 +162,9 @@ class HeldOutText(Config):
 class HeldOutConversations(Config):
     """Conversations, of which the tokens of assistant turns count."""
 
-    dataset: Annotated[str, Reads("dataset", format="conversations", held_out=True)] = _held_out("conversations")
+    dataset: Annotated[str, Reads("dataset", format="conversations", held_out=True, images=True)] = _held_out(
+        "conversations"
+    )
 
 
 class HeldOutPairs(Config):

@@ -9,6 +9,7 @@ from typing import Any
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.data.files import BadRow, raise_bad_row
 from rlhf_core.data.formats import Row, RowError, canonical_row
+from rlhf_core.data.images import ImageReader
 
 _EXAMPLES = 3
 _REASONS = 20
@@ -47,10 +48,12 @@ def bad_row_policy(config: DatasetConfig, counted: BadRows) -> BadRow:
     return counted if config.on_bad_row == "drop" else raise_bad_row
 
 
-def canonical(where: str, raw: Mapping[str, Any], config: DatasetConfig, bad_row: BadRow) -> Row | None:
+def canonical(
+    where: str, raw: Mapping[str, Any], config: DatasetConfig, bad_row: BadRow, images: ImageReader
+) -> Row | None:
     """The canonical row; None for a bad one, which `bad_row` was called for."""
     try:
-        return canonical_row(raw, config.format, config.columns)
+        return canonical_row(raw, config.format, config.columns, images)
     except RowError as error:
         bad_row(where, error)
         return None

@@ -13,10 +13,13 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from rlhf_core.data.image_messages import set_image_token
 from rlhf_core.data.rendering import Message, Tools, render, require_reply_written, require_written, untagged
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
 from rlhf_core.data.special_tokens import is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.models.folder import read_config
+from rlhf_core.models.remote_code import reads_images
 
 Completion = str | Sequence[Message]  # a reply, or turns of which the first and the last are the assistant's
 Encoded = tuple[list[int], list[bool]]  # token ids and mask, equally long; the mask is true on what is trained
@@ -43,7 +46,22 @@ def load_tokenizer(folder: Path) -> Tokenizer:
         ) from error
     if tokenizer.eos_token_id is None or not tokenizer.eos_token:  # of an empty text it would be the unknown token
         raise StageError(f"{folder}: the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")
+    _set_image_token(tokenizer, folder)
     return tokenizer
+
+
+def _set_image_token(tokenizer: Tokenizer, folder: Path) -> None:
+    """That of a model which reads images, as its config.json says; an adapter's folder has none."""
+    config = read_config(folder) if (folder / "config.json").is_file() else {}
+    if not reads_images(config):
+        return
+    number = config.get("image_token_id")
+    if not isinstance(number, int) or not is_special(tokenizer, number):
+        raise StageError(
+            f"{folder}: config.json: image_token_id is {number}, which is no special token of "
+            "the tokenizer: give config.json and tokenizer of one model"
+        )
+    set_image_token(tokenizer, str(tokenizer.convert_ids_to_tokens(number)))
 
 
 def encode_text(tokenizer: Tokenizer, text: str) -> list[int]:

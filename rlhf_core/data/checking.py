@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.data.formats import Row, RowError, canonical_row, format_of, normalised
+from rlhf_core.data.images import ImageReader
 from rlhf_core.data.near_duplicates import Sketcher, Sketches
 from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.reading import row_text
@@ -47,8 +48,9 @@ class CheckedBatch:
 class Checker:
     """Picklable: several processes may have one each."""
 
-    def __init__(self, config: DatasetConfig, excluded: PromptIndex) -> None:
+    def __init__(self, config: DatasetConfig, excluded: PromptIndex, images: ImageReader) -> None:
         self._config = config
+        self._images = images
         self._excluded = excluded
         self._sketcher: Sketcher | None = None
         if config.near_duplicates != "off":
@@ -81,4 +83,4 @@ class Checker:
     def _canonical(self, raw: Row | RowError) -> Row:
         if isinstance(raw, RowError):
             raise raw
-        return canonical_row(raw, self._config.format, self._config.columns)
+        return canonical_row(raw, self._config.format, self._config.columns, self._images)

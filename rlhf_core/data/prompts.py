@@ -8,7 +8,9 @@ from typing import Any
 from rlhf_core.data.chat import Tokenizer, encode_prompt
 from rlhf_core.data.fitting import Fitted, Fitting, RowPolicy, fit
 from rlhf_core.data.hints import Hint, told
+from rlhf_core.data.image_messages import images_of
 from rlhf_core.errors import StageError
+from rlhf_core.models.vision import RowImages
 from rlhf_core.types import Prompt
 
 
@@ -24,10 +26,12 @@ def fit_prompts(
     max_tokens: int,
     policy: RowPolicy,
     hint: Hint | None = None,
+    images: RowImages | None = None,
 ) -> Fitted[list[Prompt]]:
     """Each row's messages through the chat template, ready for a completion.
 
-    hint: what a teacher reads behind the last message of the user; it must fit too.
+    hint: what a teacher reads behind the last message of the user; it must fit too. images: how those of the rows are
+    read; none: they have none.
     Raises StageError for a prompt of more than `max_tokens` tokens, or that the template cannot write, if their policy
     is `error`, and for the policy `truncate`: a prompt that is cut asks another question.
     """
@@ -47,8 +51,10 @@ def fit_prompts(
 
     def encode(row: Mapping[str, Any]) -> list[Prompt]:
         messages, tools = row["prompt"], row.get("tools")
-        ids = encode_prompt(tokenizer, messages, tools)
+        ids, placed = encode_prompt(tokenizer, messages, tools), ()
+        if images is not None:
+            ids, _, placed = images.expanded(ids, [False] * len(ids), images_of(messages))
         hinted = encode_prompt(tokenizer, told(messages, hint(row)), tools) if hint is not None else []
-        return [Prompt(row["id"], messages[-1]["content"], tuple(ids), row, tuple(hinted))]
+        return [Prompt(row["id"], messages[-1]["content"], tuple(ids), row, tuple(hinted), placed)]
 
     return fit(rows, Fitting(encode, problem, lambda prompt: None, policy), keep=list)

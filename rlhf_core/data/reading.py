@@ -19,16 +19,24 @@ from rlhf_core.errors import StageError
 
 DATA_FILE = "data.arrow"
 INFO_FILE = "info.json"
+IMAGES_FOLDER = "images"  # there are some: a file for each, called by its SHA-256
+NO_IMAGES = "give it rows without images, or take a stage that reads them (docs/recipes.md)"
 _OLD_DATA_FILE = "data.jsonl"  # of dataset artifacts before version 7 of the stage: a row a line
 
 
-def read_rows(folder: Path) -> list[dict[str, Any]]:
-    """All canonical rows (rlhf_core/data/formats) of a dataset artifact, in order."""
-    return list(iterate_rows(folder))
+def read_rows(folder: Path, *, images: bool = False) -> list[dict[str, Any]]:
+    """All canonical rows (rlhf_core/data/formats) of a dataset artifact, in order.
+
+    images: the caller knows what to do with rows that have some. Raises StageError as iterate_rows.
+    """
+    return list(iterate_rows(folder, images=images))
 
 
-def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
-    """As read_rows, one at a time. Raises StageError if the folder is not a dataset artifact."""
+def iterate_rows(folder: Path, *, images: bool = False) -> Iterator[dict[str, Any]]:
+    """As read_rows, one at a time. Raises StageError if the folder is not a dataset artifact, or has rows with images
+    which the caller does not take."""
+    if not images and (folder / IMAGES_FOLDER).is_dir():
+        raise StageError(f"{folder}: the dataset has rows with images, and this stage reads text alone: {NO_IMAGES}")
     if (folder / DATA_FILE).is_file():
         for batch in record_batches(folder / DATA_FILE):
             yield from map(json.loads, batch.column("row").storage.to_pylist())
@@ -39,8 +47,8 @@ def iterate_rows(folder: Path) -> Iterator[dict[str, Any]]:
         raise StageError(f"{folder}: there is no {DATA_FILE}, so this is not a dataset artifact")
 
 
-def read_dataset(folder: Path) -> Rows:
-    """The rows of a dataset artifact, read when they are asked for, and what they mean.
+def read_dataset(folder: Path, *, images: bool = False) -> Rows:
+    """The rows of a dataset artifact, read when they are asked for, and what they mean. images: as of `read_rows`.
 
     Raises StageError if the folder is not a dataset artifact, or of a format that is not known here.
     """
@@ -49,7 +57,7 @@ def read_dataset(folder: Path) -> Rows:
     name = dataset_info(folder).get("format")
     if name not in FORMATS:
         raise StageError(f"{folder}: its rows have the format {name}, but there are {', '.join(FORMATS)}")
-    return Rows(format_of(name), iterate_rows(folder))
+    return Rows(format_of(name), iterate_rows(folder, images=images))
 
 
 def row_policy(folder: Path) -> RowPolicy:

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.data.image_messages import for_template, without_images
 from rlhf_core.errors import ConversationError, StageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 else:
     Tokenizer = Any  # importing transformers takes a second; the name is for annotations
 
-Message = Mapping[str, Any]  # role, content, and where the row has them tool_calls, reasoning_content, name, ...
+Message = Mapping[str, Any]  # role, content, and where the row has them tool_calls, reasoning_content, images, ...
 Tools = Sequence[Mapping[str, Any]]
 
 NO_TEMPLATE = (
@@ -62,7 +63,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
     """
     if tokenizer.chat_template is None:
         raise StageError(NO_TEMPLATE)
-    conversation: list[dict[str, Any]] = [dict(message) for message in messages]
+    conversation = for_template(tokenizer, messages)
     from jinja2 import TemplateSyntaxError
 
     try:
@@ -119,7 +120,9 @@ def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], too
 
 def _replaced(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
     """`messages`, those at `indices` with a content that is nowhere else."""
-    return [{**m, "content": _marker(index)} if index in indices else m for index, m in enumerate(messages)]
+    return [
+        {**without_images(m), "content": _marker(index)} if index in indices else m for index, m in enumerate(messages)
+    ]
 
 
 def _marker(index: int) -> str:
@@ -204,7 +207,7 @@ def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | N
 
     variables: dict[str, Any] = {**tokenizer.special_tokens_map, "strftime_now": DATE.strftime}
     rendered: Any = render_jinja_template(
-        conversations=[[dict(message) for message in messages]],
+        conversations=[for_template(tokenizer, messages)],
         tools=_schemas(tools),
         chat_template=template,
         return_assistant_tokens_mask=True,

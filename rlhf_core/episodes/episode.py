@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -18,6 +19,7 @@ from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
+from rlhf_core.rollout.engine import RequestImage
 from rlhf_core.types import Completion, Prompt, Stretch, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as
@@ -62,6 +64,11 @@ class Episode:
             self._messages = self._answered = self._checked(asked, "reset")
             self._prompt = self._asked_by_environment()
         self._append(self._prompt.token_ids, False, [0.0] * len(self._prompt.token_ids))
+
+    @property
+    def images(self) -> list[RequestImage]:
+        """Of the prompt."""
+        return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in self._prompt.images]
 
     @property
     def turns(self) -> int:
@@ -136,7 +143,7 @@ class Episode:
                 f"reset() returned messages of {len(token_ids)} tokens, more than the {room} that `rollout.max_length` "
                 "leaves beside `sampling.max_tokens`"
             )
-        return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids)
+        return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids, images=())
 
     async def _feedback(self, reply: Reply) -> Feedback:
         feedback = await self._called(self._environment.step(reply))
@@ -164,6 +171,8 @@ class Episode:
                 require_sound(message, ("message",))
             except RowError as error:
                 self._fail(f"{method}() returned a message that cannot be used: {error}")
+            if message.get("images"):
+                self._fail(f"{method}() returned a message with images; an environment speaks in text alone")
             if method == "step" and message.get("role") not in _ROLES:
                 self._fail(f"{method}() speaks as {message.get('role')!r}; an environment is {', '.join(_ROLES)}")
         if messages[-1].get("role") == "assistant":

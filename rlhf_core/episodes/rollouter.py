@@ -106,7 +106,7 @@ class Rollouter:
             await episode.begin(start.environment_seed)
             while not episode.over:
                 seed = start.seed(episode.turns) if parameters.temperature else None
-                await episode.take(await ask(Request(tuple(episode.token_ids), parameters, seed)))
+                await episode.take(await ask(Request(tuple(episode.token_ids), parameters, seed, episode.images)))
             return episode.trajectory()
         finally:
             environment.close()

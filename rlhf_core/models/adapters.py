@@ -6,6 +6,7 @@ driver names the classes of its ranks and loads no model: it should not wait for
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
@@ -18,10 +19,15 @@ from torch import nn
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER_WEIGHTS
+from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
 from rlhf_core.models.targets import target_problem
 
 if TYPE_CHECKING:
     from peft import PeftModel
+
+
+# An adapter changes the text model alone, whose layers have the names of the vision encoder's.
+_BESIDE_THE_TEXT = rf"({re.escape(VISION_ENCODER)}|{re.escape(VISION_CONNECTOR)})\..*"
 
 
 def is_adapted(model: object) -> TypeGuard[PeftModel]:
@@ -50,6 +56,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
         # By itself peft would take the experts and their router too, which are no linear layers.
         targets = layers if _expert_blocks(model) else lora.target_modules
     config = peft.LoraConfig(
+        exclude_modules=_BESIDE_THE_TEXT if model.config.model_type in VISION_MODELS else None,
         r=lora.rank,
         lora_alpha=lora.alpha,  # type: ignore[arg-type]  # peft takes any number
         lora_dropout=lora.dropout,
@@ -88,7 +95,7 @@ def adapted_layers(model: transformers.PreTrainedModel) -> list[str]:
         {
             name.rpartition(".")[2]
             for name, layer in _linear_layers(model).items()
-            if layer is not head and not name.startswith(blocks)
+            if layer is not head and not name.startswith((*blocks, f"{VISION_ENCODER}.", f"{VISION_CONNECTOR}."))
         }
     )
 

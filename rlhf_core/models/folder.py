@@ -19,7 +19,7 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
 _TOKENIZER_FILES = (
     "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", f"{TEMPLATES}/*.jinja", "vocab.*",
-    "merges.txt", "*.model",
+    "merges.txt", "*.model", "processor_config.json", "preprocessor_config.json",
 )  # fmt: skip
 
 
@@ -60,7 +60,7 @@ def stored_dtype(folder: Path) -> Dtype:
 
 def context_length(folder: Path) -> int | None:
     """The longest sequence that the model was made for, in tokens; None where its config does not say."""
-    length: int | None = read_config(folder).get("max_position_embeddings")
+    length: int | None = text_config(read_config(folder)).get("max_position_embeddings")
     return length
 
 

@@ -29,6 +29,7 @@ from rlhf_core.models import tree_attention
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
+from rlhf_core.models.remote_code import reads_images
 from rlhf_core.packing import pack, select_sequences
 from rlhf_core.types import PackedBatch
 
@@ -124,6 +125,8 @@ def _tree_problem(
     """Why a token tree is not right for `model`; None: it is, and the model has its attention from here on."""
     if model.config._attn_implementation != "sdpa" or not model._can_set_attn_implementation():
         return "is for the attention sdpa"
+    if reads_images(model.config.to_dict()):
+        return "compares tokens, and images of other pixels have the same ones"
     branching, second = _branching(batch), slice(_LENGTHS[_MIDDLE], None)
     alone = [_measured(model, select_sequences(branching, [i]), ROWS, 0, skipped=i * _SKIPPED) for i in range(2)]
     expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.models.tree_attention import ARGUMENT as TREE_ARGUMENT
+from rlhf_core.models.vision import embedded, runs_encoder_always
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 
@@ -101,8 +102,12 @@ def run_backbone(
 
 def _run(model: Any, batch: PackedBatch, layouts: Layouts, *, routers: bool) -> tuple[OfTokens, list[Tensor]]:
     arrangement = arranged(model, batch, layouts)
+    arguments = arrangement.arguments
+    if batch.image_parts is not None or runs_encoder_always(model):
+        ids = arguments.pop("input_ids")
+        arguments["inputs_embeds"] = embedded(model, ids, batch, arrangement.places)
     options = {"output_router_logits": True} if routers else {}
-    output = backbone(model)(**arrangement.arguments, use_cache=False, **options)
+    output = backbone(model)(**arguments, use_cache=False, **options)
     logits = [arrangement.tokens(logits).at() for logits in output.router_logits] if routers else []
     return arrangement.tokens(output.last_hidden_state), logits
 

@@ -24,6 +24,7 @@ from rlhf_core.models.folder import (
     update_json,
 )
 from rlhf_core.models.headers import read_object
+from rlhf_core.models.remote_code import VISION_ENCODER, reads_images
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:
@@ -44,13 +45,25 @@ def load_causal_model(
     attention: str,
     lora: LoraConfig | None = None,
     gradient_checkpointing: bool = False,
+    freeze_vision: bool = False,
 ) -> transformers.PreTrainedModel | PeftModel:
     """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
+
+    freeze_vision: leave the vision encoder as it is; the folder's model must read images.
 
     Raises StageError if the weights in the folder are not whole, or not those of its config.
     """
     model = load_weights(folder, "causal", dtype=dtype, attn_implementation=attention)
+    if freeze_vision:
+        _freeze_vision(model, folder)
     return _prepare(model, "CAUSAL_LM", lora, gradient_checkpointing)
+
+
+def _freeze_vision(model: transformers.PreTrainedModel, folder: Path) -> None:
+    if not reads_images(model.config.to_dict()):
+        raise StageError(f"{folder}: engine.freeze_vision: this model reads text alone, leave it out")
+    encoder: nn.Module = model.get_submodule(VISION_ENCODER)
+    encoder.requires_grad_(False)
 
 
 def load_scalar_model(

@@ -14,6 +14,7 @@ from rlhf_core.models.layout_check import checked_layouts
 from rlhf_core.models.layouts import ROWS, TREE, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
+from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.types import PackedBatch
 
@@ -38,6 +39,10 @@ class PackedModel(nn.Module):
         forward. Raises StageError if none is right.
         """
         self.layouts = checked_layouts(self._transformer, self._outputs, device, compiled=compiled)
+
+    @property
+    def reads_images(self) -> bool:
+        return reads_images(self._transformer.config.to_dict())
 
     @property
     def shares_prompts(self) -> bool:

@@ -35,9 +35,20 @@ def causal_model_types() -> frozenset[str]:
     return frozenset(causal_models())
 
 
+# The models that read images: each was trained and served here, and its engine gave the log-probs of the trainer.
+VISION_MODELS: Mapping[str, str] = {"idefics3": "Idefics3ForConditionalGeneration"}
+
+VISION_ENCODER, VISION_CONNECTOR = "model.vision_model", "model.connector"  # their parts beside the text model
+
+
+def reads_images(config: Mapping[str, Any]) -> bool:
+    """Whether the model of this config.json reads images, too."""
+    return config.get("model_type") in VISION_MODELS
+
+
 @lru_cache(maxsize=1)
 def causal_models() -> Mapping[str, str]:
-    """The name of transformers' causal language model for each model_type."""
+    """The name of transformers' causal language model for each model_type, also of those that read images, too."""
     table = assigned("transformers.models.auto.modeling_auto", "MODEL_FOR_CAUSAL_LM_MAPPING_NAMES")
     assert isinstance(table, ast.Call)  # OrderedDict([(model_type, class), …])
-    return dict(ast.literal_eval(table.args[0]))
+    return {**dict(ast.literal_eval(table.args[0])), **VISION_MODELS}

@@ -7,6 +7,7 @@ from typing import Any
 from rlhf_core.config.base_model import ScratchModel
 from rlhf_core.models.targets import LANGUAGE_HEAD
 
+VISION = "idefics3"  # the model_type of one with a vision encoder
 _LINEAR = (
     "self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj", "self_attn.o_proj",
     "mlp.gate_proj", "mlp.up_proj", "mlp.down_proj",
@@ -27,5 +28,6 @@ def architecture(source: ScratchModel) -> dict[str, Any]:
 
 
 def linear_layers(source: ScratchModel) -> list[str]:
-    """Their paths in the model."""
-    return [*(f"model.layers.{index}.{name}" for index in range(source.layers) for name in _LINEAR), LANGUAGE_HEAD]
+    """Their paths in the model; of one with a vision encoder, those of its text model."""
+    part = "model" if source.vision is None else "model.text_model"
+    return [*(f"{part}.layers.{index}.{name}" for index in range(source.layers) for name in _LINEAR), LANGUAGE_HEAD]

@@ -18,6 +18,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.headers import StoredTensor, stored_tensors
+from rlhf_core.models.remote_code import reads_images
 
 Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
 
@@ -73,6 +74,8 @@ def _from_pretrained(
     of_config: dict[str, Any] = {"local_files_only": True}
     if head == "scalar":
         auto, of_config["num_labels"] = transformers.AutoModelForSequenceClassification, 1
+    elif reads_images(read_config(folder)):
+        auto = transformers.AutoModelForImageTextToText
     source: Path | None = folder
     try:
         with _no_report():

@@ -170,7 +170,10 @@ def supervised_steps(config: SupervisedConfig, rows: int) -> int:
 def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:
     match config.source:
         case ScratchModel() as source:
-            return Shape.of({**architecture(source), "vocab_size": len(vocabulary(source.words))}, parameters)
+            return Shape.of(
+                {**architecture(source), "vocab_size": len(vocabulary(source.words, images=source.vision is not None))},
+                parameters,
+            )
         case FolderModel(path=path) if "://" not in path:
             folder = root / path
             try:

@@ -8,7 +8,7 @@ from functools import partial
 
 from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel, HubModel
-from rlhf_core.config.data import FilesSource, HubSource
+from rlhf_core.config.data import IMAGE_SUFFIXES, FilesSource, HubSource, ImagesConfig
 from rlhf_core.data.remote import UnreadableError, file_identity, folder_identity, is_versioned
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.user_files import configs_below
@@ -39,7 +39,9 @@ def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
             case HubModel() | HubSource():
                 yield found.url, partial(_commit, found)
             case FolderModel(path=path) if "://" in path:
-                yield path, partial(_folder, path)
+                yield path, partial(_folder, path, MODEL_SUFFIXES)
+            case ImagesConfig(folder=str() as path) if "://" in path:
+                yield path, partial(_folder, path, IMAGE_SUFFIXES)
             case FilesSource(paths=paths, streaming=streaming):
                 yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
 
@@ -80,9 +82,9 @@ def _file(url: str, streaming: bool) -> str:
     return identity
 
 
-def _folder(url: str) -> str:
+def _folder(url: str, suffixes: tuple[str, ...]) -> str:
     try:
-        return folder_identity(url, MODEL_SUFFIXES)
+        return folder_identity(url, suffixes)
     except UnreadableError as error:
         raise RecipeError(_unreadable(url, error)) from error
 

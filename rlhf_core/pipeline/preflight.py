@@ -18,6 +18,7 @@ from rlhf_core.pipeline.preflight_data import (
 )
 from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects, unread_notes
 from rlhf_core.pipeline.preflight_hints import check_hints
+from rlhf_core.pipeline.preflight_images import check_images
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_loading import code_problems
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
@@ -71,6 +72,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_models(nodes, models, root)
     too_long, notes = check_lengths(recipe, uses, rows, models, root)
     problems += too_long
+    problems += check_images(uses, rows, models)
     problems += check_hints(recipe, uses, rows, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))

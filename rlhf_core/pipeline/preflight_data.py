@@ -23,6 +23,7 @@ from rlhf_core.config.reward_models import SupervisedRewardConfig
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
+from rlhf_core.data.images import ImageReader
 from rlhf_core.data.opening import file_problem
 from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
@@ -233,7 +234,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, sample: Sam
         case ReasoningGymSource():
             for task, options in source.tasks.items():
                 check_task(task, options)
-            return [row for task in source.tasks for row in _generated(task, source, config, bad_row)]
+            return [row for task in source.tasks for row in _generated(task, source, config, bad_row, root)]
         case FunctionSource():
             return []  # its code is checked beside that of rewards
         case HubSource():
@@ -244,6 +245,7 @@ def _check_files(
     source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[str]
 ) -> Iterator[Located]:
     budget = Budget(_BYTES)
+    images = ImageReader.before_a_run(config.images, root)
     rows = 0
     for path in source.paths:
         if "://" in path:
@@ -254,7 +256,7 @@ def _check_files(
             raise RowError(f"{path}: {problem}")
         budget.num_bytes = max(budget.num_bytes, 1)
         read = _noted(iterate_file(str(root / path), path, bad_row, budget), columns)
-        for located in _canonical(read, config, bad_row):
+        for located in _canonical(read, config, bad_row, images):
             rows += 1
             yield located
             if rows >= _ROWS:
@@ -281,18 +283,23 @@ def _noted(rows: Iterable[Located], columns: set[str]) -> Iterator[Located]:
         yield where, raw
 
 
-def _canonical(rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:
+def _canonical(
+    rows: Iterable[Located], config: DatasetConfig, bad_row: BadRow, images: ImageReader
+) -> Iterator[Located]:
     for where, raw in rows:
-        row = canonical(where, raw, config, bad_row)
+        row = canonical(where, raw, config, bad_row, images)
         if row is not None:
             yield where, row
 
 
-def _generated(task: str, source: ReasoningGymSource, config: DatasetConfig, bad_row: BadRow) -> Iterator[Located]:
+def _generated(
+    task: str, source: ReasoningGymSource, config: DatasetConfig, bad_row: BadRow, root: Path
+) -> Iterator[Located]:
     until = time.monotonic() + _GENERATING_SECONDS
     size = min(source.size, _GENERATED_ROWS)
     rows = generate(task, source.tasks[task], size=size, seed=source.seed, data_format=config.format)
-    for located in _canonical(((f"{task} item {index}", raw) for index, raw in enumerate(rows)), config, bad_row):
+    items = ((f"{task} item {index}", raw) for index, raw in enumerate(rows))
+    for located in _canonical(items, config, bad_row, ImageReader.before_a_run(config.images, root)):
         yield located
         if time.monotonic() > until:
             return

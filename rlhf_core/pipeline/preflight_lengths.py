@@ -17,12 +17,11 @@ from rlhf_core.data.formats import Format, Row, format_of
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.data.special_tokens import special_tokens_in
 from rlhf_core.data.templates import with_template
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import sampled_otherwise
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
-from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.preflight_model import BaseModel, scratch_tokenizer
 from rlhf_core.pipeline.recipe import Recipe
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters
@@ -113,8 +112,8 @@ def check_lengths(
 def tokenizer_of(model: BaseModel, root: Path) -> Tokenizer:
     """That of a base model at hand."""
     match model.config.source:
-        case ScratchModel(words=words, context_length=length):
-            own = word_level_tokenizer(words, length)
+        case ScratchModel() as source:
+            own = scratch_tokenizer(source)
         case FolderModel(path=path):
             own = load_tokenizer(root / path)
     return with_template(own, model.config, root.joinpath)

@@ -16,16 +16,16 @@ from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchMod
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.jinja_check import try_jinja
-from rlhf_core.data.rendering import template_texts
+from rlhf_core.data.rendering import Tokenizer, template_texts
 from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
-from rlhf_core.data.tokenizers import SPECIAL_TOKENS, word_level_tokenizer
+from rlhf_core.data.tokenizers import IMAGE_TOKENS, SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models import class_config
 from rlhf_core.models.folder import GENERATION_CONFIG, text_config
 from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
-from rlhf_core.models.scratch import architecture
+from rlhf_core.models.scratch import VISION, architecture
 from rlhf_core.pipeline.drafting import Draft
 
 _READ_SECONDS = 120
@@ -55,12 +55,12 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
         return templates
     users = [other for other in nodes.values() if base_of(other, nodes) == node.name]
     match config.source:
-        case ScratchModel(words=words, context_length=length):
+        case ScratchModel() as source:
             return [
-                *(f"{node.section}.source: {problem}" for problem in _scratch(config.source)),
+                *(f"{node.section}.source: {problem}" for problem in _scratch(source)),
                 *_language_model(node, config, "from scratch"),
                 *_experts(users, {}),
-                *unfit_template(config, root, node.section, lambda: word_level_tokenizer(words, length)),
+                *unfit_template(config, root, node.section, lambda: scratch_tokenizer(source)),
             ]
         case FolderModel(path=path) if "://" not in path:
             renders = any(other.stage.needs_template for other in users)
@@ -103,7 +103,8 @@ def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
     assert isinstance(config, BaseModelConfig)
     match config.source:
         case ScratchModel(context_length=length) as source:
-            return BaseModel(config, length, architecture(source))
+            settings = architecture(source)
+            return BaseModel(config, length, settings if source.vision is None else {**settings, "model_type": VISION})
         case FolderModel(path=path) if "://" not in path:
             settings = read_object(root / path / "config.json")
             stored = text_config(settings).get("max_position_embeddings")
@@ -120,8 +121,22 @@ def _scratch(source: ScratchModel) -> Iterator[str]:
         )
     if "" in source.words:
         yield "words: an empty string cannot be a token"
-    for word in sorted(set(source.words) & set(SPECIAL_TOKENS)):
+    vision = source.vision
+    for word in sorted(set(source.words) & {*SPECIAL_TOKENS, *(() if vision is None else IMAGE_TOKENS)}):
         yield f"words: {word} is a special token already"
+    if vision is None:
+        return
+    if vision.image_size % (vision.patch_size * vision.scale_factor):
+        yield (
+            f"vision.image_size={vision.image_size} must be a multiple of patch_size={vision.patch_size} times "
+            f"scale_factor={vision.scale_factor}"
+        )
+    if vision.hidden_size % vision.heads:
+        yield f"vision.hidden_size={vision.hidden_size} must be a multiple of vision.heads={vision.heads}"
+
+
+def scratch_tokenizer(source: ScratchModel) -> Tokenizer:
+    return word_level_tokenizer(source.words, source.context_length, images=source.vision is not None)
 
 
 def _language_model(node: Draft, config: BaseModelConfig, source: str) -> Iterator[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
+from rlhf_core.config.data import IMAGE_SUFFIXES, ImagesConfig
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError
 from rlhf_core.models.folder import TEMPLATES
@@ -34,6 +35,18 @@ def model_files(root: Path, folder: str) -> list[str]:
     return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(MODEL_SUFFIXES)]
 
 
+def image_files(root: Path, folder: str) -> list[str]:
+    """The images in the user's folder `folder`, at any depth, as `folder/name`. RecipeError if there is none."""
+    found = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+    names = [f"{folder.rstrip('/')}/{path.relative_to(root / folder).as_posix()}" for path in found if path.is_file()]
+    if not names:
+        what = "has no file that ends in " + ", ".join(IMAGE_SUFFIXES)
+        raise RecipeError(
+            f"images.folder: {folder}: this folder {what if (root / folder).is_dir() else 'is not there'}"
+        )
+    return names
+
+
 def named_variables(config: Config) -> frozenset[str]:
     """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
     return frozenset(name for found in configs_below(config) for name in found.named_variables())
@@ -44,6 +57,8 @@ def _paths(config: Config, root: Path) -> Iterator[str]:
         yield from found.named_files()
         if isinstance(found, FolderModel) and "://" not in found.path:
             yield from model_files(root, found.path)
+        if isinstance(found, ImagesConfig) and found.folder is not None and "://" not in found.folder:
+            yield from image_files(root, found.folder)
 
 
 def configs_below(value: object) -> Iterator[Config]:

@@ -9,17 +9,24 @@ import torch
 from torch import Tensor
 
 from rlhf_core.errors import RewardError
+from rlhf_core.models.vision import ImageProcessor, with_images
 from rlhf_core.packing import pack
 from rlhf_core.types import Experience, PackedBatch, Trajectory
 
 
-def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
+def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None) -> Experience:
     """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
-    steps, or none has."""
+    steps, or none has.
+
+    processor: of the policy, where prompts have images. Raises ValueError for an episode of several sequences whose
+    prompt has images.
+    """
+    if any(trajectory.branches and trajectory.prompt.images for trajectory in trajectories):
+        raise ValueError("the images of a prompt stand in one sequence, but an episode has several")
     sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     lengths = torch.tensor([s.token_ids.numel() for s in sequences])
     each = torch.tensor([len(t.sequences) for t in trajectories])
-    return Experience(
+    packed = Experience(
         input_ids=torch.cat([s.token_ids for s in sequences]),
         position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
         sequence_lengths=lengths,
@@ -29,6 +36,8 @@ def pack_trajectories(trajectories: Sequence[Trajectory]) -> Experience:
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
+    images = [t.prompt.images for t in trajectories for _ in t.sequences]
+    return with_images(packed, images, processor)
 
 
 def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:

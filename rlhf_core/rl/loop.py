@@ -15,6 +15,7 @@ from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
+from rlhf_core.models.vision import ImageProcessor
 from rlhf_core.rl.async_collector import AsyncCollector
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
@@ -40,6 +41,7 @@ class Loop:
     turns: Turns
     validation: Validation | None = None
     keeper: Keeper | None = None
+    processor: ImageProcessor | None = None  # of the policy, if it reads images
 
     def run(self) -> dict[str, float]:
         """All steps, or those left after the newest checkpoint; the metrics of the last one."""
@@ -65,7 +67,7 @@ class Loop:
 
         with phase("score"):
             self.turns.train()
-            experience = self.trainer.score(pack_trajectories(trajectories), pack_hinted(trajectories))
+            experience = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
 
         with phase("advantage"):
             rewards = torch.tensor([t.reward for t in trajectories])

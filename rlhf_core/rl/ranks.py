@@ -76,11 +76,13 @@ class PolicyTrainer:
 
     def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
         """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""
-        return self._scored(batch, [role])[role]
+        scores: Tensor = self._scored(batch, [role])[role]
+        return scores
 
-    def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Tensor]:
-        """By the names of Scores. Models of the same ranks, with micro-batches of the same size, are asked together."""
-        scores: dict[str, Tensor] = {}
+    def _scored(self, batch: PackedBatch, names: list[str]) -> dict[str, Any]:
+        """By the names of Scores, each a Tensor. Models of the same ranks, with micro-batches of the same size, are
+        asked together."""
+        scores: dict[str, Any] = {}
         calls: dict[tuple[str, int, bool], list[str]] = {}
         for name in names:
             role = role_of(name)

@@ -106,7 +106,7 @@ def _load(role: Role, folder: Path, base: SharedBase | None) -> nn.Module:
         "gradient_checkpointing": engine.gradient_checkpointing and trained,
     }  # fmt: skip
     if role.head == "causal":
-        return load_causal_model(folder, **options)
+        return load_causal_model(folder, freeze_vision=engine.freeze_vision and trained, **options)
     return load_scalar_model(folder, head_factor=role.value_scale.factor, **options)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import fields
+from dataclasses import fields, replace
 from typing import Any
 
 import torch
@@ -18,23 +18,33 @@ _TENSORS = {
 
 
 def stored(trajectory: Trajectory) -> dict[str, Any]:
-    """All but its prompt."""
+    """All but its prompt, of which it has what an environment may have asked instead."""
+    prompt = trajectory.prompt
     return {
-        **{name: value for name, value in _values(trajectory).items() if name != "prompt"},
+        **_values(trajectory),
+        "prompt": {"text": prompt.text, "num_tokens": len(prompt.token_ids), "has_images": bool(prompt.images)},
         "stretches": [[stretch.tokens, stretch.weight_version] for stretch in trajectory.stretches],
         "branches": [_values(branch) for branch in trajectory.branches],
     }
 
 
 def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
-    """What `stored` was given; prompt: its own."""
+    """What `stored` was given; prompt: that was drawn for it, whose images it has unless an environment has asked
+    something else."""
+    asked = values["prompt"]
     given = {
         **_tensors(values),
+        "prompt": replace(
+            prompt,
+            text=asked["text"],
+            token_ids=tuple(values["token_ids"][: asked["num_tokens"]]),
+            images=prompt.images if asked["has_images"] else (),
+        ),
         "messages": None if values["messages"] is None else tuple(values["messages"]),
         "stretches": tuple(Stretch(tokens, version) for tokens, version in values["stretches"]),
         "branches": tuple(Branch(**_tensors(branch)) for branch in values["branches"]),
     }
-    return Trajectory(prompt=prompt, **given)
+    return Trajectory(**given)
 
 
 def _values(sequence: Trajectory | Branch) -> dict[str, Any]:

@@ -42,12 +42,20 @@ class SamplingParameters:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestImage:
+    content: bytes  # of its file
+    start: int  # index in the prompt of the first token that stands for it
+    length: int  # tokens, the marks around it included
+
+
+@dataclass(frozen=True, slots=True)
 class Request:
     """One completion that an engine is asked for. Raises ValueError for a random one without a seed."""
 
     prompt: Sequence[int]  # tokens
     parameters: SamplingParameters
     seed: int | None  # so that it repeats exactly; none where greedy
+    images: Sequence[RequestImage] = ()  # of the prompt, in their order
 
     def __post_init__(self) -> None:
         if (self.seed is None) != (self.parameters.temperature == 0):

@@ -13,10 +13,12 @@ from typing import Any, Literal
 import torch
 
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.weights import require_fit
 from rlhf_core.rollout.engine import EngineSettings, Request, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_outputs import Partial, chosen
+from rlhf_core.rollout.vllm_prompts import prompt_of, require_same_prompt
 from rlhf_core.rollout.vllm_settings import engine_arguments
 from rlhf_core.types import Completion
 
@@ -46,10 +48,11 @@ class VllmEngine:
         self._state: SleepState = "awake"
         self._keeps_weights = True
         self._adapter: Any = None  # the LoRARequest being served
-        self._begun: dict[str, Partial] = {}  # by `advance`, and not whole yet
+        self._begun: dict[str, tuple[Request, Partial]] = {}  # by `advance`, and not whole yet
         self._complete: dict[int, Completion] = {}  # since its last call
         model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         self._tied = bool(model.get("tie_word_embeddings", False))
+        self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
         with _collector_paused():
             arguments = engine_arguments(folder, model, settings)
             from vllm import LLM
@@ -70,13 +73,15 @@ class VllmEngine:
         token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
         """
         each = [self._parameters(index, request) for index, request in enumerate(requests)]
-        outputs = self._run([request.prompt for request in requests], each, keep_prefixes=keep_prefixes)
+        prompts = [prompt_of(request, self._image_token) for request in requests]
+        outputs = self._run(prompts, each, keep_prefixes=keep_prefixes)
+        for request, output in zip(requests, outputs, strict=True):
+            require_same_prompt(request, output)
         whole = [Partial().add(output.outputs[0], self._version) for output in outputs]
         return [each.completion() for each in whole]
 
     def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         """Prefixes are cached for as long as the weights are served."""
-        from vllm.inputs import TokensPrompt
         from vllm.sampling_params import RequestOutputKind
 
         self._require("awake")
@@ -88,9 +93,9 @@ class VllmEngine:
         for number, request in requests.items():
             parameters = self._parameters(number, request)
             parameters.output_kind = RequestOutputKind.DELTA  # so that each token is known by the weights it is of
-            prompt = TokensPrompt(prompt_token_ids=list(request.prompt))
+            prompt = prompt_of(request, self._image_token)
             self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
-            self._begun[str(number)] = Partial()
+            self._begun[str(number)] = request, Partial()
         while self._begun and not self._complete and time.monotonic() < until:
             self._step()
         complete, self._complete = self._complete, {}
@@ -106,10 +111,12 @@ class VllmEngine:
             if begun is None:
                 others.append(output)
                 continue
-            begun.add(output.outputs[0], self._version)
+            request, partial = begun
+            partial.add(output.outputs[0], self._version)
             if output.finished:
+                require_same_prompt(request, output)
                 del self._begun[output.request_id]
-                self._complete[int(output.request_id)] = begun.completion()
+                self._complete[int(output.request_id)] = partial.completion()
         return others
 
     def _parameters(self, index: int, request: Request) -> Any:
@@ -144,7 +151,8 @@ class VllmEngine:
                 )
         scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
         # vLLM caches no prefix for these, nor takes one from its cache.
-        outputs = self._run(sequences, [scored] * len(sequences), keep_prefixes=True)
+        prompts = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
+        outputs = self._run(prompts, [scored] * len(sequences), keep_prefixes=True)
         return [
             [0.0, *chosen(sequence[1:], output.prompt_logprobs[1:])]
             for sequence, output in zip(sequences, outputs, strict=True)
@@ -161,26 +169,28 @@ class VllmEngine:
             )
         return room
 
-    def _run(
-        self, prompts: Sequence[Sequence[int]], parameters: list[Any], *, keep_prefixes: bool = False
-    ) -> list[Any]:
-        """parameters: vLLM's, of each prompt."""
-        from vllm.inputs import TokensPrompt
-
+    def _run(self, prompts: list[Any], parameters: list[Any], *, keep_prefixes: bool = False) -> list[Any]:
+        """prompts, parameters: vLLM's, the latter of each prompt."""
         self._require("awake")
         if not keep_prefixes:
             self._require_idle()
             # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
             # same call gives the same completions. Within this call, completions of one prompt still share their
             # prefix.
-            self._llm.reset_prefix_cache()
+            self._forget()
         for index, prompt in enumerate(prompts):
-            tokens = TokensPrompt(prompt_token_ids=list(prompt))
-            self._llm.llm_engine.add_request(f"call {index}", tokens, parameters[index], lora_request=self._adapter)
+            self._llm.llm_engine.add_request(f"call {index}", prompt, parameters[index], lora_request=self._adapter)
         outputs: dict[str, Any] = {}
         while len(outputs) < len(prompts):
             outputs |= {output.request_id: output for output in self._step() if output.finished}
         return [outputs[f"call {index}"] for index in range(len(prompts))]
+
+    def _forget(self) -> None:
+        """What was computed of prompts, and of their images; what `advance` has begun is computed again."""
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not forget what it has computed")
+        if self._image_token is not None:
+            self._llm.llm_engine.engine_core.reset_encoder_cache()
 
     @contextmanager
     def _eager(self) -> Iterator[None]:
@@ -201,8 +211,7 @@ class VllmEngine:
         else:
             self._check_tensors(folder, version)
             self._llm.collective_rpc("load_published", args=(str(folder), version))
-        if not self._llm.reset_prefix_cache(reset_running_requests=True):
-            raise RuntimeError("vLLM did not forget what the weights before have computed")
+        self._forget()
         self._version = version
         self._state = "awake"
 

@@ -23,7 +23,7 @@ from rlhf_core.rollout.vllm_experts import expert_weights, experts_of
 Shapes = Mapping[str, tuple[int, ...]]
 
 _HEAD = "lm_head.weight"
-_EMBEDDING = "model.embed_tokens.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.text_model.embed_tokens.weight")
 _COLUMNS = 512  # of a packed weight, read back at once
 
 
@@ -53,10 +53,11 @@ def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[S
     shapes: of the tensors that a publish has. tied: the output head has no tensor of its own there.
     """
     packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    embedding = next((name for name in _EMBEDDINGS if name in shapes), _EMBEDDINGS[0])
     for module, layer in model.named_modules():
         for leaf in ("weight", "bias"):
             names = [f"{part}.{leaf}" for part in _parts(module, packed)]
-            published = [_EMBEDDING] if tied and names == [_HEAD] else names
+            published = [embedding] if tied and names == [_HEAD] else names
             if all(name in shapes for name in published):
                 rows = [shapes[name][0] for name in published]
                 if leaf == "weight" and _is_packed(layer):

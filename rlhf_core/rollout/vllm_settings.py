@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.served import problems_on_cpu
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
@@ -50,6 +52,9 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "disable_log_stats": True,
         "worker_extension_cls": _WORKER,
     }
+    if reads_images(model):
+        # Its processor of images needs the tokenizer. What an engine samples stays tokens.
+        arguments |= {"skip_tokenizer_init": False, "limit_mm_per_prompt": {"image": config.max_images}}
     if current_platform.is_cpu():
         if problem := next(problems_on_cpu(model, config, settings.dtype), None):
             raise ValueError(problem)
@@ -74,7 +79,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
 
 
 def _check_length(max_length: int, model: dict[str, Any]) -> None:
-    context: int | None = model.get("max_position_embeddings")
+    context: int | None = text_config(model).get("max_position_embeddings")
     if context is None:
         return
     if max_length > context:
@@ -88,7 +93,9 @@ def _lora_modules(lora: LoraConfig, folder: Path) -> list[str]:
     """Layers that adapters may change. vLLM would wrap the output head too, and then fails to score prompts on CPU."""
     if lora.target_modules == "all-linear":
         with torch.device("meta"):  # layers without weights: their types and names are all that is asked for
-            model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder, local_files_only=True))
+            config = AutoConfig.from_pretrained(folder, local_files_only=True)
+            auto: Any = AutoModelForImageTextToText if reads_images(config.to_dict()) else AutoModelForCausalLM
+            model = auto.from_config(config)
         return adapted_layers(model)
     if "lm_head" in lora.target_modules:
         raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")

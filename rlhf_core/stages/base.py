@@ -29,7 +29,7 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.data.tokenizers import IMAGE, word_level_tokenizer
 from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.class_config import class_config, require_generation_config
@@ -38,6 +38,7 @@ from rlhf_core.models.folder_check import class_config_problems, folder_problems
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.scratch import architecture
+from rlhf_core.models.vision_scratch import save_processor, vision_model
 from rlhf_core.models.weights import require_all_loaded, require_fit
 
 
@@ -95,22 +96,29 @@ def _run(config: BaseModelConfig, context: StageContext) -> Output:
 
 
 def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: Path) -> None:
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
-    tokenizer = word_level_tokenizer(source.words, source.context_length)
-    config = LlamaConfig(
-        vocab_size=len(tokenizer),
+    vision = source.vision
+    tokenizer = word_level_tokenizer(source.words, source.context_length, images=vision is not None)
+    text = {
+        "vocab_size": len(tokenizer),
         **architecture(source),
-        initializer_range=source.initializer_range,
-        bos_token_id=tokenizer.bos_token_id,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
+        "initializer_range": source.initializer_range,
+        "bos_token_id": tokenizer.bos_token_id,
+        "eos_token_id": tokenizer.eos_token_id,
+        "pad_token_id": tokenizer.pad_token_id,
+    }
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = LlamaForCausalLM(config)
+        model: PreTrainedModel = (
+            LlamaForCausalLM(LlamaConfig(**text))
+            if vision is None
+            else vision_model(source, vision, text, tokenizer.get_vocab()[IMAGE])
+        )
     torch.nn.Module.to(model, dtype)  # in place; the class's own `to` has no types
     model.save_pretrained(folder)
+    if vision is not None:
+        save_processor(vision, tokenizer, folder)
     tokenizer.save_pretrained(folder)
 
 

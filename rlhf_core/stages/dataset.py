@@ -20,6 +20,7 @@ from rlhf_core.data.bad_rows import BadRows, bad_row_policy
 from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
 from rlhf_core.data.files import raise_bad_row
 from rlhf_core.data.formats import RowError, format_of, normalised
+from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
 from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
 from rlhf_core.data.overlap import PromptIndex
@@ -27,6 +28,7 @@ from rlhf_core.data.processes import in_order
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
 from rlhf_core.data.sources import iterate_source, require_as_planned, streams
 from rlhf_core.errors import StageError
+from rlhf_core.stages.dataset_images import move_images, open_reader
 
 if TYPE_CHECKING:
     from datasets import Dataset
@@ -61,7 +63,8 @@ def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContex
     folder, work = context.workdir / "dataset", context.workdir / "rows"
     work.mkdir()
     counts = _Counts()
-    selection = _Selection(config, inputs, context, work, counts)
+    images = open_reader(config, context, work / "images")
+    selection = _Selection(config, inputs, context, work, images, counts)
     with selection.kept:
         for number, source in enumerate(sources):
             selection.read(source, number)
@@ -69,10 +72,11 @@ def run(config: DatasetConfig, inputs: Mapping[str, Input], context: StageContex
     rows = _drawn(config, kept, context, counts)
     summary = _Summary(len(sources))
     write_rows(folder, summary.of(iterate(rows)))
-    write_info(folder, _info(config, summary, list(map(len, kept)), counts))
+    found = move_images(work / "images", folder)
+    write_info(folder, {**_info(config, summary, list(map(len, kept)), counts), **found})
     shutil.rmtree(work)
     # Not logged: one line is no curve, and starting the trackers would take longer than most datasets.
-    return Output(Kind.DATASET, folder, _metrics(config, summary, counts))
+    return Output(Kind.DATASET, folder, {**_metrics(config, summary, counts), **found})
 
 
 class _Selection:
@@ -84,12 +88,13 @@ class _Selection:
         inputs: Mapping[str, Input],
         context: StageContext,
         work: Path,
+        images: ImageReader,
         counts: _Counts,
     ) -> None:
         self._config, self._context, self._counts = config, context, counts
         self._bad_row = bad_row_policy(config, counts.bad)
-        excluded = PromptIndex({name: read_dataset(given.folder) for name, given in inputs.items()})
-        self._checker = Checker(config, excluded)
+        excluded = PromptIndex({name: read_dataset(given.folder, images=True) for name, given in inputs.items()})
+        self._checker = Checker(config, excluded, images)
         self._seen: set[int] = set()
         self._sketches = SketchFile(work / "sketches")
         self._near_prompt: list[NDArray[np.bool_]] = []  # of the rows that are kept

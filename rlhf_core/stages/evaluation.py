@@ -15,13 +15,14 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import read_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
 from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.models.folder import stored_dtype
+from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rewards import open_scorers
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
@@ -34,12 +35,13 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     dataset = inputs["dataset"].folder
+    images = RowImages(open_processor(model.folder), dataset / IMAGES_FOLDER, config.rollout.max_images)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)
     with ExitStack() as stack:
         environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
-        rows = rows_to_play(read_rows(dataset), environments)
-        fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset))
+        rows = rows_to_play(read_rows(dataset, images=True), environments)
+        fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
         prompts = fitted.rows
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")

@@ -21,9 +21,9 @@ _PREFIX = "held_out."
 
 def run(config: OverlapConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Raises StageError with the number of rows that contain a held-out prompt, and three of them."""
-    trained = read_dataset(inputs["dataset"].folder)
+    trained = read_dataset(inputs["dataset"].folder, images=True)
     held_out = {
-        name.removeprefix(_PREFIX): read_dataset(given.folder)
+        name.removeprefix(_PREFIX): read_dataset(given.folder, images=True)
         for name, given in inputs.items()
         if name.startswith(_PREFIX)
     }

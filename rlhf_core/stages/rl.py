@@ -19,10 +19,11 @@ from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import read_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
 from rlhf_core.environments import Environments, open_environments, rows_to_play
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
+from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
@@ -63,14 +64,17 @@ def _run(
     tokenizer: Tokenizer,
     environments: Environments,
 ) -> Output:
+    processor = open_processor(inputs["model"].folder)
     teacher = config.settings.teacher
     hint = hint_of(teacher.hint) if teacher is not None and teacher.hint is not None else None
-    fitted = _prompts(config, inputs["dataset"], tokenizer, config.sampling, environments, hint)
+    fitted = _prompts(config, inputs["dataset"], tokenizer, processor, config.sampling, environments, hint)
     prompts = fitted.rows
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
+    if any(prompt.images for prompt in prompts) and config.text_readers:
+        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
     row_counts = fitted.metrics()
-    held_out_prompts = _held_out_prompts(config, inputs, tokenizer, environments)
+    held_out_prompts = _held_out_prompts(config, inputs, tokenizer, processor, environments)
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
     require_same_tokens(token_readers(config), inputs, "rollout.max_length", config.rollout.max_length)
@@ -123,7 +127,9 @@ def _run(
         keeper = None
         if config.keep != KeepConfig():
             keeper = Keeper(config, context, lambda folder: save(workers, folder, context, RLWorker.save_current))
-        loop = Loop(config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation, keeper)
+        loop = Loop(
+            config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation, keeper, processor
+        )
         metrics = loop.run()
         folder = context.workdir / "policy"
         turns.train()
@@ -154,23 +160,30 @@ def _prompts(
     config: RLConfig,
     dataset: Input,
     tokenizer: Tokenizer,
+    processor: ImageProcessor | None,
     sampling: SamplingConfig,
     environments: Environments,
     hint: Hint | None = None,
 ) -> Fitted[list[Prompt]]:
     room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
-    rows = rows_to_play(read_rows(dataset.folder), environments)
-    return fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint)
+    images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
+    rows = rows_to_play(read_rows(dataset.folder, images=True), environments)
+    return fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
 
 
 def _held_out_prompts(
-    config: RLConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer, environments: Environments
+    config: RLConfig,
+    inputs: Mapping[str, Input],
+    tokenizer: Tokenizer,
+    processor: ImageProcessor | None,
+    environments: Environments,
 ) -> dict[str, Fitted[list[Prompt]]]:
     """Of each validation set, by its name."""
     found = {}
     for name, settings in config.validation_sets.items():
         setting = f"{path_of_set(name)}.dataset"
-        found[name] = _prompts(config, inputs[setting], tokenizer, settings.sampling or config.sampling, environments)
+        sampling = settings.sampling or config.sampling
+        found[name] = _prompts(config, inputs[setting], tokenizer, processor, sampling, environments)
         if not found[name].rows:
             raise StageError(f"`{setting}` has no prompts to validate with")
     return found

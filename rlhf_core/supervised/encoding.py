@@ -22,14 +22,15 @@ Encode = Callable[[Row], list[Example]]  # raises ConversationError for a row th
 
 
 def read_examples(
-    dataset: Input, encode: Encode, config: RanksConfig, model: Path, context: StageContext
+    dataset: Input, encode: Encode, config: RanksConfig, model: Path, context: StageContext, *, images: bool = False
 ) -> Fitted[StoredExamples]:
     """The examples of a dataset artifact that fit, as its policies say.
 
-    encode: picklable; model: the folder of the model whose context bounds `max_length`.
+    encode: picklable; images: it reads those of rows, too; model: the folder of the model whose context bounds
+    `max_length`.
     Raises StageError as `fit_examples` does.
     """
-    policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder)
+    policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder, images=images)
     require_context(model, config.max_length)
     return fit_examples(rows, encode, policy, config.max_length, context.workdir, config.processes)
 
@@ -41,7 +42,8 @@ def one_example(encode: Callable[[Tokenizer, Row], Example], tokenizer: Tokenize
 
 def require_context(model: Path, max_length: int) -> None:
     """Raises StageError if max_length exceeds the context of the model in this folder."""
-    context_length = getattr(transformers.AutoConfig.from_pretrained(model), "max_position_embeddings", None)
+    config = transformers.AutoConfig.from_pretrained(model).get_text_config()
+    context_length = getattr(config, "max_position_embeddings", None)
     if context_length is not None and max_length > context_length:
         raise StageError(f"max_length is {max_length}, but the model's context is {context_length} tokens")
 

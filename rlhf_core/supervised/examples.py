@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from rlhf_core.division import Division
-from rlhf_core.types import PackedBatch
+from rlhf_core.types import PackedBatch, SequenceImage
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,7 @@ class Example:
     desirable: bool = True  # of a labelled completion
     targets: tuple[float, ...] = ()  # of each trained token, where a reward is learned there
     reference: tuple[float, ...] = ()  # log-probs of the sequences' trained tokens together, where they are known
+    images: tuple[SequenceImage, ...] = ()  # of each of the sequences
 
     @property
     def num_tokens(self) -> int:
@@ -45,9 +46,11 @@ class Shard:
 def truncated(example: Example, max_length: int) -> Example | None:
     """The example with its sequences cut at their ends: no token is added, so no EOS is taught at the cut.
 
-    None if nothing is left to train of a sequence that had something, or if the completions of a pair do not differ any
-    more.
+    None if nothing is left to train of a sequence that had something, if the completions of a pair do not differ any
+    more, or if an image would be cut.
     """
+    if any(image.start + image.length > max_length for image in example.images):
+        return None
     sequences = tuple(ids[:max_length] for ids in example.sequences)
     masks = tuple(mask[:max_length] for mask in example.masks)
     emptied = any(any(mask) and not any(cut) for mask, cut in zip(example.masks, masks, strict=True))

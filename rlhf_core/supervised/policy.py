@@ -23,6 +23,7 @@ class PolicyWorker(SupervisedWorker[C]):
             attention=engine.attention,
             lora=self.config.adapter,
             gradient_checkpointing=engine.gradient_checkpointing,
+            freeze_vision=engine.freeze_vision,
         )
         if self.config.moe_coefficient > 0:
             experts_per_token(model)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from itertools import accumulate
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -12,6 +12,7 @@ from typing import Any, Self, overload
 
 from rlhf_core.data.arrow_file import ArrowWriter, record_batches
 from rlhf_core.supervised.examples import Example
+from rlhf_core.types import SequenceImage
 
 _BYTES_OF_TOKEN = 5  # of its id, and about that of its mask
 
@@ -35,7 +36,8 @@ class StoredExamples(Sequence[Example]):
             path = Path(name) / "examples.arrow"
             with ArrowWriter(path, _schema()) as writer:
                 for example in examples:
-                    row = {column: getattr(example, column) for column in _COLUMNS}
+                    row: dict[str, Any] = {column: getattr(example, column) for column in _COLUMNS}
+                    row["images"] = [asdict(image) for image in example.images]
                     writer.append(row, example.num_tokens * _BYTES_OF_TOKEN)
             batches = list(record_batches(path))  # mapped: they stay when the file has no name any more
         return cls(batches, range(sum(batch.num_rows for batch in batches)))
@@ -70,6 +72,7 @@ class StoredExamples(Sequence[Example]):
         batch, row = self._place(number)
         found: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
         found |= {name: tuple(found[name]) for name in ("sequences", "masks", "targets")}
+        found["images"] = tuple(SequenceImage(**image) for image in found["images"])
         example = Example(**found)
         return example if self._references is None else replace(example, reference=self._references[number])
 
@@ -78,7 +81,7 @@ class StoredExamples(Sequence[Example]):
         return self._batches[index], number - self._starts[index]
 
 
-_COLUMNS = ("row_id", "sequences", "masks", "margin", "desirable", "targets")
+_COLUMNS = ("row_id", "sequences", "masks", "margin", "desirable", "targets", "images")
 
 
 def _schema() -> Any:
@@ -86,6 +89,6 @@ def _schema() -> Any:
 
     types = (
         pa.string(), pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.bool_())), pa.float64(), pa.bool_(),
-        pa.list_(pa.float64()),
+        pa.list_(pa.float64()), pa.list_(pa.struct({"path": pa.string(), "start": pa.int32(), "length": pa.int32()})),
     )  # fmt: skip
     return pa.schema(list(zip(_COLUMNS, types, strict=True)))

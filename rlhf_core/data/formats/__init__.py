@@ -8,17 +8,18 @@
     stepwise       {id, prompt: [messages], steps: [str], labels: [float from 0 to 1], tools?}
     prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, tools?, and all other columns}
     a completion   str, or [messages] where they part before their last turn
-    a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?}
+    a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?, images?: [SHA-256]}
 
 `id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
 `{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
+In conversations and prompts, messages other than the assistant's may have images (data/image_messages.py).
 Tools and tool calls are read by rlhf_core/data/tools.py. A format is one file here and a line in
 config/format_table.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -44,17 +45,27 @@ def _made(implementation: str) -> Format:
     return made
 
 
-def canonical_row(source: Mapping[str, Any], data_format: str, columns: Mapping[str, str]) -> Row:
+def canonical_row(
+    source: Mapping[str, Any],
+    data_format: str,
+    columns: Mapping[str, str],
+    read_images: Callable[[Row], Row] | None = None,
+) -> Row:
     """`source` in the canonical form of `data_format`, with its `id`.
 
-    columns: canonical column -> the source's column.
+    columns: canonical column -> the source's column. read_images: an ImageReader of data/images.py; none: a row with
+    images is refused.
     Raises RowError that names the column, and the columns there are.
     """
     for name in source:
         if not isinstance(name, str):
             raise RowError(f"a column is called {name!r}, which is not text", "a column's name is not text")
+    form = format_of(data_format)
     try:
-        row = format_of(data_format).canonical(_renamed(source, columns))
+        row = _renamed(source, columns)
+        if read_images is not None and form.has_images:
+            row = read_images(row)
+        row = form.canonical(row)
     except MissingColumnError as error:
         if source.get(columns.get(error.column, error.column), "") is None:
             raise RowError(f"`{error.column}` is null") from error

@@ -25,7 +25,8 @@ _MEASURED_TURN_BY_TURN = 200  # messages
 class Conversations(MessageFormat):
     name = "conversations"
     column = "messages"
-    reads = frozenset({*PROMPT_COLUMNS, "completion", "answer", *BESIDE_MESSAGES})
+    has_images = True
+    reads = frozenset({*PROMPT_COLUMNS, "completion", "answer", "images", "image", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         column = next((name for name in MESSAGE_COLUMNS if name in row), None)

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowError, filled, is_blank, plain
+from rlhf_core.data.image_messages import IMAGE, ImagePart, compared_text, images_in
 from rlhf_core.data.json_text import JSONTextError, parse_json
 from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
 
@@ -57,10 +58,10 @@ class MessageFormat(Format):
         return ["\n".join(turns[: end + 1]) for end in range(len(turns))] + turns
 
     def whole_text(self, row: Mapping[str, Any]) -> str:
-        return "\n".join(message["content"] for message in row[self.column])
+        return "\n".join(map(compared_text, row[self.column]))
 
     def _user_turns(self, row: Mapping[str, Any]) -> list[str]:
-        return [message["content"] for message in row[self.column] if message["role"] == "user"]
+        return [compared_text(message) for message in row[self.column] if message["role"] == "user"]
 
 
 def prompt_column(row: Row) -> str | None:
@@ -156,17 +157,21 @@ def _message(value: Any, column: str, index: int) -> Message:
         )
     given = {name: item for name, item in value.items() if item is not None}
     _refuse_other_than_text(given, f"{where}.")
-    named = _agreed(given, ("role", "from"), where, column, _role)
+    named = _agreed(given, ("role", "from"), where, column, role_of)
     if named is None:
         raise RowError(f"`{where}` has no `role`; it must be a message {{role, content}}", f"`{column}` lacks a role")
-    role = _role(named)
+    role = role_of(named)
     if role is None:
         raise RowError(
             f"`{where}` has the role {str(named)[:40]!r}; roles are {', '.join(ROLES)}",
             f"`{column}` has an unknown role",
         )
-    content = _text(_agreed(given, ("content", "value"), where, column), where, column)
+    given_content = _agreed(given, ("content", "value"), where, column)
+    content = _text(given_content, where, column)
     message: Message = {"role": role, "content": content} | _beside_content(given, role, where, column)
+    if images := images_in(given_content):
+        message["images"] = images
+        _require_images_fit(message, where, column)
     if named == "function_call":  # the call stands in the text
         message |= {"content": "", "tool_calls": _tool_calls(content, where, column)}
     if is_blank(message["content"]) and "tool_calls" not in message:
@@ -174,7 +179,8 @@ def _message(value: Any, column: str, index: int) -> Message:
     return message
 
 
-def _role(named: Any) -> str | None:
+def role_of(named: Any) -> str | None:
+    """The role that data sets call so; None: there is none."""
     return _ROLE_NAMES.get(named) if isinstance(named, str) else None
 
 
@@ -204,7 +210,8 @@ def _refuse_other_than_text(given: Mapping[str, Any], place: str) -> None:
         if _is_given(given, name):
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
             raise RowError(
-                f"`{place}{name}` goes with the text, but models here read text alone: take such rows out{rest}",
+                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations` and `prompts` "
+                f"images (docs/recipes.md says where): take such rows out{rest}",
                 f"`{name}` goes with the text",
             )
 
@@ -221,13 +228,26 @@ def _text(content: Any, where: str, column: str) -> str:
     return "".join(part if isinstance(part, str) else _part_text(part, where, column) for part in content)
 
 
+def _require_images_fit(message: Message, where: str, column: str) -> None:
+    if message["role"] == "assistant":
+        raise RowError(f"`{where}` has images, but models write text alone", f"`{column}` has a reply with images")
+    if message["content"].count(IMAGE) != len(message["images"]):
+        raise RowError(
+            f"`{where}` holds the character U+FFFC, which stands for an image there: take it out of the text",
+            f"`{column}` has a text with images that holds U+FFFC",
+        )
+
+
 def _part_text(part: Any, where: str, column: str) -> str:
+    if isinstance(part, ImagePart):
+        return IMAGE
     kind = part.get("type") if isinstance(part, Mapping) else type(part).__name__
     if isinstance(part, Mapping) and kind in _TEXT_PARTS and not isinstance(part.get("text"), str):
         raise RowError(f"`{where}.content` has a part of the type {kind!r} whose `text` is no text")
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
-            f"`{where}.content` has a part of the type {str(kind)[:40]!r}: models here read text alone, take it out",
+            f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows have text alone, and in "
+            "`conversations` and `prompts` images, take it out",
             f"`{column}` has a content that is not text alone",
         )
     text: str = part["text"]

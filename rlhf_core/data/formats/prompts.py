@@ -10,6 +10,7 @@ from typing import Any
 from rlhf_core.data.chat import encode_prompt
 from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, plain
 from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_prompt
+from rlhf_core.data.image_messages import compared_text
 from rlhf_core.data.rendering import Tokenizer
 
 _DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
@@ -18,6 +19,7 @@ _DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
 class Prompts(MessageFormat):
     name = "prompts"
     column = "prompt"
+    has_images = True
     tool_columns = ("tools",)  # any other is kept for what judges the answers
 
     def without_tools(self, row: Row) -> Row:
@@ -36,7 +38,7 @@ class Prompts(MessageFormat):
 
         `task` and `metadata` say where a row is from.
         """
-        turns = [[m["role"], normalised(m["content"])] for m in row["prompt"]]
+        turns = [[m["role"], normalised(compared_text(m))] for m in row["prompt"]]
         calls = [message["tool_calls"] for message in row["prompt"] if "tool_calls" in message]
         others = {name: row[name] for name in sorted(row.keys() - _DESCRIPTIVE)}
         content = json.dumps([turns, calls, others], default=str)

@@ -223,9 +223,13 @@ for _ in range(300):
             {"messages": [{**USER, "content": [{"type": "text", "text": None}]}, FOUR]},
             "`messages[0].content` has a part of the type 'text' whose `text` is no text",
         ),
-        ("conversations", {"messages": BOTH, "images": ["a.png"]}, "`images` goes with the text, but models here read"),
+        (
+            "conversations",
+            {"messages": BOTH, "images": ["a.png"]},
+            "`images` goes with the text, but rows have text alone",
+        ),
         ("conversations", {"messages": [{**USER, "audio": {"id": 1}}, FOUR]}, "`messages[0].audio` goes with the text"),
-        ("prompts", {"prompt": "x", "image": b"PNG"}, "`image` goes with the text, but models here read text alone"),
+        ("prompts", {"prompt": "x", "image": b"PNG"}, "`image` goes with the text, but rows have text alone"),
         ("conversations", {"messages": None, "id": 1}, "`messages` is null"),
         ("conversations", {"instruction": "x"}, "no column `messages`, and no `prompt` with `completion`; it has"),
         ("conversations", {"prompt": "x", "response": "y"}, "no column `completion`; it has response (see"),
@@ -244,7 +248,7 @@ for _ in range(300):
         (
             "conversations",
             {"messages": [{**USER, "content": [{"type": "image_url", "image_url": {"url": "x"}}]}, FOUR]},
-            "`messages[0].content` has a part of the type 'image_url': models here read text alone, take it out",
+            "`messages[0].content` has a part of the type 'image_url': rows have text alone, and in",
         ),
         (
             "conversations",

@@ -8,9 +8,9 @@ from dataclasses import fields, replace
 import torch
 
 from rlhf_core.rl.stored import stored, trajectory_of
-from rlhf_core.types import Branch, Prompt, Stretch, Trajectory
+from rlhf_core.types import Branch, Prompt, SequenceImage, Stretch, Trajectory
 
-PROMPT = Prompt("id", "2+2?", (1, 2), {"answer": "4"})
+PROMPT = Prompt("id", "2+2?", (1, 2), {"answer": "4"}, images=(SequenceImage("folder/digest", 1, 1),))
 TRAJECTORY = Trajectory(
     prompt=PROMPT, token_ids=torch.tensor([1, 2, 5, 6]), loss_mask=torch.tensor([False, False, True, True]),
     rollout_logprobs=torch.tensor([0.0, 0.0, -0.1, -1.7]), weight_version=3, finish_reason="stop", completion="vier",
@@ -36,3 +36,9 @@ def test_every_field_comes_back_to_the_bit() -> None:
     for trajectory in (TRAJECTORY, plain):
         back = trajectory_of(json.loads(json.dumps(stored(trajectory))), PROMPT)
         assert {f.name for f in fields(back) if not same(getattr(trajectory, f.name), getattr(back, f.name))} == set()
+
+
+def test_what_an_environment_asked_comes_back_without_the_images_of_the_row() -> None:
+    asked = replace(TRAJECTORY, prompt=replace(PROMPT, text="3+3?", token_ids=(1,), images=()))
+    back = trajectory_of(json.loads(json.dumps(stored(asked))), PROMPT)
+    assert back.prompt == asked.prompt

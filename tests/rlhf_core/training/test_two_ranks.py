@@ -21,9 +21,20 @@ from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.training.metrics import over_steps
+from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.training.muon_reference import reference_steps
-from tests.rlhf_core.training.tiny_engine import OPTIMIZER, SEQUENCES, TOKENS, batch, build, loss, tiny_model
-from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
+from tests.rlhf_core.training.tiny_engine import (
+    GRADIENT,
+    OPTIMIZER,
+    SEQUENCES,
+    TOKENS,
+    batch,
+    build,
+    gradient,
+    loss,
+    tiny_model,
+)
+from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker, picture_and_text
 
 Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
@@ -41,6 +52,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         )
     ).save_pretrained(path / "experts")  # fmt: skip
     small_model(small_config("lfm2", vocab_size=23)).save_pretrained(path / "leaky")
+    vision_model(path / "vision")
+    (path / "picture").write_bytes(picture("red"))
     return path
 
 
@@ -80,6 +93,17 @@ def test_both_ranks_get_metrics_over_both(answers: Answers) -> None:
     assert one["micro_batches"] == 2 * 2
     assert one["rank"] == -4.0
     assert one["lucky"] == 3 / TOKENS
+
+
+def test_a_rank_without_a_picture_steps_with_one_that_has_one(folder: Path, answers: Answers) -> None:
+    alone = build(folder / "vision" / "model", optimizer=GRADIENT, zero_stage=0)
+    norm = alone.step(picture_and_text(folder), loss).gradient_norm
+    for numbers in answers[0]:
+        assert [numbers[f"images {stage}"]["norm"] for stage in (0, 2)] == pytest.approx([norm] * 2, rel=1e-4)
+    got = of(answers, "images 0")
+    for name, value in gradient(alone).items():
+        assert torch.allclose(got[name], value, atol=1e-5 * norm), name
+    assert any("vision_model" in name and value.any() for name, value in got.items())
 
 
 def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) -> None:

@@ -1,0 +1,110 @@
+"""Messages with images, as chat templates take them. Loads no torch.
+
+In a canonical message an image is one character of the text, IMAGE, and `images` names the file of each by its SHA-256,
+in their order. Where a message has no `images`, the character is text like any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from rlhf_core.errors import ConversationError
+
+IMAGE = "\ufffc"  # the object replacement character
+_ATTRIBUTE = "image_token"  # of a tokenizer; transformers' processors use it, too
+_WORD = 4  # hex digits
+_TEXT = "text-of-a-part"
+
+
+@dataclass(frozen=True, slots=True)
+class ImagePart:
+    """A part of a content: an image that was read. No row of a source can hold one."""
+
+    sha256: str
+
+
+def set_image_token(tokenizer: Any, token: str) -> None:
+    """token: what the model of this tokenizer reads in place of each image."""
+    setattr(tokenizer, _ATTRIBUTE, token)
+
+
+def image_token(tokenizer: Any) -> str | None:
+    """None: the model reads text alone."""
+    return getattr(tokenizer, _ATTRIBUTE, None)
+
+
+def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The SHA-256 of each image, in their order."""
+    return [digest for message in messages for digest in message.get("images", ())]
+
+
+def images_in(content: Any) -> list[str]:
+    """The SHA-256 of each image that was read of a content, which may be text, parts, or anything else."""
+    return [part.sha256 for part in content if isinstance(part, ImagePart)] if isinstance(content, list) else []
+
+
+def without_images(message: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in message.items() if name != "images"}
+
+
+def compared_text(message: Mapping[str, Any]) -> str:
+    """The text by which rows are compared: the same question about another image is another question.
+
+    So an image counts as sixteen words, those of its SHA-256.
+    """
+    content: str = message["content"]
+    if "images" not in message:
+        return content
+    first, *others = content.split(IMAGE)
+    return first + "".join(f" {_words(each)} {text}" for each, text in zip(message["images"], others, strict=True))
+
+
+def _words(digest: str) -> str:
+    return " ".join(digest[start : start + _WORD] for start in range(0, len(digest), _WORD))
+
+
+def for_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The messages with the model's own token where an image is, or with parts, if the template takes these.
+
+    Raises ConversationError for a message with images if the model reads text alone.
+    """
+    token = image_token(tokenizer)
+    if token is None:
+        if images_of(messages):
+            raise ConversationError(
+                "a message has images, but the model reads text alone: take a model that reads images, or such rows out"
+            )
+        return [dict(message) for message in messages]
+    if _takes_parts(tokenizer, str(tokenizer.chat_template)):
+        return [{**without_images(message), "content": list(_parts(message))} for message in messages]
+    return [
+        {**without_images(m), "content": m["content"].replace(IMAGE, token) if "images" in m else m["content"]}
+        for m in messages
+    ]
+
+
+def _parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    content: str = message["content"]
+    pieces = content.split(IMAGE) if "images" in message else [content]
+    for index, piece in enumerate(pieces):
+        if index:
+            yield {"type": "image"}
+        if piece or len(pieces) == 1:
+            yield {"type": "text", "text": piece}
+
+
+@lru_cache(maxsize=32)
+def _takes_parts(tokenizer: Any, template: str) -> bool:
+    """Whether the chat template writes the text of a content that is a list of parts, and not that list itself.
+
+    template: the tokenizer's, so that one whose template is replaced is asked again.
+    """
+    asked = [{"role": "user", "content": [{"type": "text", "text": _TEXT}]}]
+    try:
+        written = str(tokenizer.apply_chat_template(asked, tokenize=False))
+    except Exception:  # a template is a program: one that raises takes texts alone
+        return False
+    return _TEXT in written and "'type'" not in written

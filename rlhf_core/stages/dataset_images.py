@@ -1,0 +1,52 @@
+"""The images of a dataset: where they are read from, and which of them become files of its artifact."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.data import IMAGE_SUFFIXES, DatasetConfig
+from rlhf_core.contract import StageContext
+from rlhf_core.data.image_messages import images_of
+from rlhf_core.data.images import ImageReader
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows
+from rlhf_core.data.remote import fetch_folder
+
+
+def open_reader(config: DatasetConfig, context: StageContext, store: Path) -> ImageReader:
+    """Of the images of the dataset's rows, which are kept in the new folder `store`.
+
+    Raises StageError for a remote folder whose files are not those of the key.
+    """
+    store.mkdir()
+    named, folder = config.images.folder, None
+    if named is not None and "://" in named:
+        folder = context.workdir / "named_images"
+        fetch_folder(named, context.pin(named), IMAGE_SUFFIXES, folder)
+    elif named is not None:
+        folder = context.user_folder(named)
+    return ImageReader(config.images, folder, store)
+
+
+def move_images(store: Path, folder: Path) -> dict[str, int]:
+    """Move the images of the rows that are in the result there, and count them. Those of other rows stay."""
+    if not any(store.iterdir()):
+        return {}
+    named = {
+        digest
+        for row in iterate_rows(folder, images=True)
+        for messages in row.values()
+        for digest in _named_images(messages)
+    }
+    if not named:
+        return {}
+    (folder / IMAGES_FOLDER).mkdir()
+    for digest in sorted(named):
+        (store / digest).rename(folder / IMAGES_FOLDER / digest)
+    return {"images": len(named)}
+
+
+def _named_images(value: Any) -> list[str]:
+    """value: of a column, which may be messages."""
+    messages = isinstance(value, list) and all(isinstance(message, dict) for message in value)
+    return images_of(value) if messages else []

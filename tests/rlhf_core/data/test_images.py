@@ -1,0 +1,154 @@
+"""Rows with images: each way of giving one is read, what cannot be read is a bad row, and chat templates write each."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+from PIL import Image
+
+from rlhf_core.config.data import ImagesConfig
+from rlhf_core.data.chat import encode_completion, encode_prompt
+from rlhf_core.data.formats import RowError, canonical_row, format_of
+from rlhf_core.data.image_messages import IMAGE
+from rlhf_core.data.images import ImageReader
+from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.errors import ConversationError
+from tests.rlhf_core.pictures import picture
+
+RED, BLUE = picture("red"), picture("blue", kind="JPEG")
+RED_SHA, BLUE_SHA = (hashlib.sha256(content).hexdigest() for content in (RED, BLUE))
+RED_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
+TEXT = {"type": "text", "text": "what?"}
+PARTS_TEMPLATE = (
+    "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}"
+    "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
+    "{{ '<eos>' if m.role == 'assistant' else '' }}{% endfor %}"
+    "{{ '<assistant>' if add_generation_prompt else '' }}"
+)
+
+
+@pytest.fixture
+def reader(tmp_path: Path) -> ImageReader:
+    (tmp_path / "pictures").mkdir()
+    (tmp_path / "pictures" / "red.png").write_bytes(RED)
+    (tmp_path / "store").mkdir()
+    return ImageReader(ImagesConfig(folder="pictures"), tmp_path / "pictures", tmp_path / "store")
+
+
+def asked(row: dict[str, Any], reader: ImageReader) -> dict[str, Any]:
+    message: dict[str, Any]
+    (message,) = canonical_row(row, "prompts", {}, reader)["prompt"]
+    return message
+
+
+def user(*content: Any) -> dict[str, Any]:
+    return {"prompt": [{"role": "user", "content": list(content)}]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        user({"type": "image", "image": RED}, TEXT),
+        user({"type": "image", "bytes": RED, "path": "somewhere.png"}, TEXT),
+        user({"type": "image_url", "image_url": {"url": RED_URL}}, TEXT),
+        user({"type": "image", "url": RED_URL}, TEXT),
+        user({"type": "image", "path": "red.png"}, TEXT),
+        user({"type": "image", "path": "pictures/red.png"}, TEXT),
+        {**user({"type": "image"}, TEXT), "images": [RED]},
+        {"prompt": "what?", "images": [{"bytes": RED, "path": None}]},
+        {"prompt": "<image>what?", "image": RED},
+        {"prompt": [{"role": "user", "content": "what?"}], "images": ["red.png"]},
+    ],
+)
+def test_an_image_is_read_in_each_way_that_data_sets_give_it(row: dict[str, Any], reader: ImageReader) -> None:
+    message = asked(row, reader)
+    assert message == {"role": "user", "content": f"{IMAGE}what?", "images": [RED_SHA]}
+    assert reader.store is not None
+    assert (reader.store / RED_SHA).read_bytes() == RED
+
+
+def test_images_keep_their_places_and_a_picture_in_memory_its_pixels(reader: ImageReader) -> None:
+    opened = Image.open(io.BytesIO(RED))
+    row = {**user({"type": "image"}, TEXT, {"type": "image"}), "images": [BLUE, opened]}
+    message = asked(row, reader)
+    assert message["content"] == f"{IMAGE}what?{IMAGE}"
+    assert message["images"][0] == BLUE_SHA
+    assert reader.store is not None
+    kept = Image.open(reader.store / message["images"][1])
+    assert kept.tobytes() == opened.tobytes()
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({"prompt": "x", "image": b"PNG"}, "`image` is no image that can be read .*: give PNG, JPEG, WEBP"),
+        ({"prompt": "x", "image": RED[:60]}, "`image` is no image that can be read"),
+        ({"prompt": "x", "image": picture("red", kind="GIF")}, "`image` is no image that can be read"),
+        ({"prompt": "x", "image": picture("red", (600, 500))}, "has 600 x 500 pixels, more than images.max_pixels"),
+        ({"prompt": "x", "image": RED + b"\0" * 3000}, "bytes, more than images.max_bytes=2000"),
+        ({"prompt": "x", "images": [RED] * 3}, r"`images\[2\]`: the row has more than images.max_per_row=2 images"),
+        ({"prompt": "x", "images": ["../red.png"]}, r"`images\[0\]` names '../red.png', which is not in images.folder"),
+        ({"prompt": "x", "images": ["https://host/red.png"]}, "which is not in images.folder=pictures"),
+        ({"prompt": "x", "images": ["blue.png"]}, "names 'blue.png', which cannot be read in pictures"),
+        ({"prompt": "x", "images": ["data:image/png;base64,?"]}, "is no base64"),
+        ({"prompt": "x", "images": [7]}, "is no image: give a file's bytes"),
+        ({"prompt": "x", "image": RED, "images": [RED]}, "the row has both `images` and `image`"),
+        (user({"type": "image"}, TEXT), r"`prompt\[0\].content\[0\]` is an image without content, and the row has 0"),
+        ({**user({"type": "image"}), "images": [RED, RED]}, r"`images\[1\]` has no place: the row's messages have 1"),
+        ({"prompt": "<image><image>x", "images": [RED]}, "is an image without content, and the row has 1"),
+        (user({"type": "image", "image": RED}, {"type": "text", "text": IMAGE}), "holds the character U\\+FFFC"),
+        (user({"type": "video", "video": RED}), "a part of the type 'video': rows have text alone"),
+        ({"prompt": "x", "audio": b"x"}, "`audio` goes with the text, but rows have text alone"),
+    ],
+)
+def test_what_is_no_image_or_has_no_place_is_a_bad_row(
+    row: dict[str, Any], problem: str, reader: ImageReader, tmp_path: Path
+) -> None:
+    config = ImagesConfig(folder="pictures", max_bytes=2000, max_pixels=50_000, max_per_row=2)
+    with pytest.raises(RowError, match=problem):
+        canonical_row(row, "prompts", {}, ImageReader(config, reader.folder, reader.store))
+
+
+def test_replies_and_other_formats_have_no_images(reader: ImageReader) -> None:
+    reply = {"role": "assistant", "content": [{"type": "image", "image": RED}]}
+    with pytest.raises(RowError, match=r"`messages\[1\]` has images, but models write text alone"):
+        canonical_row({"messages": [*user(TEXT)["prompt"], reply]}, "conversations", {}, reader)
+    with pytest.raises(RowError, match="in `conversations` and `prompts` images"):
+        canonical_row({"prompt": "x", "images": [RED], "chosen": "a", "rejected": "b"}, "preferences", {}, reader)
+
+
+def test_the_same_question_about_another_image_is_another_row(reader: ImageReader) -> None:
+    form = format_of("prompts")
+    first, again, other = (
+        canonical_row({"prompt": "what?", "images": [each]}, "prompts", {}, reader) for each in (RED, RED, BLUE)
+    )
+    for key in (form.duplicate_key, form.asked_text, form.whole_text):
+        assert key(first) == key(again) != key(other)
+    # A text that holds the character is as it was.
+    assert form.asked_text({"prompt": [{"role": "user", "content": IMAGE}]}) == IMAGE
+
+
+@pytest.mark.parametrize("template", [None, PARTS_TEMPLATE], ids=["text", "parts"])
+def test_the_template_writes_each_image_and_what_a_text_says_stays_text(template: str | None) -> None:
+    tokenizer = word_level_tokenizer((), 96, images=True)
+    if template is not None:
+        tokenizer.chat_template = template
+    messages = [{"role": "user", "content": f"a{IMAGE}b<image>", "images": [RED_SHA]}]
+    ids, mask = encode_completion(tokenizer, messages, "c")
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    start = 1 if template is None else 0  # our own template begins with <bos>
+    assert tokens[start:] == ["<user>", "a", "<image>", "b", *"<image>", "<assistant>", "c", "<eos>"]
+    assert [token for token, trained in zip(tokens, mask, strict=True) if trained] == ["c", "<eos>"]
+    plain = encode_prompt(tokenizer, [{"role": "user", "content": IMAGE}])
+    assert tokenizer.convert_tokens_to_ids("<image>") not in plain
+
+
+def test_a_model_of_text_is_given_no_image() -> None:
+    tokenizer = word_level_tokenizer((), 96)
+    with pytest.raises(ConversationError, match="a message has images, but the model reads text alone"):
+        encode_prompt(tokenizer, [{"role": "user", "content": IMAGE, "images": [RED_SHA]}])

@@ -1,0 +1,33 @@
+"""What the tests of images share: small pictures, and a small model that reads them."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+from PIL import Image, ImageDraw
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base_model import BaseModelConfig, ScratchModel, ScratchVision
+from rlhf_core.contract import Input
+from rlhf_core.stages import base
+from tests.rlhf_core.stages.context import LocalContext, local_input
+
+
+def picture(colour: str, size: tuple[int, int] = (40, 30), kind: str = "PNG") -> bytes:
+    """The file of a rectangle of this colour on white."""
+    image = Image.new("RGB", size, "white")
+    ImageDraw.Draw(image).rectangle((5, 5, size[0] - 8, size[1] - 8), fill=colour)
+    file = io.BytesIO()
+    image.save(file, kind)
+    return file.getvalue()
+
+
+def vision_model(folder: Path, *, seed: int = 0, tied: bool = True) -> Input:
+    """An Idefics3 of 2 layers, with the word-level tokenizer; an image is 4 tokens with 3 around them."""
+    source = ScratchModel(
+        type="scratch", words=("red", "blue"), hidden_size=64, intermediate_size=96, layers=2, heads=2,
+        context_length=96, tie_word_embeddings=tied, vision=ScratchVision(hidden_size=64, intermediate_size=64),
+    )  # fmt: skip
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))
+    return local_input(output.folder, Kind.BASE_MODEL)

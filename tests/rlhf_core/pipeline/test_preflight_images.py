@@ -1,0 +1,86 @@
+"""Rows with images are refused before a job starts where a stage or a model reads text alone; their files have keys."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline.user_files import user_files
+from tests.rlhf_core.pictures import picture
+from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, file, put
+
+IMAGE = "data:image/png;base64," + base64.b64encode(picture("red")).decode()
+TALKS = file("talks.jsonl", json.dumps({"prompt": "colour?", "completion": "red", "image": IMAGE}))
+PROMPTS = file("prompts.jsonl", json.dumps({"prompt": "colour?", "answer": "red", "image": IMAGE}))
+SEES = put("base", "source", value={"type": "scratch", "context_length": 64, "vision": {}})
+GRPO = {"rewards": {"own": {"type": "function", "path": "rewards.py"}}, "optimizer": OPTIMIZER}
+
+
+def seeing(*changes: Change) -> Change:
+    """The recipe's model reads images, and is trained by GRPO."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        for stage in ("pretrain", "reward_model"):
+            del recipe[stage]
+        recipe["rl"] |= {"algorithm": "grpo", "grpo": GRPO}
+        del recipe["rl"]["ppo"]
+
+    return both(SEES, TALKS, PROMPTS, change, *changes)
+
+
+def test_stages_that_read_images_take_them(problems: Problems) -> None:
+    assert problems(seeing()) == []
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (TALKS, "sft.dataset: talks.jsonl line 1 in `data.talks` has images, and its model reads text alone: take a"),
+        (PROMPTS, "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and its model reads text alone"),
+        (
+            seeing(put("top", value={"stage": "top_logprobs", "dataset": "talks", "k": 2, "max_length": 64})),
+            "top.dataset: talks.jsonl line 1 in `data.talks` has images, and top reads text alone: give it rows",
+        ),
+        (
+            both(SEES, PROMPTS),
+            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.ppo.rewards.preference reads text",
+        ),
+        (
+            seeing(put("base", "source", "vision", value={"image_size": 60})),
+            "base.source: vision.image_size=60 must be a multiple of patch_size=14 times scale_factor=2",
+        ),
+        (
+            seeing(put("base", "source", "words", value=["<image>"])),
+            "base.source: words: <image> is a special token already",
+        ),
+        (
+            seeing(put("data", "talks", "images", value={"max_pixels": 100})),
+            "data.talks: talks.jsonl line 1: `image` has 40 x 30 pixels, more than images.max_pixels=100",
+        ),
+    ],
+)
+def test_what_cannot_be_read_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
+    assert any(problem.startswith(expected) for problem in problems(change)), problems(change)
+
+
+def test_the_files_that_rows_name_are_part_of_the_key(tmp_path: Path) -> None:
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    config = DatasetConfig.model_validate_json(
+        json.dumps({
+            "format": "prompts", "source": {"type": "files", "paths": ["p.jsonl"]}, "images": {"folder": "pictures"},
+        })
+    )  # fmt: skip
+    (tmp_path / "p.jsonl").write_text(json.dumps({"prompt": "x", "image": "a/red.png"}))
+    with pytest.raises(RecipeError, match=r"images.folder: pictures: this folder has no file that ends in .png"):
+        user_files(config, tmp_path)
+    (tmp_path / "pictures" / "a" / "red.png").write_bytes(picture("red"))
+    first = user_files(config, tmp_path)
+    assert list(first) == ["p.jsonl", "pictures/a/red.png"]
+    (tmp_path / "pictures" / "a" / "red.png").write_bytes(picture("blue"))
+    assert user_files(config, tmp_path) != first

@@ -1,0 +1,270 @@
+"""Rows with images through the stages: dataset, SFT, RL with a real engine, evaluation; and where they are refused."""
+
+from __future__ import annotations
+
+import base64
+import json
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.base import Config
+from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.logprobs import TopLogprobsConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.stages import SFTConfig
+from rlhf_core.contract import Input, Output
+from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.reading import dataset_info, read_rows
+from rlhf_core.errors import StageError
+from rlhf_core.models.loading import load_causal_model
+from rlhf_core.models.packed import PolicyModel
+from rlhf_core.models.vision import RowImages, open_processor
+from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.stages import dataset as dataset_stage
+from rlhf_core.stages import evaluation, rl, sft, top_logprobs
+from rlhf_core.supervised.sft import conversation_examples, pack_sequences
+from rlhf_core.types import Trajectory
+from tests.rlhf_core.pictures import picture, vision_model
+from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
+from tests.rlhf_core.stages.supervised_runs import (
+    ENGINE,
+    OPTIMIZER,
+    base_model,
+    context_of,
+    inline,
+    no_cluster,
+)
+
+C = TypeVar("C", bound=Config)
+ENGINE_SETTINGS, OPTIMIZER_SETTINGS = (given.model_dump(mode="json") for given in (ENGINE, OPTIMIZER))
+COLOURS = ("red", "blue")
+
+
+def rows(count: int) -> list[dict[str, Any]]:
+    """What colour a picture has; every fifth row has none and asks to repeat a word."""
+    made: list[dict[str, Any]] = []
+    for index in range(count):
+        colour = COLOURS[index % 2]
+        if index % 5 == 4:
+            made.append({"prompt": f"say {colour} {index}", "answer": colour})
+            continue
+        content = base64.b64encode(picture(colour, (30 + index, 40), kind="PNG" if index % 3 else "JPEG")).decode()
+        made.append({"prompt": "colour?", "answer": colour, "image": f"data:image/png;base64,{content}"})
+    return made
+
+
+def valid(config: type[C], settings: dict[str, Any]) -> C:
+    return config.model_validate_json(json.dumps(settings))
+
+
+def made(folder: Path, data_format: str, given: list[dict[str, Any]], **settings: Any) -> Output:
+    folder.mkdir(parents=True)
+    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    source = {"type": "files", "paths": ["d.jsonl"]}
+    config = valid(DatasetConfig, {"format": data_format, "source": source, **settings})
+    context = LocalContext(folder / "work", user_files_root=folder, name="data.d")
+    return dataset_stage.run(config, {}, context)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    return vision_model(tmp_path_factory.mktemp("base"))
+
+
+@pytest.fixture(scope="module")
+def talks(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    output = made(tmp_path_factory.mktemp("talks") / "d", "conversations", rows(40))
+    return local_input(output.folder, Kind.DATASET)
+
+
+@pytest.fixture(scope="module")
+def prompts(tmp_path_factory: pytest.TempPathFactory) -> Input:
+    output = made(tmp_path_factory.mktemp("prompts") / "d", "prompts", rows(10))
+    return local_input(output.folder, Kind.DATASET)
+
+
+def test_the_dataset_keeps_each_image_of_its_rows_once(tmp_path: Path) -> None:
+    given = rows(4)
+    given += [{**given[0], "answer": "green"}, {"prompt": "x", "answer": "y"}]
+    output = made(tmp_path / "d", "prompts", given, drop_duplicates=False, limit=6, processes=2)
+    kept = {path.name for path in (output.folder / "images").iterdir()}
+    named = {digest for row in read_rows(output.folder, images=True) for digest in row["prompt"][0].get("images", ())}
+    assert kept == named
+    assert output.metrics["images"] == dataset_info(output.folder)["images"] == len(kept) == 4
+    few = made(tmp_path / "few", "prompts", given, limit=1)
+    assert len(list((few.folder / "images").iterdir())) <= 1
+    text = made(tmp_path / "text", "prompts", given[-1:])
+    assert not (text.folder / "images").exists()
+    assert "images" not in {**text.metrics, **dataset_info(text.folder)}
+
+
+def test_files_that_rows_name_are_read_from_their_folder(tmp_path: Path) -> None:
+    folder = tmp_path / "d"
+    (tmp_path / "pictures" / "a").mkdir(parents=True)
+    (tmp_path / "pictures" / "a" / "red.png").write_bytes(picture("red"))
+    folder.mkdir()
+    (folder / "d.jsonl").write_text(json.dumps({"prompt": "colour?", "images": ["a/red.png"]}))
+    (folder / "pictures").symlink_to(tmp_path / "pictures")
+    source = {"type": "files", "paths": ["d.jsonl"]}
+    settings = valid(DatasetConfig, {"format": "prompts", "source": source, "images": {"folder": "pictures"}})
+    output = dataset_stage.run(settings, {}, LocalContext(folder / "work", user_files_root=folder, name="data.d"))
+    (kept,) = (output.folder / "images").iterdir()
+    assert kept.read_bytes() == picture("red")
+
+
+def test_a_bad_image_is_an_error_or_dropped_and_counted(tmp_path: Path) -> None:
+    given = [*rows(2), {"prompt": "x", "image": "data:image/png;base64,QUJD"}]
+    with pytest.raises(StageError, match=r"data.d: d.jsonl line 3: `image` is no image that can be read"):
+        made(tmp_path / "error", "prompts", given)
+    output = made(tmp_path / "drop", "prompts", given, on_bad_row="drop")
+    assert (output.metrics["rows"], output.metrics["bad_rows"]) == (2, 1)
+
+
+def config(**settings: Any) -> SFTConfig:
+    return valid(SFTConfig, {
+        "dataset": "d", "epochs": 6, "batch_size": 8, "max_length": 64, "log_every": 2,
+        "optimizer": OPTIMIZER_SETTINGS, "engine": ENGINE_SETTINGS, **settings,
+    })  # fmt: skip
+
+
+def weights(output: Output) -> dict[str, torch.Tensor]:
+    return load_file(output.folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def trained(model: Input, talks: Input, tmp_path_factory: pytest.TempPathFactory) -> Output:
+    inputs = {"model": model, "dataset": talks}
+    context = context_of(tmp_path_factory.mktemp("sft"), inputs)
+    return sft.run(config(checkpoint={"every_steps": 7}), inputs, context, inline)
+
+
+def answers(folder: Path, dataset: Input) -> float:
+    """The mean log-prob of the trained tokens."""
+    tokenizer, processor = load_tokenizer(folder), open_processor(folder)
+    images = RowImages(processor, dataset.folder / "images")
+    policy = PolicyModel(load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval())
+    found = [conversation_examples(tokenizer, row, images)[0] for row in read_rows(dataset.folder, images=True)]
+    batch = pack_sequences(found, processor)
+    with torch.no_grad():
+        return float((policy(batch)[0] * batch.loss_mask).sum() / batch.loss_mask.sum())
+
+
+def test_sft_learns_what_is_in_the_pictures(model: Input, talks: Input, trained: Output) -> None:
+    assert answers(model.folder, talks) < -2
+    assert answers(trained.folder, talks) > -0.1
+    changed = [name for name, value in weights(trained).items() if not torch.equal(value, load_file(
+        model.folder / "model.safetensors")[name])]  # fmt: skip
+    assert any("vision_model" in name for name in changed)
+    assert (trained.folder / "processor_config.json").is_file()
+
+
+def test_sft_that_is_killed_ends_with_the_same_weights(
+    model: Input, talks: Input, trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inputs = {"model": model, "dataset": talks}
+    settings = config(checkpoint={"every_steps": 7})
+    context = context_of(tmp_path, inputs)
+
+    def fails(step: int, metrics: dict[str, float]) -> None:
+        context.logs.append((step, metrics))
+        if step >= 16:
+            wait_for_checkpoint()
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(context, "log", fails)
+        with pytest.raises(KeyboardInterrupt):
+            sft.run(settings, inputs, context, inline)
+    assert context.checkpoints.newest_step() == 14
+    resumed = sft.run(settings, inputs, context_of(tmp_path, inputs), inline)
+    for name, value in weights(trained).items():
+        assert torch.equal(weights(resumed)[name], value), name
+
+
+def test_a_frozen_vision_encoder_stays_as_it_is(model: Input, talks: Input, tmp_path: Path) -> None:
+    inputs = {"model": model, "dataset": talks}
+    engine = {**ENGINE_SETTINGS, "freeze_vision": True, "zero_stage": 2}
+    output = sft.run(config(engine=engine, max_steps=2), inputs, context_of(tmp_path, inputs), inline)
+    before = load_file(model.folder / "model.safetensors")
+    for name, value in weights(output).items():
+        assert torch.equal(value, before[name]) == ("vision_model" in name), name
+
+
+def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, prompts: Input, tmp_path: Path) -> None:
+    inputs = {"model": model, "dataset": talks}
+    settings = valid(TopLogprobsConfig, {"dataset": "d", "k": 2, "max_length": 64, "engine": ENGINE_SETTINGS})
+    with pytest.raises(StageError, match="the dataset has rows with images, and this stage reads text alone"):
+        top_logprobs.run(settings, inputs, context_of(tmp_path / "top", inputs), no_cluster)
+    text = {"model": base_model(tmp_path / "base", hidden=64), "dataset": talks}
+    with pytest.raises(StageError, match="a message has images, but the model reads text alone"):
+        sft.run(config(), text, context_of(tmp_path / "sft", text), no_cluster)
+    critic = {"optimizer": OPTIMIZER_SETTINGS}
+    ppo = {**RL, "algorithm": "ppo", "ppo": {**RL["grpo"], "group_size": 1, "critic": critic}}
+    asked = {"model": model, "dataset": prompts}
+    with pytest.raises(StageError, match=r"the prompts have images, and ppo.critic reads text alone"):
+        rl.run(valid(RLConfig, ppo), asked, context_of(tmp_path / "rl", asked), no_cluster)
+    kept = valid(RLConfig, {**RL, "keep": {"rollouts_every": 1}})
+    with pytest.raises(StageError, match=r"the prompts have images, and keep.rollouts_every reads text alone"):
+        rl.run(kept, asked, context_of(tmp_path / "kept", asked), no_cluster)
+    sharded = config(engine={**ENGINE_SETTINGS, "zero_stage": 3})
+    with pytest.raises(StageError, match=r"engine.zero_stage is 3, but this model reads images"):
+        sft.run(sharded, inputs, context_of(tmp_path / "zero", inputs), inline)
+
+
+ROLLOUT = {"max_length": 64, "cpu_cache_gib": 0.1}
+RL: dict[str, Any] = {
+    "algorithm": "grpo", "dataset": "d", "steps": 2, "prompts_per_step": 10, "sampling": {"max_tokens": 4},
+    "rollout": ROLLOUT, "engine": ENGINE_SETTINGS,
+    "grpo": {
+        "rewards": {"exact": {"type": "verifier"}}, "group_size": 3, "kl": {"coefficient": 0.01},
+        "optimizer": {"learning_rate": 1e-3, "schedule": "constant", "warmup_share": 0.0},
+    },
+}  # fmt: skip
+
+
+@pytest.mark.timeout(300)
+def test_rl_trains_what_the_engine_sampled_of_pictures(
+    trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof of each publish compares weights; here log-probs too, of sequences with images and without."""
+    policy = local_input(trained.folder, Kind.POLICY)
+    inputs = {"model": policy, "dataset": prompts, "validation.dataset": prompts}
+    context = context_of(tmp_path, inputs)
+    seen: list[Trajectory] = []
+
+    def recorded(trajectories: list[Trajectory], processor: Any) -> Any:
+        seen.extend(trajectories if not seen else [])
+        return pack_trajectories(trajectories, processor)
+
+    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", recorded)
+    validation = {"dataset": "d", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
+    output = rl.run(valid(RLConfig, {**RL, "validation": validation}), inputs, context, inline)
+    assert len(context.logs) == 2
+    assert context.logs[0][1]["validation/pass@1"] > 0.8
+    assert {bool(t.prompt.images) for t in seen} == {True, False}
+    batch = pack_trajectories(seen, open_processor(policy.folder))
+    model = PolicyModel(load_causal_model(policy.folder, dtype=torch.float32, attention="sdpa").eval())
+    with torch.no_grad():
+        ours = model(batch)[0][batch.loss_mask]
+    assert batch.rollout_logprobs is not None
+    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
+    before = load_file(policy.folder / "model.safetensors")
+    assert any("vision_model" in n and not torch.equal(v, before[n]) for n, v in weights(output).items())
+    print({k: v for k, v in context.logs[-1][1].items() if "/" not in k})
+
+
+@pytest.mark.timeout(300)
+def test_evaluation_answers_what_is_in_the_pictures(trained: Output, prompts: Input, tmp_path: Path) -> None:
+    inputs = {"model": local_input(trained.folder, Kind.POLICY), "dataset": prompts}
+    settings = valid(EvaluationConfig, {
+        "dataset": "d", "scorers": {"exact": {"type": "verifier"}}, "samples": 2, "pass_at": [1], "rollout": ROLLOUT,
+        "sampling": {"max_tokens": 4},
+    })  # fmt: skip
+    output = evaluation.run(settings, inputs, context_of(tmp_path, inputs), inline)
+    assert output.metrics["pass@1"] > 0.8
