@@ -24,6 +24,7 @@ from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.publication import Publication, publication
+from rlhf_core.rollout.vllm_prompts import prompt_of
 
 EOS = 2
 VOCABULARY = 96
@@ -113,5 +114,5 @@ def _cached_tokens(number: int, requests: Sequence[Request], keep_prefixes: bool
     """In the engine's process."""
     engine = child_engine._engines[number]
     parameters = [engine._parameters(index, request) for index, request in enumerate(requests)]
-    outputs = engine._run([request.prompt for request in requests], parameters, keep_prefixes=keep_prefixes)
+    outputs = engine._run([prompt_of(request, None) for request in requests], parameters, keep_prefixes=keep_prefixes)
     return [output.num_cached_tokens for output in outputs]
