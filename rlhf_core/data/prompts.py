@@ -11,7 +11,7 @@ from rlhf_core.data.hints import Hint, told
 from rlhf_core.data.image_messages import images_of
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision import RowImages
-from rlhf_core.types import Prompt
+from rlhf_core.types import Prompt, SequenceImage
 
 
 def to_prompts(rows: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, *, max_tokens: int) -> list[Prompt]:
@@ -51,7 +51,8 @@ def fit_prompts(
 
     def encode(row: Mapping[str, Any]) -> list[Prompt]:
         messages, tools = row["prompt"], row.get("tools")
-        ids, placed = encode_prompt(tokenizer, messages, tools), ()
+        ids = encode_prompt(tokenizer, messages, tools)
+        placed: tuple[SequenceImage, ...] = ()
         if images is not None:
             ids, _, placed = images.expanded(ids, [False] * len(ids), images_of(messages))
         hinted = encode_prompt(tokenizer, told(messages, hint(row)), tools) if hint is not None else []

@@ -27,6 +27,8 @@ async def play_program(
     """seed: of each call, by its number. Raises EpisodeError, with the row, if the program fails."""
     calls = Calls(rules, parameters, seed, ask)
     try:
+        if prompt.images:
+            raise EpisodeError("its row has images, which programs cannot show the policy; use another environment")
         outcome = await program.run(dict(prompt.row), environment_seed, calls)
         if not calls.made:
             raise EpisodeError("it ended without a reply of the policy, so that there is nothing to train")
