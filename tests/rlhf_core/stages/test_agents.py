@@ -22,7 +22,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
-from rlhf_core.environments import EpisodeProgram
+from rlhf_core.environments import Environments, EpisodeProgram
 from rlhf_core.environments.openai_server import OpenAIServer
 from rlhf_core.environments.program import Outcome, Policy
 from rlhf_core.episodes.rollouter import Rollouter, Start
@@ -210,7 +210,7 @@ class RandomAgent(EpisodeProgram):
             self._known.append([*messages, message])
 
 
-class RandomAgents:
+class RandomAgents(Environments):
     name, max_turns, tolerated_failures = "random", 20, 0.0
 
     def __init__(self) -> None:
