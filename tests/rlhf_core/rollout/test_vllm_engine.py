@@ -204,13 +204,14 @@ def test_what_is_abandoned_is_sampled_no_further(served: Served) -> None:
     _, engine = served
     asked = dict(enumerate(requests(PROMPTS, LONG)))
     asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
-    assert list(engine.advance(asked)) == [0]
+    complete = engine.advance(asked)  # of others too, if their first token ends them
+    assert 0 in complete
     left = engine.advance({}, abandoned=[0, 1, 2])  # 0 is whole already
-    while 3 not in left:
+    while 3 not in complete | left:
         left |= engine.advance({})
-    assert list(left) == [3]
+    assert left.keys() <= {3}
     assert engine.advance({}) == {}
-    assert left[3].token_ids == engine.generate([asked[3]])[0].token_ids  # idle, else it would refuse
+    assert (complete | left)[3].token_ids == engine.generate([asked[3]])[0].token_ids  # idle, else it would refuse
 
 
 def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(

@@ -52,7 +52,7 @@ class SlowEngine(ScriptedEngine):
         self.left: dict[int, tuple[int, Request]] = {}
         self.lock = threading.Lock()
 
-    def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
         time.sleep(0.005)
         self.left |= {number: (self.calls(request), request) for number, request in requests.items()}
         self.left = {number: (calls - 1, request) for number, (calls, request) in self.left.items()}
@@ -180,10 +180,10 @@ def test_one_slow_episode_holds_up_no_step(model: Input, tmp_path: Path, trained
         def calls(self, request: Request) -> int:
             return 10_000 if request.seed == self.stuck else 1
 
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             if not hasattr(self, "stuck"):
                 self.stuck = next(iter(requests.values())).seed  # the first completion of all
-            return super().advance(requests)
+            return super().advance(requests, abandoned=abandoned)
 
     context = run(tmp_path, model, Stuck, prompts=40, asynchronous={"max_lag": 1, "in_flight": 3})
     assert len(context.logs) == 6
@@ -197,10 +197,10 @@ def test_what_is_further_behind_is_answered_again_or_left_out(
     class LateOnce(SlowEngine):
         """The first completion of all takes three steps."""
 
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             if not hasattr(self, "late"):
                 self.late = next(iter(requests))
-            whole = super().advance(requests)
+            whole = super().advance(requests, abandoned=abandoned)
             if self.late in whole and self.weight_version < 3:
                 self.left[self.late] = (1, self.request)
                 del whole[self.late]
@@ -260,10 +260,10 @@ def test_the_first_error_of_a_reward_or_an_engine_ends_the_run(model: Input, tmp
         run(tmp_path, model, grpo={**SETTINGS["grpo"], "rewards": rewards})
 
     class Dies(SlowEngine):
-        def advance(self, requests: Mapping[int, Request]) -> dict[int, Completion]:
+        def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
             if self.weight_version == 2:
                 raise StageError("engine 0 died in generate")
-            return super().advance(requests)
+            return super().advance(requests, abandoned=abandoned)
 
     with pytest.raises(StageError, match="engine 0 died"):
         run(tmp_path / "engine", model, Dies)
