@@ -18,7 +18,7 @@ _CELL = _SIDE // _CELLS
 
 
 def counted(seed: int, size: int, missed_share: float = 0.55) -> list[Row]:
-    """Demonstrations, by somebody who often misses one of several squares; some rows have no picture."""
+    """Demonstrations by a person who often misses one of several squares; some rows have no picture."""
     generator = random.Random(seed)
     rows = []
     for index, (question, picture, count) in enumerate(_items(seed, size)):

@@ -73,7 +73,7 @@ class OpenAIServer:
 
     @asynccontextmanager
     async def episode(self, policy: Policy) -> AsyncIterator[tuple[str, str]]:
-        """The base URL and the key with which `policy` is asked. Afterwards both are of no use."""
+        """The base URL and the key with which `policy` is asked. Afterwards both are refused."""
         self._users += 1
         name = f"episode-{next(self._numbers)}"
         session = _Session(secrets.token_urlsafe(24), policy, Conversations(policy.tokenizer))
