@@ -1,15 +1,16 @@
-"""Episodes that are played in a thread of their own, while this one trains."""
+"""Episodes that are played in a thread of their own, while this one may train."""
 
 from __future__ import annotations
 
 import asyncio
+import itertools
 import threading
-from collections.abc import Awaitable, Coroutine, Sequence
+from collections.abc import Awaitable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any, Self, TypeVar
 
-from rlhf_core.episodes.concurrent import EngineQueue
+from rlhf_core.episodes.engine_queue import EngineQueue
 from rlhf_core.episodes.rounds import Ask, Play
 from rlhf_core.rollout.engines import Sampler
 
@@ -17,7 +18,7 @@ T = TypeVar("T")
 
 
 class Stream:
-    """An event loop over all engines, as `play_concurrently` has for one call. Ends with its context.
+    """An event loop over all engines. Ends with its context.
 
     The engines may be given weights meanwhile. After an engine has failed, each call raises its error.
     """
@@ -26,6 +27,7 @@ class Stream:
         self._engines = engines
         self._stack = ExitStack()
         self._queues: list[EngineQueue] = []
+        self._turns: Iterator[EngineQueue] = iter(())
         self._tasks: set[asyncio.Task[Any]] = set()
         self._loop: asyncio.AbstractEventLoop
         self._error: asyncio.Future[None]  # never done, but by the first error
@@ -52,16 +54,23 @@ class Stream:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop).result()
 
     def play(self, episodes: Sequence[Play[T]]) -> list[T]:
-        """What each episode returns, in their order; the first error of an episode or an engine is raised."""
+        """What each episode returns, in their order; the first error of an episode or an engine is raised.
+
+        All replies of an episode are sampled by one engine, which has computed its prefix, and neighbours share an
+        engine.
+        """
 
         async def all_of_them() -> list[T]:
-            return await self.unless_it_fails(asyncio.gather(*(play(self.asker()) for play in episodes)))
+            shares = [self._queues[i * len(self._queues) // len(episodes)].ask for i in range(len(episodes))]
+            return await self.unless_it_fails(
+                asyncio.gather(*(play(ask) for play, ask in zip(episodes, shares, strict=True)))
+            )
 
         return self.call(all_of_them())
 
     def asker(self) -> Ask:
-        """Of an episode, or several that begin alike: the engine that has least to do."""
-        return min(self._queues, key=lambda queue: queue.length).ask
+        """Of episodes that begin alike: each engine in turn, since those that begin together have asked nothing yet."""
+        return next(self._turns).ask
 
     def begin(self, work: Coroutine[Any, Any, Any]) -> None:
         """Run it beside all else, from within the event loop; what it raises ends the stream."""
@@ -95,7 +104,7 @@ class Stream:
         self.call(release())
 
     async def _begin(self, queues: list[EngineQueue]) -> None:
-        self._queues = queues
+        self._queues, self._turns = queues, itertools.cycle(queues)
         self._error = asyncio.get_running_loop().create_future()
         for queue in queues:
             self.begin(queue.serve())

@@ -7,6 +7,7 @@ that are done first, and others begin in their place, with whatever weights the 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -99,6 +100,7 @@ class AsyncCollector:
         self._rollouts.count(self._since.errors)
         metrics |= self._rollouts.take_failures()
         if self._config.settings.filtering is not None:
+            self._since.tally.rounds = math.ceil(len(self._since.tally.scores) / wanted)  # as many would have been
             metrics |= self._since.tally.metrics(surplus=0)
         self._since = _SinceLastStep()
         self._steps_ahead -= 1

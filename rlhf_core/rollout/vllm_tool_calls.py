@@ -100,7 +100,10 @@ def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str 
     except Exception as error:  # a parser that misses its tokens raises what it likes
         raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {error}") from error
 
-    _reader = lambda reply: new().extract_tool_calls(reply, request)  # noqa: E731
+    def read(reply: str) -> Any:
+        return new().extract_tool_calls(reply, request)
+
+    _reader = read
     return next((marker for each in _MARKERS if isinstance(marker := getattr(parser, each, None), str)), None)
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.rounds import Ask, Play
+from rlhf_core.episodes.stream import Stream
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.types import Completion
 
@@ -72,6 +73,18 @@ def test_each_gets_its_own_replies_from_one_engine() -> None:
     assert sorted(second.prompts) == [(60,), (90,), (90, 1), (90, 1, 2)]
     assert not first.waiting
     assert not second.waiting
+
+
+def test_episodes_that_begin_together_are_shared_by_all_engines() -> None:
+    first, second = Queueing(), Queueing()
+
+    async def four() -> None:
+        asks = [stream.asker() for _ in range(4)]  # before any has asked for a reply
+        await asyncio.gather(*(ask(Request((number,), GREEDY, None)) for number, ask in enumerate(asks)))
+
+    with Stream(Several(first, second)) as stream:
+        stream.call(four())
+    assert (sorted(first.prompts), sorted(second.prompts)) == ([(0,), (2,)], [(1,), (3,)])
 
 
 def test_an_environment_that_takes_its_time_holds_up_no_other() -> None:
