@@ -22,7 +22,7 @@ from rlhf_core.config.numbers import (
 )
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
-from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
+from rlhf_core.config.user_code import UserFile
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of the files of `images.folder`
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
@@ -79,22 +79,13 @@ class ReasoningGymSource(Config):
     seed: LongSeed = Field(description="keep the seeds of training and held-out data 10 million apart")
 
 
-class FunctionSource(Config):
+class FunctionSource(UserFile):
     """A user's Python function `(**options) -> list of rows`; the file's content is part of the stage key."""
 
     type: Literal["function"]
     path: NonEmpty = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: NonEmpty = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="the function's arguments")
-    files: CodeFiles = Field(default=(), description=CODE_FILES)
-
-    def named_files(self) -> tuple[str, ...]:
-        return (self.path, *self.files)
-
-    @model_validator(mode="after")
-    def _files_beside(self) -> FunctionSource:
-        check_beside(self.path, self.files)
-        return self
 
 
 Source = Annotated[FilesSource | HubSource | ReasoningGymSource | FunctionSource, Field(discriminator="type")]

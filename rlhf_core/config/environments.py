@@ -17,7 +17,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.texts import AnswerPattern, JudgeName
 from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
+from rlhf_core.config.user_code import UserProgram
 from rlhf_core.errors import RecipeError, did_you_mean
 
 ToolParserName = Literal["hermes"]
@@ -128,36 +128,20 @@ class Retry(EnvironmentConfig):
         return ("answer",)
 
 
-class CodeEnvironment(EnvironmentConfig, ToleratesFailures):
+class CodeEnvironment(EnvironmentConfig, ToleratesFailures, UserProgram):
     """Every environment of the user's Python file, where each episode has a process of its own."""
 
     parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
 
-    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="keyword arguments")
     timeout_seconds: Seconds = operational(60.0, description="that it may take; a later answer is a failure")
     memory_gib: GiB = operational(
         4.0, description="memory that an episode may take beside what the file has loaded, GiB"
     )
-    variables: tuple[str, ...] = operational(
-        (), description="environment variables that it reads, such as one with a token"
-    )
-    files: CodeFiles = Field(default=(), description=CODE_FILES)
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {"": self}
-
-    def named_variables(self) -> tuple[str, ...]:
-        return self.variables
-
-    def named_files(self) -> tuple[str, ...]:
-        return (self.path, *self.files)
-
-    @model_validator(mode="after")
-    def _files_beside(self) -> CodeEnvironment:
-        check_beside(self.path, self.files)
-        return self
 
 
 class FunctionEnvironment(CodeEnvironment):

@@ -19,7 +19,7 @@ from rlhf_core.config.placement import Placement
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
+from rlhf_core.config.user_code import UserProgram
 
 
 class RewardConfig(TypedConfig):
@@ -120,33 +120,16 @@ class VerifierReward(TextReward):
         return ("answer",) if self.kind == "exact" else ("task", "metadata")
 
 
-class FunctionReward(TextReward):
+class FunctionReward(TextReward, UserProgram):
     """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
     score, ...} for each. It may be `async`."""
 
     type: Literal["function"]
-    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(default="reward", description="its name in the file")
     options: dict[str, Any] = Field(default={}, description="further keyword arguments")
     timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
     batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
-    variables: tuple[str, ...] = operational(
-        (), description="environment variables that the function reads, such as one with a token"
-    )
-
-    files: CodeFiles = Field(default=(), description=CODE_FILES)
-
-    def named_variables(self) -> tuple[str, ...]:
-        return self.variables
-
-    def named_files(self) -> tuple[str, ...]:
-        return (self.path, *self.files)
-
-    @model_validator(mode="after")
-    def _files_beside(self) -> FunctionReward:
-        check_beside(self.path, self.files)
-        return self
 
 
 class HTTPReward(ServerConfig, TextReward):

@@ -9,12 +9,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from rlhf_core.config.base import operational
 from rlhf_core.config.numbers import GiB, Seconds
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import CODE_FILES, CodeFiles, check_beside
+from rlhf_core.config.user_code import UserProgram
 
 
 class ToolConfig(TypedConfig):
@@ -27,7 +27,7 @@ class ToolConfig(TypedConfig):
         return {kind: entry.config for kind, entry in TOOLS.items() if issubclass(entry.config, cls)}
 
 
-class FunctionTool(ToolConfig):
+class FunctionTool(ToolConfig, UserProgram):
     """A function of the user's Python file, or a class, each public method of which is a tool.
 
     Parameters are annotated, and the docstring tells the policy what the tool does. Each episode has a process of its
@@ -35,28 +35,12 @@ class FunctionTool(ToolConfig):
     """
 
     type: Literal["function"]
-    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
     function: str = Field(description="its name in the file: of a function or of a class")
     options: dict[str, Any] = Field(default={}, description="keyword arguments of the class")
     timeout_seconds: Seconds = operational(60.0, description="longest call; with a later answer the episode fails")
     memory_gib: GiB = operational(
         4.0, description="memory that an episode may take beside what the file has loaded, GiB"
     )
-    variables: tuple[str, ...] = operational(
-        (), description="environment variables that it reads, such as one with a token"
-    )
-    files: CodeFiles = Field(default=(), description=CODE_FILES)
-
-    def named_variables(self) -> tuple[str, ...]:
-        return self.variables
-
-    def named_files(self) -> tuple[str, ...]:
-        return (self.path, *self.files)
-
-    @model_validator(mode="after")
-    def _files_beside(self) -> FunctionTool:
-        check_beside(self.path, self.files)
-        return self
 
 
 class PythonTool(ToolConfig):

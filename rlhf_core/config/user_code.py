@@ -1,13 +1,42 @@
-"""The files that a Python file of the user needs beside it."""
+"""A Python file of the user, and the files that it needs beside it."""
 
 from __future__ import annotations
 
 import posixpath
 from collections.abc import Sequence
-from typing import TypeAlias
 
-CodeFiles: TypeAlias = tuple[str, ...]
-CODE_FILES = "further files that it imports or reads: modules next to it, or in folders below"
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, operational
+
+
+class UserFile(Config):
+    """What names a Python file of the user."""
+
+    path: str = Field(description="a Python file; a relative path starts at the recipe's folder")
+    files: tuple[str, ...] = Field(
+        default=(),
+        description="further files that it imports or reads: modules next to it, or in folders below",
+    )
+
+    def named_files(self) -> tuple[str, ...]:
+        return (self.path, *self.files)
+
+    @model_validator(mode="after")
+    def _files_beside(self) -> UserFile:
+        check_beside(self.path, self.files)
+        return self
+
+
+class UserProgram(UserFile):
+    """What runs a Python file of the user beside the computation, which may need credentials."""
+
+    variables: tuple[str, ...] = operational(
+        (), description="environment variables that it reads, such as one with a token"
+    )
+
+    def named_variables(self) -> tuple[str, ...]:
+        return self.variables
 
 
 def check_beside(path: str, files: Sequence[str]) -> None:
