@@ -56,6 +56,9 @@ OTHER_TYPOS = {
     "tiny-loop": ("loop.gate.margin", "loop.gate.margn"),
     "tiny-self-distillation": ("self_taught.steps", "self_taught.stpes"),
     "tiny-conditional": ("told.decimals", "told.decimls"),
+    "tiny-game": ("rl.environment.max_turns", "rl.environment.max_truns"),
+    "tiny-tools": ("rl.environment.parser", "rl.environment.praser"),
+    "tiny-agent": ("evaluation.environment.path", "evaluation.environment.paht"),
     "smollm2-dpo": ("after.reference", "after.refrence"),
     "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
 }
