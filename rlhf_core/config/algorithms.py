@@ -21,7 +21,7 @@ from rlhf_core.config.numbers import (
     Share,
     Tokens,
 )
-from rlhf_core.config.rewards import EpisodeReward, ModelReward, RewardConfig, TextReward
+from rlhf_core.config.rewards import ModelReward, RewardConfig, Scorer
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.texts import JudgeName
 from rlhf_core.config.training import OptimizerConfig
@@ -114,16 +114,20 @@ class AlgorithmConfig(Config):
             return self
         if self.group_size < 2:
             raise ValueError("filtering compares the completions of one prompt, but group_size is 1; raise it")
-        may = ", ".join(self.text_rewards) or "none"
-        if self.filtering.score is not None and self.filtering.score not in self.text_rewards:
+        scorers = {name: r for name, r in self.rewards.items() if isinstance(r, Scorer) and r.may_give_scores}
+        if self.filtering.score is not None and self.filtering.score not in scorers:
             raise ValueError(
-                f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: {may}"
+                f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: "
+                f"{', '.join(scorers) or 'none'}"
             )
-        sure = [name for name, reward in self.text_rewards.items() if reward.gives_scores]
+        sure = [name for name, reward in scorers.items() if reward.gives_scores]
         if self.filtering.score is None and len(sure) > 1:
             raise ValueError(f"filtering looks at one score, and {', '.join(sure)} give one each: set filtering.score")
-        if not self.text_rewards:
-            raise ValueError("filtering needs a reward that gives scores from 0 to 1, which a reward model does not")
+        if not scorers:
+            raise ValueError(
+                "filtering needs a reward that gives scores from 0 to 1, which a reward model does not, and an "
+                "environment only with a `threshold`"
+            )
         return self
 
     def unused_fields(self) -> frozenset[str]:
@@ -146,14 +150,9 @@ class AlgorithmConfig(Config):
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
 
     @property
-    def text_rewards(self) -> dict[str, TextReward]:
-        """Those of `rewards` that need the text of completions alone."""
-        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
-
-    @property
-    def episode_rewards(self) -> dict[str, EpisodeReward]:
-        """Those of `rewards` that read whole trajectories."""
-        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, EpisodeReward)}
+    def driver_rewards(self) -> dict[str, RewardConfig]:
+        """Those of `rewards` that the driver computes: all but those of reward models, which have workers."""
+        return {name: reward for name, reward in self.rewards.items() if not isinstance(reward, ModelReward)}
 
 
 class PPOConfig(AlgorithmConfig):

@@ -10,7 +10,7 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Reads
 from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
 from rlhf_core.config.numbers import GroupSize, Samples
-from rlhf_core.config.rewards import ScorerConfig
+from rlhf_core.config.rewards import ScorerConfig, require_environment
 from rlhf_core.config.rollout import SamplingConfig, require_different
 from rlhf_core.config.stage import EnginesConfig, JudgedBy
 from rlhf_core.config.texts import JudgeName
@@ -30,7 +30,8 @@ class EvaluationConfig(EnginesConfig):
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
     environment: AnyEnvironment = Field(
         default=SingleTurn(),
-        description="what the model talks with, turn by turn; scorers judge its last reply; by default there is one",
+        description="what the model talks with, turn by turn; scorers of text judge its last reply; by default "
+        "there is one",
     )
     models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
         default=None, description="stages whose models are compared; none: all above that make a model"
@@ -65,6 +66,12 @@ class EvaluationConfig(EnginesConfig):
                 "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
                 "prompts; leave it out"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _environment_gives_scores(self) -> EvaluationConfig:
+        if self.environment == SingleTurn():
+            require_environment(self.scorers, "scorers")
         return self
 
     @model_validator(mode="after")

@@ -46,12 +46,26 @@ class CompletionReward(RewardConfig):
     family: ClassVar[str] = "reward of a completion"
 
 
-class TextReward(CompletionReward):
-    """Given by what reads the text of completions, and so a scorer too. Its implementation is a rewards.base.Reward."""
+class Scorer(RewardConfig):
+    """Gives scores too, by which models are judged."""
+
+    family: ClassVar[str] = "scorer"
+
+    @property
+    def may_give_scores(self) -> bool:
+        """A function or a server gives them where it wants to."""
+        return True
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether it always does."""
+        return False
+
+
+class TextReward(CompletionReward, Scorer):
+    """Given by what reads the text of completions. Its implementation is a rewards.base.Reward."""
 
     family: ClassVar[str] = "reward of text"
-    gives_scores: ClassVar[bool] = False  # always gives a score; a function or a server may do so as well
-
     tolerated_failures: PartialShare = Field(
         default=0.0,
         description="share of a step's completions that may fail to get this reward; their prompts are left out of the "
@@ -102,8 +116,6 @@ class ProcessRewardModelReward(ModelReward):
 class VerifierReward(TextReward):
     """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
 
-    gives_scores: ClassVar[bool] = True
-
     type: Literal["verifier"]
     kind: Literal["exact", "reasoning_gym"] = Field(
         default="exact", description="compare with the row's `answer`, or ask the task's own scorer"
@@ -114,6 +126,10 @@ class VerifierReward(TextReward):
     timeout_seconds: Seconds = operational(
         10.0, description="longest search for one answer, and longest scoring of it; longer is an error"
     )
+
+    @property
+    def gives_scores(self) -> bool:
+        return True
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -175,10 +191,26 @@ class JudgeReward(JudgeConfig, TextReward):
         return self
 
 
-class EnvironmentReward(EpisodeReward):
-    """What `rl.environment` gave for the replies of an episode: their sum."""
+class EnvironmentReward(EpisodeReward, Scorer):
+    """What the stage's `environment` gave for the replies of an episode: their sum."""
 
     type: Literal["environment"]
+    threshold: Reward | None = Field(
+        default=None,
+        description="1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, which a scorer "
+        "takes if it is from 0 to 1",
+    )
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset({"threshold"} if self.threshold is None else ())
+
+    @property
+    def may_give_scores(self) -> bool:
+        return self.threshold is not None
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.threshold is not None
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +230,22 @@ REWARDS: dict[str, RewardEntry] = {
 }
 
 
-def _as_scorer(scorer: TextReward) -> TextReward:
+def _as_scorer(scorer: Scorer) -> Scorer:
     if scorer.weight != 1.0:
         raise ValueError("a scorer is never summed with another: leave `weight` out")
-    if scorer.tolerated_failures:
+    if isinstance(scorer, TextReward) and scorer.tolerated_failures:
         raise ValueError("a scorer judges every completion: leave `tolerated_failures` out")
     return scorer
 
 
-ScorerConfig = Annotated[TextReward, AfterValidator(_as_scorer)]
+ScorerConfig = Annotated[Scorer, AfterValidator(_as_scorer)]
+
+
+def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:
+    """Raises ValueError if one of these rewards, or scorers, is what an environment gives: the stage has none."""
+    for name, reward in rewards.items():
+        if isinstance(reward, EnvironmentReward):
+            raise ValueError(
+                f"{section}.{name} is what an environment gives, but `environment` is single_turn, which gives "
+                "nothing: set an environment, or leave this out"
+            )

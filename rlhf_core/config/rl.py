@@ -6,9 +6,10 @@ from pydantic import model_validator
 
 from rlhf_core.config.environments import require_concurrent
 from rlhf_core.config.numbers import MOST_COMPLETIONS
-from rlhf_core.config.rewards import EnvironmentReward
+from rlhf_core.config.rewards import require_environment
 from rlhf_core.config.rl_settings import RLSettings
 from rlhf_core.config.training import require_compatible, require_devices, require_dropout, require_examples
+from rlhf_core.config.validation import path_of_set
 
 
 class RLConfig(RLSettings):
@@ -200,12 +201,11 @@ class RLConfig(RLSettings):
 
     @model_validator(mode="after")
     def _environment_gives_rewards(self) -> RLConfig:
-        for name, reward in self.settings.rewards.items():
-            if isinstance(reward, EnvironmentReward) and not self.has_environment:
-                raise ValueError(
-                    f"{self.block}.rewards.{name} is what an environment gives, but `environment` is single_turn, "
-                    "which gives nothing: set an environment, or another reward"
-                )
+        if not self.has_environment:
+            require_environment(self.settings.rewards, f"{self.block}.rewards")
+            require_environment(self.monitors, "monitors")
+            for name, settings in self.validation_sets.items():
+                require_environment(settings.scorers, f"{path_of_set(name)}.scorers")
         return self
 
     @model_validator(mode="after")

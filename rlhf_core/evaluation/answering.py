@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
-from typing import Any
 
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.episodes.rollouter import Start
 from rlhf_core.errors import RewardError
 from rlhf_core.evaluation.summary import Answered, ScoredCompletion
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
@@ -21,7 +20,7 @@ STEPS = 3  # steps of its progress: greedy completions, sampled completions, sco
 def answer(
     prompts: Sequence[Prompt],
     play: Callable[[Sequence[Start], SamplingConfig], list[Trajectory]],
-    scorers: Mapping[str, Reward],
+    scorers: Mapping[str, TrajectoryReward],
     *,
     sampling: SamplingConfig,
     samples: int,
@@ -70,11 +69,8 @@ def _request_seed(seed: int, prompt: int, sample: int, turn: int) -> int:
     return derived_seed(seed, f"evaluation: prompt {prompt}, sample {sample}{later}")
 
 
-def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, Reward]) -> list[ScoredCompletion]:
-    texts = [trajectory.completion for trajectory in trajectories]
-    prompt_texts = [trajectory.prompt.text for trajectory in trajectories]
-    rows = [trajectory.prompt.row for trajectory in trajectories]
-    scores = {name: _scores(name, scorer, texts, prompt_texts, rows) for name, scorer in scorers.items()}
+def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, TrajectoryReward]) -> list[ScoredCompletion]:
+    scores = {name: _scores(name, scorer, trajectories) for name, scorer in scorers.items()}
     return [
         ScoredCompletion(
             text=trajectory.completion,
@@ -87,13 +83,13 @@ def _score(trajectories: Sequence[Trajectory], scorers: Mapping[str, Reward]) ->
     ]
 
 
-def _scores(
-    name: str, scorer: Reward, texts: Sequence[str], prompt_texts: Sequence[str], rows: Sequence[Mapping[str, Any]]
-) -> list[float]:
+def _scores(name: str, scorer: TrajectoryReward, trajectories: Sequence[Trajectory]) -> list[float]:
     """The scores, or the rewards of a scorer that returns no scores. Raises RewardError if one is not in 0-1."""
-    result = scorer(texts, prompt_texts, rows)
+    result = scorer(trajectories)
     scores = [reward if score is None else score for reward, score in zip(result.rewards, result.scores, strict=True)]
-    for text, score in zip(texts, scores, strict=True):
+    for trajectory, score in zip(trajectories, scores, strict=True):
         if not 0 <= score <= 1:
-            raise RewardError(f"scorer {name} returned {score} for {text!r}; an evaluation needs scores from 0 to 1")
+            raise RewardError(
+                f"scorer {name} returned {score} for {trajectory.completion!r}; an evaluation needs scores from 0 to 1"
+            )
     return scores

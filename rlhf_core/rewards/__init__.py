@@ -1,6 +1,6 @@
-"""Rewards, one per file. `build_reward` builds the reward of a config, `open_scorers` several."""
+"""Rewards, one per file. `open_rewards` builds those of a recipe."""
 
 from rlhf_core.rewards.base import Reward, RewardResult, TrajectoryReward
-from rlhf_core.rewards.build import build_episode_reward, build_reward, open_scorers
+from rlhf_core.rewards.build import build_reward, build_text_reward, open_rewards
 
-__all__ = ["Reward", "RewardResult", "TrajectoryReward", "build_episode_reward", "build_reward", "open_scorers"]
+__all__ = ["Reward", "RewardResult", "TrajectoryReward", "build_reward", "build_text_reward", "open_rewards"]

@@ -7,9 +7,10 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.config.rewards import REWARDS, EpisodeReward, RewardConfig, ScorerConfig, TextReward
+from rlhf_core.config.rewards import REWARDS, RewardConfig, TextReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import Reward, TrajectoryReward
+from rlhf_core.rewards.text import RewardOfText
 
 
 def implementation_of(config: RewardConfig) -> Any:
@@ -18,25 +19,25 @@ def implementation_of(config: RewardConfig) -> Any:
     return getattr(import_module(module), name)
 
 
-def build_reward(config: TextReward, context: StageContext) -> Reward:
-    """The reward of `config`. Rewards of a reward model are built in rewards/model.py, with the RL stage's workers."""
+def build_text_reward(config: TextReward, context: StageContext) -> Reward:
     reward: Reward = implementation_of(config).of(config, context)
     return reward
 
 
-def build_episode_reward(config: EpisodeReward, context: StageContext) -> TrajectoryReward:
+def build_reward(config: RewardConfig, context: StageContext) -> TrajectoryReward:
+    """The reward of `config`. Rewards of a reward model are built in rewards/model.py, with the RL stage's workers."""
+    if isinstance(config, TextReward):
+        return RewardOfText(build_text_reward(config, context))
     reward: TrajectoryReward = implementation_of(config).of(config, context)
     return reward
 
 
 @contextmanager
-def open_scorers(
-    configs: Mapping[str, ScorerConfig] | Mapping[str, TextReward], context: StageContext
-) -> Iterator[dict[str, Reward]]:
+def open_rewards(configs: Mapping[str, RewardConfig], context: StageContext) -> Iterator[dict[str, TrajectoryReward]]:
     """The rewards of `configs` by name, closed at the end."""
     with ExitStack() as stack:
-        scorers: dict[str, Reward] = {}
+        rewards: dict[str, TrajectoryReward] = {}
         for name, config in configs.items():
-            scorers[name] = build_reward(config, context)
-            stack.callback(scorers[name].close)
-        yield scorers
+            rewards[name] = build_reward(config, context)
+            stack.callback(rewards[name].close)
+        yield rewards

@@ -13,16 +13,21 @@ from rlhf_core.types import Trajectory
 class RewardOfEnvironment:
     """The sum over an episode's turns; logged beside it: how many turns there were."""
 
+    def __init__(self, threshold: float | None = None) -> None:
+        """threshold: the sums from which on an episode's reward, and its score, are 1; those of all others are 0."""
+        self._threshold = threshold
+
     @classmethod
     def of(cls, config: EnvironmentReward, context: StageContext) -> RewardOfEnvironment:
-        return cls()
+        return cls(config.threshold)
 
     def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
-        return RewardResult(
-            [t.environment_reward for t in trajectories],
-            [None] * len(trajectories),
-            {"turns": [float(t.turns) for t in trajectories]},
-        )
+        turns = {"turns": [float(t.turns) for t in trajectories]}
+        sums = [t.environment_reward for t in trajectories]
+        if self._threshold is None:
+            return RewardResult(sums, [None] * len(sums), turns)
+        passed = [float(total >= self._threshold) for total in sums]
+        return RewardResult(passed, list(passed), turns)
 
     def close(self) -> None:
         """No-op: environments are made for each episode."""

@@ -18,7 +18,7 @@ from typing import Any
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError, StageError
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.phases import PhaseTimer
@@ -53,7 +53,7 @@ class AsyncCollector:
         prompts: PromptSampler,
         rollouts: RolloutSampler,
         rewards: RewardPipeline,
-        monitors: Mapping[str, Reward],
+        monitors: Mapping[str, TrajectoryReward],
         stream: Stream,
     ) -> None:
         self._config, self._prompts, self._rollouts = config, prompts, rollouts

@@ -8,7 +8,7 @@ from typing import Any
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import StageError
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.rl.filtering import Group, Tally
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
@@ -32,7 +32,7 @@ class Collector:
         prompts: PromptSampler,
         rollouts: RolloutSampler,
         rewards: RewardPipeline,
-        monitors: Mapping[str, Reward],
+        monitors: Mapping[str, TrajectoryReward],
     ) -> None:
         self._config = config
         self._prompts = prompts

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -16,29 +16,12 @@ from rlhf_core.config.rewards import TextReward
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import Reward, RewardResult, TrajectoryReward
+from rlhf_core.rewards import RewardResult, TrajectoryReward
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
 from rlhf_core.types import Trajectory
 
 _SHOWN_FAILURES = 3  # of a reward in one step
-
-
-@dataclass(frozen=True, slots=True)
-class RewardOfText:
-    """A reward of text as a reward of trajectories."""
-
-    reward: Reward
-
-    def __call__(self, trajectories: Sequence[Trajectory]) -> RewardResult:
-        rows = [dict(t.prompt.row) for t in trajectories]
-        result = self.reward([t.completion for t in trajectories], [t.prompt.text for t in trajectories], rows)
-        if result.steps is not None and any(t.turns > 1 for t in trajectories):
-            raise RewardError("a reward gives `steps`, but of an episode of several turns it sees the last reply alone")
-        return result
-
-    def close(self) -> None:
-        self.reward.close()
 
 
 class RewardPipeline:
@@ -204,11 +187,11 @@ def _finite(value: float, what: str, trajectory: Trajectory, index: int) -> floa
     return value
 
 
-def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, Reward]) -> dict[str, float]:
+def monitor(trajectories: Sequence[Trajectory], monitors: Mapping[str, TrajectoryReward]) -> dict[str, float]:
     """Mean of each monitor: logged, never trained on."""
     metrics = {}
     for name, scorer in monitors.items():
-        result = RewardOfText(scorer)(trajectories)
+        result = scorer(trajectories)
         rewards = [reward for index, reward in enumerate(result.rewards) if index not in result.failures]
         metrics[f"monitor/{name}"] = math.fsum(rewards) / len(rewards) if rewards else math.nan
     return metrics

@@ -15,7 +15,7 @@ from rlhf_core.episodes.stream import Stream
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
 from rlhf_core.metrics import merged
-from rlhf_core.rewards import Reward
+from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
@@ -33,7 +33,7 @@ class HeldOut:
 
     settings: ValidationSet
     prompts: Sequence[Prompt]
-    scorers: Mapping[str, Reward]  # by name, the main one first
+    scorers: Mapping[str, TrajectoryReward]  # by name, the main one first
 
 
 class Validation:

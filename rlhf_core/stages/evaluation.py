@@ -23,7 +23,7 @@ from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
 from rlhf_core.models.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
-from rlhf_core.rewards import open_scorers
+from rlhf_core.rewards import open_rewards
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.stages.cluster import Cluster, EngineSpec
 from rlhf_core.tracking.protocol import SAMPLES_FILE
@@ -46,7 +46,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")
         context.progress(0, STEPS, "start engines")
-        scorers = stack.enter_context(open_scorers(config.scorers, context))
+        scorers = stack.enter_context(open_rewards(config.scorers, context))
         # In the precision that it was saved in: a model is judged as it is, not as another would round it.
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))

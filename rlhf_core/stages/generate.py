@@ -21,9 +21,8 @@ from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
 from rlhf_core.models.folder import stored_dtype
-from rlhf_core.rewards import open_scorers
+from rlhf_core.rewards import open_rewards
 from rlhf_core.rl.reward_models import read_reward_models
-from rlhf_core.rl.rewarding import RewardOfText
 from rlhf_core.rl.roles import require_same_tokens
 from rlhf_core.rl.rows import completion_entry, completions_row
 from rlhf_core.rollout.engine import EngineSettings
@@ -49,7 +48,7 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
     sampled: list[Trajectory] = []
     judged: dict[str, list[float]] = {name: [] for name in config.rewards}
     with ExitStack() as stack:
-        scorers = stack.enter_context(open_scorers(config.text_rewards, context))
+        scorers = stack.enter_context(open_rewards(config.text_rewards, context))
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         rollouter = Rollouter(engines, tokenizer, config.rollout)
@@ -58,7 +57,7 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
             prompts = fitted.rows[start : start + config.prompts_per_call]
             part = completed(prompts, config.samples, config.sampling, rollouter, context.seed)
             for name, scorer in scorers.items():
-                judged[name] += RewardOfText(scorer)(part).totals()
+                judged[name] += scorer(part).totals()
             sampled += part
             context.progress(len(sampled), total, "sample")
         seconds = time.monotonic() - started

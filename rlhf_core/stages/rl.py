@@ -24,7 +24,7 @@ from rlhf_core.environments import Environments, open_environments, rows_to_play
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
-from rlhf_core.rewards import TrajectoryReward, build_episode_reward, open_scorers
+from rlhf_core.rewards import TrajectoryReward, open_rewards
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
 from rlhf_core.rl.collector import Collector
@@ -35,7 +35,7 @@ from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.reward_models import rank_scores, read_reward_models
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
+from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.roles import placed_apart, require_same_positions, require_same_tokens, roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
@@ -87,8 +87,8 @@ def _run(
     algorithm = build_algorithm(config)
 
     with ExitStack() as stack:
-        of_text = stack.enter_context(open_scorers(config.settings.text_rewards, context))
-        monitors = stack.enter_context(open_scorers(config.monitors, context))
+        driver_rewards = stack.enter_context(open_rewards(config.settings.driver_rewards, context))
+        monitors = stack.enter_context(open_rewards(config.monitors, context))
         held_out = _held_out(config, held_out_prompts, context, stack)
         # What can be wrong with the inputs has shown by now: workers and engines take minutes to start.
         context.progress(0, config.steps, "start workers and engines")
@@ -102,8 +102,7 @@ def _run(
         trainer = PolicyTrainer(config, algorithm, workers, context.seed, frozen)
         scores = rank_scores(config, inputs, trainer, turns)
         rewards: dict[str, TrajectoryReward] = {
-            **{name: RewardOfText(reward) for name, reward in of_text.items()},
-            **{name: build_episode_reward(r, context) for name, r in config.settings.episode_rewards.items()},
+            **driver_rewards,
             **{name: model.reward(scores[name]) for name, model in reward_models.items()},
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
@@ -194,7 +193,7 @@ def _held_out(
 ) -> dict[str, HeldOut]:
     """Each validation set by its name."""
     return {
-        name: HeldOut(settings, prompts[name].rows, stack.enter_context(open_scorers(settings.scorers, context)))
+        name: HeldOut(settings, prompts[name].rows, stack.enter_context(open_rewards(settings.scorers, context)))
         for name, settings in config.validation_sets.items()
     }
 

@@ -9,6 +9,7 @@ from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.environments import EnvironmentConfig
+from rlhf_core.config.rewards import EnvironmentReward
 from rlhf_core.config.rl import RLConfig
 from tests.rlhf_core.config.test_rl import COMMON, GRPO
 
@@ -80,13 +81,41 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
             },
             "keep.rollouts_every: rollouts are kept as completions of prompts",
         ),
-        ({"monitors": {"e": {"type": "environment"}}}, "there is no reward of text `environment`"),
+        (
+            {"environment": {"type": "single_turn"}, "grpo": {}, "monitors": {"e": {"type": "environment"}}},
+            "monitors.e is what an environment gives, but `environment` is single_turn",
+        ),
+        (
+            {
+                "environment": {"type": "single_turn"},
+                "validation": {
+                    "dataset": "d",
+                    "every_steps": 1,
+                    "scorers": {"e": {"type": "verifier"}},
+                    "also": {"games": {"dataset": "d", "scorers": {"e": {"type": "environment", "threshold": 1.0}}}},
+                },
+            },
+            "validation.also.games.scorers.e is what an environment gives",
+        ),
+        ({"monitors": {"e": {"type": "environment", "weight": 2.0}}}, "a scorer is never summed with another"),
+        (
+            {"grpo": {"rewards": {"e": {"type": "environment"}}, "filtering": {}}},
+            "filtering needs a reward that gives scores from 0 to 1, which a reward model does not, and an environment",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_when_the_recipe_is_read(changes: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError) as caught:
         config(**changes)
     assert problem in str(caught.value)
+
+
+def test_a_threshold_makes_a_score_of_what_an_environment_gives() -> None:
+    rewards = {"e": {"type": "environment", "threshold": 0.5}}
+    settings = config(grpo={"rewards": rewards, "filtering": {"score": "e"}}).settings
+    assert settings.driver_rewards["e"] == EnvironmentReward(type="environment", threshold=0.5)
+    without = config(grpo={"rewards": {"e": {"type": "environment"}}})
+    assert "threshold" not in result_settings(without)["grpo"]["rewards"]["e"]  # keys of earlier runs
 
 
 def test_the_longest_episode_counts_for_what_depends_on_it() -> None:

@@ -43,7 +43,7 @@ def test_rewards_have_names_and_weights() -> None:
     settings = settings_of("ppo", rewards=both)
     assert {name: reward.weight for name, reward in settings.rewards.items()} == {"exact": 1.0, "taste": 0.5}
     assert list(settings.model_rewards) == ["taste"]
-    assert list(settings.text_rewards) == ["exact"]
+    assert list(settings.driver_rewards) == ["exact"]
 
 
 @pytest.mark.parametrize(

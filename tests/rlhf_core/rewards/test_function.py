@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.errors import RecipeError, RewardError
-from rlhf_core.rewards import build_reward
+from rlhf_core.rewards import build_text_reward
 from rlhf_core.rewards.function import RewardFunction
 from tests.rlhf_core.stages.context import LocalContext
 
@@ -100,7 +100,7 @@ def judge(context: LocalContext) -> Iterator[Any]:
     made = []
 
     def call(function: str, completions: tuple[str, ...] = ("a", ""), **settings: Any) -> Any:
-        made.append(build_reward(config(function, **settings), context))
+        made.append(build_text_reward(config(function, **settings), context))
         return made[-1](completions, ["p"] * len(completions), [{"bonus": 10.0}] * len(completions))
 
     yield call

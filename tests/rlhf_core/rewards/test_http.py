@@ -15,7 +15,7 @@ import pytest
 
 from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.errors import RewardError
-from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rewards import Reward, build_text_reward
 from tests.rlhf_core.stages.context import LocalContext
 from tests.services import http_server
 
@@ -67,7 +67,7 @@ def reward(server: Server, tmp_path: Any) -> Iterator[Callable[..., Reward]]:
 
     def build(**settings: Any) -> Reward:
         settings = {"url": server.url, **settings} if "url_variable" not in settings else settings
-        made.append(build_reward(HTTPReward(type="http", **settings), LocalContext(tmp_path)))
+        made.append(build_text_reward(HTTPReward(type="http", **settings), LocalContext(tmp_path)))
         return made[-1]
 
     yield build

@@ -16,7 +16,7 @@ from rlhf_core.config.sampled import PairsConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import RewardError, StageError
-from rlhf_core.rewards import Reward, build_reward
+from rlhf_core.rewards import Reward, build_text_reward
 from rlhf_core.stages import sampled
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import dataset
@@ -65,7 +65,7 @@ def judge(endpoint: Endpoint, tmp_path: Path) -> Iterator[Callable[..., Reward]]
             "type": "judge", "url": endpoint.url, "model": "wise", "pattern": r"Score: (\S+)",
             "template": "Q: {{ prompt }} A: {{ completion }}", **settings,
         }  # fmt: skip
-        made.append(build_reward(JudgeReward.model_validate_json(json.dumps(given)), LocalContext(tmp_path)))
+        made.append(build_text_reward(JudgeReward.model_validate_json(json.dumps(given)), LocalContext(tmp_path)))
         return made[-1]
 
     yield build

@@ -14,10 +14,11 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.base import RewardResult
+from rlhf_core.rewards.text import RewardOfText
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
+from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -67,7 +68,7 @@ class Setup:
             self.prompts,
             RolloutSampler(config, engines, TOKENIZER, 0),
             RewardPipeline(config.settings, 16, {"own": RewardOfText(self.judge)}, TOKENIZER),
-            {"all": self.monitor},
+            {"all": RewardOfText(self.monitor)},
         )
 
     def _script(self, prompt: Sequence[int], seed: int | None) -> Sequence[int]:

@@ -20,6 +20,7 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
+from rlhf_core.rewards.text import RewardOfText
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories, require_finite
 from rlhf_core.rl.hybrid import take_turns
@@ -27,7 +28,7 @@ from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline
+from rlhf_core.rl.rewarding import RewardPipeline
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.worker import RLWorker
@@ -94,7 +95,7 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
         PromptSampler(prompts, 0),
         RolloutSampler(config, engines, TOKENIZER, 0),
         RewardPipeline(config.settings, config.sampling.max_tokens, {"own": RewardOfText(reward)}, TOKENIZER),
-        {"long": FunctionOf(lambda c: float(len(c) > 1))},
+        {"long": RewardOfText(FunctionOf(lambda c: float(len(c) > 1)))},
     )
     publisher = Publisher(config, trainer, engines, prompts[:2], turns)
     checkpoints = Checkpointing(config.checkpoint, context, workers, {"collector": collector, "trainer": trainer})

@@ -15,7 +15,8 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardResult, build_reward
 from rlhf_core.rewards.base import checked_result
-from rlhf_core.rl.rewarding import RewardOfText, RewardPipeline, TrajectoryReward, monitor
+from rlhf_core.rewards.text import RewardOfText
+from rlhf_core.rl.rewarding import RewardPipeline, TrajectoryReward, monitor
 from rlhf_core.types import Prompt, Trajectory
 from tests.rlhf_core.stages.context import LocalContext
 
@@ -246,7 +247,7 @@ def test_the_statistics_of_rewards_are_state() -> None:
 
 
 def test_monitors_are_means_of_what_they_say() -> None:
-    assert monitor([trajectory("x"), trajectory("y")], {"m": Values(1.0, 0.0)}) == {"monitor/m": 0.5}
+    assert monitor([trajectory("x"), trajectory("y")], {"m": RewardOfText(Values(1.0, 0.0))}) == {"monitor/m": 0.5}
 
 
 def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> None:
@@ -261,7 +262,7 @@ def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> Non
         "rewards": {"own": {"type": "function", "path": "r.py"}}, "optimizer": {"learning_rate": 1.0}
     })  # fmt: skip
     context = LocalContext(tmp_path / "work", user_files_root=tmp_path)
-    reward = RewardOfText(build_reward(config.text_rewards["own"], context))
+    reward = build_reward(config.driver_rewards["own"], context)
     try:
         judged = RewardPipeline(config, MAX_TOKENS, {"own": reward}, TOKENIZER)(
             [trajectory("abc\nd", row={"bonus": 0.5}), trajectory("", row={"bonus": 1.5})]

@@ -151,7 +151,7 @@ def test_the_stage_on_a_real_engine(model: Input, in_process: InProcessCluster, 
     ]  # fmt: skip
 
 
-def test_the_last_reply_of_an_episode_is_scored(model: Input, tmp_path: Path) -> None:
+def test_of_an_episode_the_last_reply_is_scored_or_what_its_environment_gave(model: Input, tmp_path: Path) -> None:
     """Each is wrong at first, and says `b` then."""
     tokenizer = load_tokenizer(model.folder)
 
@@ -161,7 +161,8 @@ def test_the_last_reply_of_an_episode_is_scored(model: Input, tmp_path: Path) ->
         return [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
 
     inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
-    config = settings(scorers={"exact": EXACT}, environment={"type": "retry", "feedback": "no", "max_turns": 2})
+    scorers = {"exact": EXACT, "solved": {"type": "environment"}}
+    config = settings(scorers=scorers, environment={"type": "retry", "feedback": "no", "max_turns": 2})
     engine = ScriptedEngine(script, max_length=32)
     cluster = InProcessCluster(lambda *_: nullcontext(engine))
     output = evaluation.run(config, inputs, context_of(tmp_path / "work", inputs), cluster)
@@ -170,12 +171,16 @@ def test_the_last_reply_of_an_episode_is_scored(model: Input, tmp_path: Path) ->
     assert lines[1]["completions"][0]["messages"] == [
         *ROWS[1]["prompt"], {"role": "assistant", "content": "x"}, {"role": "user", "content": "no"},
     ]  # fmt: skip
-    assert output.metrics["pass@1"] == pytest.approx(1 / 3)
+    assert output.metrics["pass@1"] == output.metrics["solved/pass@1"] == pytest.approx(1 / 3)
 
 
 def test_an_environment_of_an_evaluation_changes_its_key_and_tolerates_nothing() -> None:
     assert "environment" not in result_settings(settings())
     assert result_settings(settings(environment={"type": "retry"}))["environment"]["max_turns"] == 4
     game = {"type": "function", "path": "game.py", "tolerated_failures": 0.1}
+    with pytest.raises(
+        ValueError, match=r"scorers\.game is what an environment gives, but `environment` is single_turn"
+    ):
+        settings(scorers={"game": {"type": "environment"}})
     with pytest.raises(ValueError, match="without the episodes that fail, an evaluation would be of other prompts"):
         settings(environment=game)

@@ -99,7 +99,9 @@ def run(
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_path: Path, repeatable: bool) -> None:
     rollout = {"max_length": 40, "repeatable": repeatable}
-    context = run(tmp_path, model, "bb", validation=VALIDATION, rollout=rollout)
+    first = {"first": {"type": "environment", "threshold": 1.0}}  # who is right at once pays nothing
+    validation = {**VALIDATION, "scorers": {**VALIDATION["scorers"], **first}}
+    context = run(tmp_path, model, "bb", validation=validation, monitors=first, rollout=rollout)
     assert len(context.logs) == 2
     for _, metrics in context.logs:
         turns = metrics["reward/game/turns"]
@@ -107,6 +109,8 @@ def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_
         assert metrics["reward"] == pytest.approx(1.0 - 0.25 * (turns - 1))
         # Greedy: `a` is right once in four, and `b`, the second reply, three times.
         assert metrics["validation/pass@1"] == 1.0
+        assert metrics["validation/first/pass@1"] == 0.25
+        assert metrics["monitor/first"] == pytest.approx(2 - turns)
         assert "environment/failures" not in metrics
 
 
