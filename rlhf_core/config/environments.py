@@ -100,6 +100,16 @@ class ToleratesFailures(Config):
     )
 
 
+class TimedEpisodes(EnvironmentConfig):
+    """An environment whose turns take time of their own."""
+
+    episode_seconds: Seconds | None = operational(
+        None,
+        description="that the environment may take in all turns of an episode together, without the policy's replies; "
+        "more is a failure; none: what each turn may take",
+    )
+
+
 class SingleTurn(EnvironmentConfig):
     """One reply to the row's prompt, judged by the rewards alone."""
 
@@ -144,7 +154,7 @@ class CodeEnvironment(EnvironmentConfig, ToleratesFailures, UserProgram):
         return {"": self}
 
 
-class FunctionEnvironment(CodeEnvironment):
+class FunctionEnvironment(CodeEnvironment, TimedEpisodes):
     """An object of the user's Python file, made for each episode in a process of its own.
 
     It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
@@ -216,7 +226,7 @@ def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig
         )
 
 
-class ToolsEnvironment(EnvironmentConfig, ToleratesFailures):
+class ToolsEnvironment(TimedEpisodes, ToleratesFailures):
     """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
 
     A call that cannot be read or made is answered by an error, and so is one whose tool raises.

@@ -21,6 +21,7 @@ class Feedback:
     reward: float = 0.0  # of this reply; those of an episode are summed by the reward `environment`
     done: bool = False  # the episode is over
     metrics: Mapping[str, float] = field(default_factory=dict)  # summed over the episode, logged as environment/NAME
+    max_tokens: int | None = None  # of the next reply; none: `sampling.max_tokens`, which is the most
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ class Environment(ABC):
         """config: the settings of `rl.environment`, of the class that the table names."""
         self.config = config
 
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
-        """What the policy is asked first, for the dataset row `row`."""
+    def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Feedback:
+        """What the policy is asked first, for the dataset row `row`: messages, or these with `max_tokens`."""
         prompt: Sequence[Message] = row["prompt"]
         return prompt
 
@@ -69,6 +70,7 @@ class Environments(ABC):
 
     name: str  # in messages
     max_turns: int
+    episode_seconds: float | None = None  # that the environment may take in all turns of an episode
     tools: Sequence[Mapping[str, Any]] = ()  # schemas of the functions that the policy may call
     tolerated_failures: float = 0.0  # share of the episodes that are played together
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,8 @@ from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.environments.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
 
-_FEEDBACK = {"messages", "reward", "done"}
+_ASKED = ("messages", "max_tokens")
+_FEEDBACK = ("messages", "reward", "done", "max_tokens")
 
 
 class FunctionEnvironments(Environments):
@@ -29,6 +30,7 @@ class FunctionEnvironments(Environments):
         self.name = f"{config.path}:{config.function}"
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
+        self.episode_seconds = config.episode_seconds
         self._seconds = config.timeout_seconds
         self._host = EpisodeHost(config, file, "environment")
 
@@ -82,13 +84,21 @@ class _Hosted:
 
 
 class HostedEnvironment(_Hosted):
+    async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+        value = await super().reset(row, seed)
+        return _feedback(value, "reset", _ASKED) if isinstance(value, dict) else value
+
     async def step(self, reply: Reply) -> Any:
         value = await self._answer({"reply": reply.text})
         if not isinstance(value, dict):
             raise EpisodeError(f"step() returned {type(value).__name__}, expected a mapping {{messages, reward, done}}")
-        if unknown := sorted(value.keys() - _FEEDBACK):
-            raise EpisodeError(f"step() returned {unknown[0]!r}; what is read are `messages`, `reward` and `done`")
-        return Feedback(**value)
+        return _feedback(value, "step", _FEEDBACK)
+
+
+def _feedback(value: Mapping[str, Any], method: str, read: Sequence[str]) -> Feedback:
+    if unknown := sorted(value.keys() - set(read)):
+        raise EpisodeError(f"{method}() returned {unknown[0]!r}; what is read are {', '.join(f'`{k}`' for k in read)}")
+    return Feedback(**value)
 
 
 class HostedTools(_Hosted):

@@ -5,6 +5,8 @@ This layer owns templates, masks and limits. An environment sees messages alone.
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
@@ -34,6 +36,7 @@ class EpisodeRules:
     max_length: int  # of an episode, in tokens
     max_tokens: int  # of a reply
     environment: str  # its name in messages
+    episode_seconds: float | None = None  # that the environment may take in all turns; none: as long as each may take
 
 
 class Episode:
@@ -52,6 +55,8 @@ class Episode:
         self.token_ids: list[int] = []
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
+        self._seconds = rules.episode_seconds  # that are left
+        self.max_tokens = rules.max_tokens  # of the next reply
         self.over = False
 
     async def begin(self, seed: int) -> None:
@@ -60,6 +65,9 @@ class Episode:
         Raises EpisodeError, with the row, if it fails, or asks what cannot be asked.
         """
         asked = await self._called(self._environment.reset(dict(self._prompt.row), seed))
+        if isinstance(asked, Feedback):
+            self.max_tokens = self._checked_limit(asked.max_tokens, "reset")
+            asked = asked.messages
         if asked != self._messages:
             self._messages = self._answered = self._checked(asked, "reset")
             self._prompt = self._asked_by_environment()
@@ -125,6 +133,7 @@ class Episode:
         if len(self.token_ids) + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
+        self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
         self._append(between, False, [0.0] * len(between))
         self._messages = [*messages, *said]
 
@@ -179,11 +188,31 @@ class Episode:
             self._fail(f"{method}() ends with an assistant turn, so there is nothing to reply to")
         return list(messages)
 
+    def _checked_limit(self, max_tokens: Any, method: str) -> int:
+        most = self._rules.max_tokens
+        if max_tokens is None:
+            return most
+        if isinstance(max_tokens, bool) or not isinstance(max_tokens, int) or not 1 <= max_tokens <= most:
+            self._fail(
+                f"{method}() returned max_tokens={max_tokens!r}, expected an integer from 1 to the {most} of "
+                "`sampling.max_tokens`"
+            )
+        return max_tokens
+
     async def _called(self, answer: Awaitable[Any]) -> Any:
+        started, limit = time.monotonic(), asyncio.timeout(self._seconds)
         try:
-            return await answer
+            async with limit:
+                return await answer
         except EpisodeError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            self._fail(f"its turns took more than the {self._rules.episode_seconds:g} s of `episode_seconds` together")
+        finally:
+            if self._seconds is not None:
+                self._seconds = max(0.0, self._seconds - (time.monotonic() - started))
 
     def _where(self) -> str:
         return f"environment {self._rules.environment}, row {self._prompt.id}, turn {self.turns}"

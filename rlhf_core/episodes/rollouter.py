@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -93,8 +93,9 @@ class Rollouter:
     async def _play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory:
         environments = self._environments.of_row(start.prompt.row)
         rules = EpisodeRules(
-            self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name
-        )
+            self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
+            environments.episode_seconds,
+        )  # fmt: skip
         environment = environments.new()
         try:
             if isinstance(environment, EpisodeProgram):
@@ -106,7 +107,8 @@ class Rollouter:
             await episode.begin(start.environment_seed)
             while not episode.over:
                 seed = start.seed(episode.turns) if parameters.temperature else None
-                await episode.take(await ask(Request(tuple(episode.token_ids), parameters, seed, episode.images)))
+                of_turn = replace(parameters, max_tokens=episode.max_tokens)
+                await episode.take(await ask(Request(tuple(episode.token_ids), of_turn, seed, episode.images)))
             return episode.trajectory()
         finally:
             environment.close()

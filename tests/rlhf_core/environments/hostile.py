@@ -81,6 +81,14 @@ class Environment:
         return {"done": True, "reward": 2}
 
 
+class Brief:
+    def reset(self, row):
+        return {"messages": row["prompt"], "max_tokens": 2}
+
+    def step(self, reply):
+        return {"max_tokens": int(reply)}
+
+
 class WithoutStep:
     pass
 

@@ -69,7 +69,10 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
         ("prints_without_end", "it did not return within 3 s and was stopped"),
         ("grows", "MemoryError"),
         ("returns_a_list", "step() returned list, expected a mapping {messages, reward, done}"),
-        ("returns_another_key", "step() returned 'message'; what is read are `messages`, `reward` and `done`"),
+        (
+            "returns_another_key",
+            "step() returned 'message'; what is read are `messages`, `reward`, `done`, `max_tokens`",
+        ),
         ("returns_an_object", "TypeError: object is no text, number, list or mapping"),
         ("answers_at_length", "it answered with more than 1 MiB"),
         ("closes_everything", "its process ended before it answered"),
@@ -87,6 +90,12 @@ def test_a_failure_is_told_and_touches_no_other_episode(
     assert first == last == FINE
     assert failing[:2] == FINE[:2]
     assert problem in failing[2]
+
+
+def test_a_turn_may_bound_the_reply_to_it() -> None:
+    environments = FunctionEnvironments(settings(function="Brief"), HOSTILE)
+    assert asyncio.run(said(environments.new(), "1")) == [Feedback(of_user("a?"), max_tokens=2), Feedback(max_tokens=1)]
+    environments.close()
 
 
 def test_an_episode_ends_with_all_that_it_has_started(hostile: FunctionEnvironments) -> None:

@@ -17,12 +17,12 @@ from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.rendering import render
 from rlhf_core.data.templates import SHIPPED
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.environments import Environment, Feedback
+from rlhf_core.environments import Environment, Feedback, Reply
 from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
 from rlhf_core.environments.retry import RetryEnvironment
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.episodes.episode import Episode, EpisodeRules
-from rlhf_core.errors import StageError
+from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -237,6 +237,66 @@ def test_an_environment_that_fails_is_named_with_the_row_and_the_turn(said: Any,
     ours.hear(reply(WORDS, "x"))
     with pytest.raises(StageError, match=rf"^environment says, row row, turn 2:? ?{problem}"):
         ours.hear(reply(WORDS, "x"))
+
+
+def test_an_environment_bounds_the_next_reply() -> None:
+    class Asks(Says):
+        def reset(self, row: Mapping[str, Any]) -> Feedback:
+            return Feedback(row["prompt"], max_tokens=2)
+
+    ours = episode(Asks(user("no", max_tokens=1), user("no"), Feedback(done=True)))
+    limits = [ours.max_tokens]
+    for _ in range(2):
+        ours.hear(reply(WORDS, "x"))
+        limits.append(ours.max_tokens)
+    assert limits == [2, 1, 4]
+    for bad in (0, 5, True, 1.0, "2"):
+        with pytest.raises(
+            EpisodeError, match=r"turn 1: step\(\) returned max_tokens=.*, expected an integer from 1 to the 4"
+        ):
+            episode(Says(user("no", max_tokens=bad))).hear(reply(WORDS, "x"))
+
+
+def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
+    class Asks(RetryEnvironment):
+        def reset(self, row: Mapping[str, Any]) -> Feedback:
+            return Feedback(super().reset(row), max_tokens=2)
+
+    of_run = config()
+    engine = ScriptedEngine(lambda *_: [WORDS.convert_tokens_to_ids("x")] * 4, max_length=64)
+    ours = RolloutSampler(of_run, InlineEngines(engine), WORDS, 0, OwnEnvironments(of_run.environment, Asks))
+    made = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
+    assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
+
+
+def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None:
+    class Waits:
+        async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
+            return row["prompt"]
+
+        async def step(self, reply: Reply) -> Any:
+            await asyncio.sleep(0.06 if reply.text == "x" else 1000)
+            return user("no")
+
+        def close(self) -> None: ...
+
+    def play(*replies: str, seconds: float) -> None:
+        (prompt,) = to_prompts([ROW], WORDS, max_tokens=60)
+        ours = Episode(prompt, Waits(), EpisodeRules(WORDS, 9, 64, 4, "waits", seconds))
+
+        async def played() -> None:
+            await ours.begin(0)
+            for text in replies:
+                await ours.take(reply(WORDS, text))
+
+        asyncio.run(played())
+
+    play("x", "x", seconds=60)
+    problem = r"^environment waits, row row, turn {}: its turns took more than the {} s of `episode_seconds` together"
+    with pytest.raises(EpisodeError, match=problem.format(2, "0.1")):
+        play("x", "x", seconds=0.1)
+    with pytest.raises(EpisodeError, match=problem.format(1, "0.05")):
+        play("y", seconds=0.05)
 
 
 def test_an_environment_may_ask_something_else_than_the_row() -> None:
