@@ -27,7 +27,7 @@ _PER_BATCH = {"per": "batch"}
 class SequenceImage:
     """An image of a sequence, and where the tokens that stand for it are."""
 
-    path: str  # of its file, on the node of the driver
+    path: str  # of its file, on the node of the driver; its name is the SHA-256 of its content
     start: int  # index of its first token in the sequence
     length: int  # tokens, the marks around it included
 

@@ -123,7 +123,9 @@ class DatasetConfig(StageConfig):
         "earlier beginning again",
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
-    images: ImagesConfig = Field(default=ImagesConfig(), description="of rows of `conversations` and `prompts`")
+    images: ImagesConfig = Field(
+        default=ImagesConfig(), description="of rows of `conversations`, `prompts` and `preferences`"
+    )
     limit: Rows | None = Field(default=None, description="rows at most; none: all")
     share: PositiveShare | None = Field(
         default=None, description="of its rows, as `limit` takes them; with `exclude` another dataset has the rest"

@@ -26,7 +26,7 @@ class LogprobsConfig(ReadingConfig):
     """Log-probs of both completions of each preference pair, computed once, for stages that compare with them, and how
     often the model prefers the chosen one."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
     reference: Annotated[str | None, Reads("logprobs", optional=True)] = Field(

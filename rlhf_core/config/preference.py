@@ -10,16 +10,16 @@ from rlhf_core.config.base import Reads
 from rlhf_core.config.preference_losses import PreferenceLossConfig
 from rlhf_core.config.reference import PairReferenceConfig, ReferencedConfig
 from rlhf_core.config.texts import JudgeName
-from rlhf_core.config.validation import PairsValidation
+from rlhf_core.config.validation import SeenPairsValidation
 
 
 class PreferenceConfig(ReferencedConfig):
     """Preference pairs, learned without a reward model: DPO and its kin. `batch_size` counts pairs."""
 
-    dataset: Annotated[str, Reads("dataset", format="preferences")] = Field(
+    dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
-    validation: PairsValidation | None = Field(
+    validation: SeenPairsValidation | None = Field(
         default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
     )
     losses: dict[JudgeName, PreferenceLossConfig] = Field(

@@ -173,6 +173,14 @@ class HeldOutPairs(Config):
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True)] = _held_out("preferences")
 
 
+class HeldOutSeenPairs(HeldOutPairs):
+    """Preference pairs, whose prompts may have images."""
+
+    dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True, images=True)] = _held_out(
+        "preferences"
+    )
+
+
 class HeldOutUnpaired(Config):
     """Labelled completions."""
 
@@ -216,6 +224,12 @@ class PairsValidation(_AccuracyValidation, HeldOutPairs):
     """The loss of held-out preference pairs, and the share of them whose chosen completion has the higher reward."""
 
     also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
+
+
+class SeenPairsValidation(_AccuracyValidation, HeldOutSeenPairs):
+    """The loss of held-out pairs, whose prompts may have images, and the share of them that are ordered right."""
+
+    also: dict[str, HeldOutSeenPairs] = Field(default={}, description=_NAMED)
 
 
 class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):

@@ -106,8 +106,7 @@ def encode_completion(
 
     The ids begin with those of `encode_prompt`, also where a tokenizer would merge across that border.
     """
-    replies = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
-    messages, tools = texts_marked(tokenizer, [*prompt, *replies], tools)
+    messages, tools = texts_marked(tokenizer, [*prompt, *as_messages(completion)], tools)
     require_written(tokenizer, messages[:-1], tools)
     sequence, *others = _sequences(tokenizer, messages, tools, first=len(prompt))
     if others:
@@ -116,6 +115,10 @@ def encode_completion(
             "completion of several turns is no one sequence"
         )
     return sequence
+
+
+def as_messages(completion: Completion) -> Sequence[Message]:
+    return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
 
 
 def texts_marked(

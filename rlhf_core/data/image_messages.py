@@ -108,3 +108,9 @@ def _takes_parts(tokenizer: Any, template: str) -> bool:
     except Exception:  # a template is a program: one that raises takes texts alone
         return False
     return _TEXT in written and "'type'" not in written
+
+
+def up_to_last_reply(messages: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
+    """What follows is no part of a sequence that is trained."""
+    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
+    return messages[:last]

@@ -48,18 +48,24 @@ class ImageReader:
         named = config.folder
         return cls(config, None if named is None or "://" in named else root / named)
 
-    def __call__(self, row: Row) -> Row:
+    def __call__(self, row: Row, completions: Sequence[str] = ()) -> Row:
         """The row with each of its images read, in the content of a message; the row itself if there is none.
 
+        completions: columns that may be conversations, each of which has the images of the prompt where it repeats it.
         Raises RowError for an image that cannot be read, one without a place, or a place without an image.
         """
         given = _given(row)
         named = [name for name in _MESSAGE_COLUMNS if name in row]
-        if not given and not any(_has_parts(row[name]) for name in named):
+        completed = [name for name in completions if isinstance(row.get(name), list | tuple)]
+        if not given and not any(_has_parts(row[name]) for name in (*named, *completed)):
             return row
-        images = _Images(self, given)
-        read = {name: images.placed(row[name], name) for name in named}
-        images.require_all_placed()
+        read: Row = {}
+        for columns in [named] if named else [[name] for name in completed] or [[]]:
+            images = _Images(self, given)
+            read |= {name: images.placed(row[name], name) for name in columns}
+            images.require_all_placed()
+        for name in completed if named else ():
+            read[name] = _Images(self, given if _has_parts(row[name]) else []).placed(row[name], name)
         return {name: value for name, value in row.items() if name not in _COLUMNS} | read
 
     def read(self, value: Any, place: str) -> str:

@@ -17,7 +17,7 @@ class RetryEnvironment(Environment):
         self._feedback = config.feedback
         self._row: Mapping[str, Any] = {}
 
-    def reset(self, row: Mapping[str, Any]) -> Sequence[Message]:
+    def reset(self, row: Mapping[str, Any]) -> Sequence[Message] | Feedback:
         self._row = row
         return super().reset(row)
 

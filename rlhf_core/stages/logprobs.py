@@ -14,8 +14,9 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.division import Division
 from rlhf_core.evaluation.intervals import bootstrap, wilson
+from rlhf_core.models.vision import open_processor
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.supervised.encoding import one_example, read_examples
+from rlhf_core.supervised.encoding import one_example, read_examples, row_images
 from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.logprobs import LogprobsWorker
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
@@ -28,15 +29,18 @@ _EXAMPLES = 512  # sent to the ranks at a time
 def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """A killed job begins again: it only reads every pair once."""
     model = inputs["model"]
-    encode = partial(one_example, pair_example, load_tokenizer(model.folder))
-    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context)
+    processor = open_processor(model.folder)
+    images = row_images(processor, inputs["dataset"].folder)
+    encode = partial(one_example, partial(pair_example, images=images), load_tokenizer(model.folder))
+    fitted = read_examples(inputs["dataset"], encode, config, model.folder, context, images=True)
     examples = fitted.rows
     if config.reference is not None:
         examples = with_logprobs(examples, read_logprobs([inputs["reference"].folder]), "reference")
     found = torch.zeros(len(examples), 2)
     context.progress(0, len(examples), "start workers")
     with cluster.workers(config.placement, LogprobsWorker, config, context, model.manifest.ref) as workers:
-        for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack_pairs, config, context):
+        pack = partial(pack_pairs, processor=processor)
+        for indices, logprobs in read_by(workers, LogprobsWorker.logprobs, examples, pack, config, context):
             found[torch.tensor(indices)] = logprobs.view(-1, 2)
     folder = context.workdir / "logprobs"
     folder.mkdir()

@@ -11,10 +11,11 @@ from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
+from rlhf_core.models.vision import open_processor
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.stages.reference import reference_of
-from rlhf_core.supervised.encoding import one_example, read_examples
+from rlhf_core.supervised.encoding import one_example, read_examples, row_images
 from rlhf_core.supervised.pairs import pack_pairs, pair_example
 from rlhf_core.supervised.preference import PreferenceWorker
 from rlhf_core.supervised.stored_examples import StoredExamples
@@ -23,16 +24,18 @@ from rlhf_core.supervised.stored_logprobs import read_logprobs, with_logprobs
 
 def run(config: PreferenceConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     folder, reference = inputs["model"].folder, reference_of(config, inputs)
-    encode = partial(one_example, pair_example, load_tokenizer(folder))
+    tokenizer, processor = load_tokenizer(folder), open_processor(folder)
     stored = read_logprobs(inputs[f"reference.logprobs.{name}"].folder for name in config.reference.logprobs)
 
     def read(dataset: Input) -> Fitted[StoredExamples]:
-        fitted = read_examples(dataset, encode, config, folder, context)
+        encode = partial(one_example, partial(pair_example, images=row_images(processor, dataset.folder)), tokenizer)
+        fitted = read_examples(dataset, encode, config, folder, context, images=True)
         if not config.reference.logprobs:
             return fitted
         return replace(fitted, rows=with_logprobs(fitted.rows, stored, "reference.logprobs"))
 
     return train_language_model(
         config, inputs, read, context, cluster, Kind.POLICY if config.lora is None else Kind.ADAPTER,
-        worker=PreferenceWorker, arguments=[reference], pack=pack_pairs,
+        worker=PreferenceWorker, arguments=[reference],
+        pack=partial(pack_pairs, processor=processor),
     )  # fmt: skip

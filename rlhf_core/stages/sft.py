@@ -10,11 +10,10 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
-from rlhf_core.data.reading import IMAGES_FOLDER
-from rlhf_core.models.vision import RowImages, open_processor
+from rlhf_core.models.vision import open_processor
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
-from rlhf_core.supervised.encoding import read_examples
+from rlhf_core.supervised.encoding import read_examples, row_images
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.supervised.stored_examples import StoredExamples
 
@@ -24,8 +23,7 @@ def run(config: SFTConfig, inputs: Mapping[str, Input], context: StageContext, c
     tokenizer, processor = load_tokenizer(folder), open_processor(folder)
 
     def read(dataset: Input) -> Fitted[StoredExamples]:
-        images = None if processor is None else RowImages(processor, dataset.folder / IMAGES_FOLDER)
-        encode = partial(conversation_examples, tokenizer, images=images)
+        encode = partial(conversation_examples, tokenizer, images=row_images(processor, dataset.folder))
         return read_examples(dataset, encode, config, folder, context, images=True)
 
     kind = Kind.POLICY if config.lora is None else Kind.ADAPTER

@@ -13,8 +13,9 @@ from rlhf_core.config.training import RanksConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.fitting import Fitted, Fitting, Row, RowPolicy, fit
-from rlhf_core.data.reading import iterate_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, row_policy
 from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.models.vision import ImageProcessor, RowImages
 from rlhf_core.supervised.examples import Example, truncated
 from rlhf_core.supervised.stored_examples import StoredExamples
 
@@ -33,6 +34,11 @@ def read_examples(
     policy, rows = row_policy(dataset.folder), iterate_rows(dataset.folder, images=images)
     require_context(model, config.max_length)
     return fit_examples(rows, encode, policy, config.max_length, context.workdir, config.processes)
+
+
+def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | None:
+    """How images are read of the rows of a dataset that no engine reads. processor: of the model; None: it reads text alone."""
+    return None if processor is None else RowImages(processor, dataset / IMAGES_FOLDER)
 
 
 def one_example(encode: Callable[[Tokenizer, Row], Example], tokenizer: Tokenizer, row: Row) -> list[Example]:

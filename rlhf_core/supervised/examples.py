@@ -20,7 +20,7 @@ class Example:
     desirable: bool = True  # of a labelled completion
     targets: tuple[float, ...] = ()  # of each trained token, where a reward is learned there
     reference: tuple[float, ...] = ()  # log-probs of the sequences' trained tokens together, where they are known
-    images: tuple[SequenceImage, ...] = ()  # of each of the sequences
+    images: tuple[tuple[SequenceImage, ...], ...] = ()  # of each sequence, in the order of their tokens; or of none
 
     @property
     def num_tokens(self) -> int:
@@ -49,7 +49,7 @@ def truncated(example: Example, max_length: int) -> Example | None:
     None if nothing is left to train of a sequence that had something, if the completions of a pair do not differ any
     more, or if an image would be cut.
     """
-    if any(image.start + image.length > max_length for image in example.images):
+    if any(image.start + image.length > max_length for images in example.images for image in images):
         return None
     sequences = tuple(ids[:max_length] for ids in example.sequences)
     masks = tuple(mask[:max_length] for mask in example.masks)
@@ -68,3 +68,8 @@ def divide(batch: PackedBatch, ranks: int, tokens_per_micro_batch: int, *, share
         batch, replicas=ranks, tokens_per_micro_batch=tokens_per_micro_batch, shares_prompts=shares_prompts
     )
     return [Shard(part, batch.num_trained_tokens, batch.num_examples) for part in division.split()]
+
+
+def images_of_each(examples: Sequence[Example]) -> list[tuple[SequenceImage, ...]]:
+    """Of each sequence of each of the examples."""
+    return [images for example in examples for images in example.images or ((),) * len(example.sequences)]

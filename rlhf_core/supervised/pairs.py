@@ -7,24 +7,44 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.data.chat import Completion, Encoded, encode_completion
+from rlhf_core.data.chat import Completion, Encoded, as_messages, encode_completion
 from rlhf_core.data.fitting import Row
+from rlhf_core.data.image_messages import images_of, up_to_last_reply
+from rlhf_core.data.rendering import Message
+from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
 from rlhf_core.packing import pack
-from rlhf_core.supervised.examples import Example
-from rlhf_core.types import PreferenceBatch
+from rlhf_core.supervised.examples import Example, images_of_each
+from rlhf_core.types import PreferenceBatch, SequenceImage
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
+def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages | None = None) -> Example:
     """The chosen completion, then the rejected one, each with its prompt and the token that ends it; all tokens of both
-    completions are trained."""
-    (chosen, chosen_mask), (rejected, rejected_mask) = (
-        ended_completion(tokenizer, row, row[side]) for side in ("chosen", "rejected")
+    completions are trained.
+
+    images: how those of the row are read; none: the rows have none.
+    """
+    (chosen, chosen_mask, chosen_images), (rejected, rejected_mask, rejected_images) = (
+        _with_images(ended_completion(tokenizer, row, row[side]), [*row["prompt"], *as_messages(row[side])], images)
+        for side in ("chosen", "rejected")
     )
-    margin = float(row.get("margin") or 0.0)
-    return Example(row["id"], (chosen, rejected), (chosen_mask, rejected_mask), margin=margin)
+    return Example(
+        row["id"],
+        (chosen, rejected),
+        (chosen_mask, rejected_mask),
+        margin=float(row.get("margin") or 0.0),
+        images=(chosen_images, rejected_images) if chosen_images or rejected_images else (),
+    )
+
+
+def _with_images(
+    sequence: Encoded, messages: Sequence[Message], images: RowImages | None
+) -> tuple[list[int], list[bool], tuple[SequenceImage, ...]]:
+    if images is None:
+        return *sequence, ()
+    return images.expanded(*sequence, images_of(up_to_last_reply(messages)))
 
 
 def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: Completion) -> Encoded:
@@ -37,14 +57,17 @@ def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: C
     return ids[:length], mask[:length]
 
 
-def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
-    """Either all of the examples have log-probs of the reference, or none has."""
+def pack_pairs(examples: Sequence[Example], processor: ImageProcessor | None = None) -> PreferenceBatch:
+    """Either all of the examples have log-probs of the reference, or none has.
+
+    processor: of the model, where examples have images.
+    """
     packed = pack(
         [ids for example in examples for ids in example.sequences],
         [mask for example in examples for mask in example.masks],
     )
     known = [value for example in examples for value in example.reference]
-    return PreferenceBatch(
+    batch = PreferenceBatch(
         input_ids=packed.input_ids,
         position_ids=packed.position_ids,
         sequence_lengths=packed.sequence_lengths,
@@ -52,3 +75,4 @@ def pack_pairs(examples: Sequence[Example]) -> PreferenceBatch:
         margins=torch.tensor([example.margin for example in examples], dtype=torch.float32),
         reference_logprobs=torch.tensor(known, dtype=torch.float32) if known else None,
     )
+    return with_images(batch, images_of_each(examples), processor)

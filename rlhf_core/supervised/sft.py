@@ -10,14 +10,13 @@ from torch import Tensor, nn
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
 from rlhf_core.data.fitting import Row
-from rlhf_core.data.image_messages import images_of
-from rlhf_core.data.rendering import Message
+from rlhf_core.data.image_messages import images_of, up_to_last_reply
 from rlhf_core.errors import ConversationError
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
 from rlhf_core.packing import pack
-from rlhf_core.supervised.examples import Example, Shard
+from rlhf_core.supervised.examples import Example, Shard, images_of_each
 from rlhf_core.supervised.policy import PolicyWorker
 from rlhf_core.types import PackedBatch
 
@@ -35,7 +34,7 @@ def conversation_examples(
     encoded = encode_conversation(tokenizer, row["messages"], row.get("tools"))
     if images is None:
         return [Example(row["id"], (ids,), (_after_first(mask),)) for ids, mask in encoded]
-    digests = images_of(_up_to_last_reply(row["messages"]))
+    digests = images_of(up_to_last_reply(row["messages"]))
     if digests and len(encoded) > 1:
         raise ConversationError(
             "the chat template rewrites earlier turns, which is not supported for conversations with images: give the "
@@ -44,14 +43,8 @@ def conversation_examples(
     found = []
     for ids, mask in encoded:
         ids, mask, placed = images.expanded(ids, mask, digests)
-        found.append(Example(row["id"], (ids,), (_after_first(mask),), images=placed))
+        found.append(Example(row["id"], (ids,), (_after_first(mask),), images=(placed,)))
     return found
-
-
-def _up_to_last_reply(messages: Sequence[Message]) -> Sequence[Message]:
-    """What follows is no part of a sequence."""
-    last = max(index for index, message in enumerate(messages) if message["role"] == "assistant")
-    return messages[:last]
 
 
 def document_examples(tokenizer: PreTrainedTokenizerFast, row: Row, max_length: int) -> list[Example]:
@@ -73,7 +66,7 @@ def _after_first(mask: Sequence[bool]) -> list[bool]:
 def pack_sequences(examples: Sequence[Example], processor: ImageProcessor | None = None) -> PackedBatch:
     """processor: of the model, where examples have images."""
     batch = pack([e.sequences[0] for e in examples], [e.masks[0] for e in examples])
-    return with_images(batch, [e.images for e in examples], processor)
+    return with_images(batch, images_of_each(examples), processor)
 
 
 class LanguageModelWorker(PolicyWorker[SupervisedConfig]):

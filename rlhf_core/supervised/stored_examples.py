@@ -37,7 +37,7 @@ class StoredExamples(Sequence[Example]):
             with ArrowWriter(path, _schema()) as writer:
                 for example in examples:
                     row: dict[str, Any] = {column: getattr(example, column) for column in _COLUMNS}
-                    row["images"] = [asdict(image) for image in example.images]
+                    row["images"] = [list(map(asdict, images)) for images in example.images]
                     writer.append(row, example.num_tokens * _BYTES_OF_TOKEN)
             batches = list(record_batches(path))  # mapped: they stay when the file has no name any more
         return cls(batches, range(sum(batch.num_rows for batch in batches)))
@@ -72,7 +72,7 @@ class StoredExamples(Sequence[Example]):
         batch, row = self._place(number)
         found: dict[str, Any] = batch.slice(row, 1).to_pylist()[0]
         found |= {name: tuple(found[name]) for name in ("sequences", "masks", "targets")}
-        found["images"] = tuple(SequenceImage(**image) for image in found["images"])
+        found["images"] = tuple(tuple(SequenceImage(**image) for image in images) for images in found["images"])
         example = Example(**found)
         return example if self._references is None else replace(example, reference=self._references[number])
 
@@ -87,8 +87,9 @@ _COLUMNS = ("row_id", "sequences", "masks", "margin", "desirable", "targets", "i
 def _schema() -> Any:
     import pyarrow as pa
 
+    image = pa.struct({"path": pa.string(), "start": pa.int32(), "length": pa.int32()})
     types = (
         pa.string(), pa.list_(pa.list_(pa.int32())), pa.list_(pa.list_(pa.bool_())), pa.float64(), pa.bool_(),
-        pa.list_(pa.float64()), pa.list_(pa.struct({"path": pa.string(), "start": pa.int32(), "length": pa.int32()})),
+        pa.list_(pa.float64()), pa.list_(pa.list_(image)),
     )  # fmt: skip
     return pa.schema(list(zip(_COLUMNS, types, strict=True)))

@@ -6,6 +6,7 @@ import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -14,7 +15,7 @@ from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.stored_examples import StoredExamples
 
 _FILE = "logprobs.jsonl"
-Stored = Mapping[str, Sequence[float]]  # by the digest of the tokens that are trained, and of those before them
+Stored = Mapping[str, Sequence[float]]  # by `digest`
 
 
 def write_logprobs(folder: Path, examples: Sequence[Example], logprobs: torch.Tensor) -> None:
@@ -56,5 +57,8 @@ def not_read(setting: str, stage: str, example: Example) -> StageError:
 
 
 def digest(example: Example) -> str:
-    """Of the tokens that are trained, and of those before them."""
-    return hashlib.sha256(json.dumps([example.sequences, example.masks]).encode()).hexdigest()[:32]
+    """Of the tokens that are trained, and of those before them, with what the images among these show."""
+    read: list[Any] = [example.sequences, example.masks]
+    if example.images:
+        read.append([[Path(image.path).name for image in images] for images in example.images])
+    return hashlib.sha256(json.dumps(read).encode()).hexdigest()[:32]

@@ -19,7 +19,7 @@ config/format_table.py.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib import import_module
 from typing import Any
@@ -49,7 +49,7 @@ def canonical_row(
     source: Mapping[str, Any],
     data_format: str,
     columns: Mapping[str, str],
-    read_images: Callable[[Row], Row] | None = None,
+    read_images: Callable[[Row, Sequence[str]], Row] | None = None,
 ) -> Row:
     """`source` in the canonical form of `data_format`, with its `id`.
 
@@ -64,7 +64,7 @@ def canonical_row(
     try:
         row = _renamed(source, columns)
         if read_images is not None and form.has_images:
-            row = read_images(row)
+            row = read_images(row, form.completions_with_images)
         row = form.canonical(row)
     except MissingColumnError as error:
         if source.get(columns.get(error.column, error.column), "") is None:

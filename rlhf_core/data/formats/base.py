@@ -64,6 +64,7 @@ class Format(ABC):
     name: str  # as in config/format_table.py
     reads: frozenset[str] | None = None  # the columns of a source that count; none: all
     has_images = False  # whether its messages may have images
+    completions_with_images: Sequence[str] = ()  # columns whose conversations may have some, beside those of prompts
 
     @abstractmethod
     def canonical(self, row: Row) -> Row:

@@ -93,7 +93,11 @@ def read_completion(value: Any, column: str) -> tuple[list[Message], str]:
     if not isinstance(value, Mapping | list | tuple):
         kind = type(value).__name__
         raise RowError(f"`{column}` must be text or messages, this is {kind}", f"`{column}` is {kind}")
-    messages = read_messages([value] if isinstance(value, Mapping) else value, column)
+    return last_reply(read_messages([value] if isinstance(value, Mapping) else value, column), column)
+
+
+def last_reply(messages: Sequence[Message], column: str) -> tuple[list[Message], str]:
+    """The messages before the last one, and its text. Raises RowError if it is no reply of text alone."""
     *before, reply = messages
     if reply["role"] != "assistant":
         raise RowError(f"`{column}` does not end with an assistant turn")
@@ -210,8 +214,8 @@ def _refuse_other_than_text(given: Mapping[str, Any], place: str) -> None:
         if _is_given(given, name):
             rest = "" if place else f", or leave it out by `columns: {{unused: {name}}}`"
             raise RowError(
-                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations` and `prompts` "
-                f"images (docs/recipes.md says where): take such rows out{rest}",
+                f"`{place}{name}` goes with the text, but rows have text alone, and in `conversations`, `prompts` and "
+                f"`preferences` images (docs/recipes.md says where): take such rows out{rest}",
                 f"`{name}` goes with the text",
             )
 
@@ -247,7 +251,7 @@ def _part_text(part: Any, where: str, column: str) -> str:
     if not isinstance(part, Mapping) or kind not in _TEXT_PARTS:
         raise RowError(
             f"`{where}.content` has a part of the type {str(kind)[:40]!r}: rows have text alone, and in "
-            "`conversations` and `prompts` images, take it out",
+            "`conversations`, `prompts` and `preferences` images, take it out",
             f"`{column}` has a content that is not text alone",
         )
     text: str = part["text"]

@@ -15,8 +15,8 @@ from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
     PROMPT_COLUMNS,
     Message,
+    last_reply,
     prompt_column,
-    read_completion,
     read_messages,
     read_prompt,
 )
@@ -27,7 +27,9 @@ _SIDES = ("chosen", "rejected")
 
 class Preferences(AnsweredFormat):
     name = "preferences"
-    reads = frozenset({*PROMPT_COLUMNS, *_SIDES, "margin", *BESIDE_MESSAGES})
+    has_images = True
+    completions_with_images = _SIDES
+    reads = frozenset({*PROMPT_COLUMNS, *_SIDES, "margin", "images", "image", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         chosen: Completion
@@ -67,7 +69,7 @@ def _parted(row: Row) -> tuple[list[Message], Sequence[Completion]]:
     stated = read_prompt(row) if prompt_column(row) not in (None, *MESSAGE_COLUMNS) else []
     whole = [[*stated, *turns] if stated and turns[0]["role"] == "assistant" else turns for turns in given]
     for side, turns in zip(_SIDES, whole, strict=True):
-        read_completion(turns, side)
+        last_reply(turns, side)
     both = min(map(len, whole))
     common = next((index for index in range(both) if whole[0][index] != whole[1][index]), both)
     prompt, rests = whole[0][:common], [turns[common:] for turns in whole]

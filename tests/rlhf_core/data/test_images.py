@@ -24,6 +24,13 @@ RED, BLUE = picture("red"), picture("blue", kind="JPEG")
 RED_SHA, BLUE_SHA = (hashlib.sha256(content).hexdigest() for content in (RED, BLUE))
 RED_URL = "data:image/png;base64," + base64.b64encode(RED).decode()
 TEXT = {"type": "text", "text": "what?"}
+USER = {"role": "user", "content": "what?"}
+
+
+def says(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
 PARTS_TEMPLATE = (
     "{% for m in messages %}{{ '<user>' if m.role == 'user' else '<assistant>' }}"
     "{% for part in m.content %}{{ '<image>' if part.type == 'image' else part.text }}{% endfor %}"
@@ -72,6 +79,42 @@ def test_an_image_is_read_in_each_way_that_data_sets_give_it(row: dict[str, Any]
     assert (reader.store / RED_SHA).read_bytes() == RED
 
 
+ASKED = {"role": "user", "content": [{"type": "image"}, TEXT]}
+OWN = {"role": "user", "content": [{"type": "image", "image": RED}, TEXT]}
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"prompt": "what?", "chosen": "red", "rejected": "blue", "image": RED},
+        {"question": "what?", "chosen": "red", "rejected": "blue", "images": ["red.png"]},
+        {"prompt": [ASKED], "chosen": [says("red")], "rejected": [says("blue")], "images": [RED]},
+        {"chosen": [ASKED, says("red")], "rejected": [ASKED, says("blue")], "images": [RED]},
+        {"chosen": [USER, says("red")], "rejected": [USER, says("blue")], "image": RED},
+        {"chosen": [OWN, says("red")], "rejected": [OWN, says("blue")]},
+        {"prompt": [OWN], "chosen": [OWN, says("red")], "rejected": [OWN, says("blue")]},
+        {"prompt": [ASKED], "chosen": [ASKED, says("red")], "rejected": [ASKED, says("blue")], "images": [RED]},
+    ],
+)
+def test_both_completions_of_a_pair_answer_its_image(row: dict[str, Any], reader: ImageReader) -> None:
+    pair = canonical_row(row, "preferences", {}, reader)
+    assert pair["prompt"] == [{"role": "user", "content": f"{IMAGE}what?", "images": [RED_SHA]}]
+    assert (pair["chosen"], pair["rejected"]) == ("red", "blue")
+
+
+def test_a_pair_of_two_images_is_none(reader: ImageReader) -> None:
+    other = {"role": "user", "content": [{"type": "image", "image": BLUE}, TEXT]}
+    with pytest.raises(RowError, match="`chosen` and `rejected` do not answer the same prompt"):
+        canonical_row({"chosen": [OWN, says("red")], "rejected": [other, says("blue")]}, "preferences", {}, reader)
+    unplaced = {"prompt": "what?", "chosen": [ASKED, says("red")], "rejected": "blue", "images": [RED]}
+    with pytest.raises(RowError, match="do not answer the same prompt"):
+        canonical_row(unplaced, "preferences", {}, reader)
+    with pytest.raises(RowError, match=r"`images\[1\]` has no place"):
+        canonical_row(
+            {"prompt": [ASKED], "chosen": "red", "rejected": "blue", "images": [RED, BLUE]}, "preferences", {}, reader
+        )
+
+
 def test_images_keep_their_places_and_a_picture_in_memory_its_pixels(reader: ImageReader) -> None:
     opened = Image.open(io.BytesIO(RED))
     row = {**user({"type": "image"}, TEXT, {"type": "image"}), "images": [BLUE, opened]}
@@ -118,8 +161,8 @@ def test_replies_and_other_formats_have_no_images(reader: ImageReader) -> None:
     reply = {"role": "assistant", "content": [{"type": "image", "image": RED}]}
     with pytest.raises(RowError, match=r"`messages\[1\]` has images, but models write text alone"):
         canonical_row({"messages": [*user(TEXT)["prompt"], reply]}, "conversations", {}, reader)
-    with pytest.raises(RowError, match="in `conversations` and `prompts` images"):
-        canonical_row({"prompt": "x", "images": [RED], "chosen": "a", "rejected": "b"}, "preferences", {}, reader)
+    with pytest.raises(RowError, match="in `conversations`, `prompts` and `preferences` images"):
+        canonical_row({"prompt": "x", "images": [RED], "completion": "a", "label": True}, "unpaired", {}, reader)
 
 
 def test_the_same_question_about_another_image_is_another_row(reader: ImageReader) -> None:

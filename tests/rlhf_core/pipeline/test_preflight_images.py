@@ -17,6 +17,7 @@ from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, 
 
 IMAGE = "data:image/png;base64," + base64.b64encode(picture("red")).decode()
 TALKS = file("talks.jsonl", json.dumps({"prompt": "colour?", "completion": "red", "image": IMAGE}))
+PAIRS = file("pairs.jsonl", json.dumps({"prompt": "colour?", "chosen": "red", "rejected": "blue", "image": IMAGE}))
 PROMPTS = file("prompts.jsonl", json.dumps({"prompt": "colour?", "answer": "red", "image": IMAGE}))
 SEES = put("base", "source", value={"type": "scratch", "context_length": 64, "vision": {}})
 GRPO = {"rewards": {"own": {"type": "function", "path": "rewards.py"}}, "optimizer": OPTIMIZER}
@@ -35,6 +36,12 @@ def seeing(*changes: Change) -> Change:
 
 
 def test_stages_that_read_images_take_them(problems: Problems) -> None:
+    dpo = {
+        "stage": "preference", "dataset": "pairs", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER,
+        "losses": {"dpo": {"type": "dpo"}}, "validation": {"dataset": "pairs", "every_steps": 1},
+    }  # fmt: skip
+    found = problems(seeing(PAIRS, put("dpo", value=dpo)))
+    assert [each for each in found if "image" in each] == []
     assert problems(seeing()) == []
 
 
@@ -46,6 +53,10 @@ def test_stages_that_read_images_take_them(problems: Problems) -> None:
         (
             seeing(put("top", value={"stage": "top_logprobs", "dataset": "talks", "k": 2, "max_length": 64})),
             "top.dataset: talks.jsonl line 1 in `data.talks` has images, and top reads text alone: give it rows",
+        ),
+        (
+            both(SEES, PAIRS),
+            "reward_model.dataset: pairs.jsonl line 1 in `data.pairs` has images, and reward_model reads text alone",
         ),
         (
             both(SEES, PROMPTS),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import math
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -15,7 +16,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import Config
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.logprobs import TopLogprobsConfig
+from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
+from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output
@@ -27,7 +29,7 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.stages import dataset as dataset_stage
-from rlhf_core.stages import evaluation, rl, sft, top_logprobs
+from rlhf_core.stages import evaluation, logprobs, preference, rl, sft, top_logprobs
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
@@ -185,6 +187,42 @@ def test_sft_that_is_killed_ends_with_the_same_weights(
     resumed = sft.run(settings, inputs, context_of(tmp_path, inputs), inline)
     for name, value in weights(trained).items():
         assert torch.equal(weights(resumed)[name], value), name
+
+
+def pairs(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [
+        {**row, "chosen": row["answer"], "rejected": COLOURS[1 - COLOURS.index(row["answer"])]} for row in given
+    ]  # fmt: skip
+
+
+DPO = {
+    "dataset": "d", "epochs": 12, "batch_size": 8, "max_length": 64, "log_every": 2, "optimizer": OPTIMIZER_SETTINGS,
+    "engine": ENGINE_SETTINGS, "losses": {"dpo": {"type": "dpo", "beta": 0.5}},
+}  # fmt: skip
+
+
+def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
+    """Of pairs whose prompts differ in their pictures alone."""
+    dataset = local_input(made(tmp_path / "pairs", "preferences", pairs(rows(16))).folder, Kind.DATASET)
+    inputs = {"model": model, "dataset": dataset, "reference.model": model, "validation.dataset": dataset}
+    validation = {"dataset": "d", "every_steps": 12, "metric": "accuracy"}
+    settings = valid(PreferenceConfig, {**DPO, "validation": validation})
+    output = preference.run(settings, inputs, context_of(tmp_path / "dpo", inputs), inline)
+    assert output.metrics["validation_best"] == 1.0
+
+
+def test_stored_log_probs_of_pairs_with_pictures_are_those_of_the_policy(model: Input, tmp_path: Path) -> None:
+    """So that the first step of DPO, from the model that they were read with, finds no difference."""
+    dataset = local_input(made(tmp_path / "pairs", "preferences", pairs(rows(16))).folder, Kind.DATASET)
+    reading = valid(LogprobsConfig, {"dataset": "d", "max_length": 64, "engine": ENGINE_SETTINGS})
+    inputs = {"model": model, "dataset": dataset}
+    stored = logprobs.run(reading, inputs, context_of(tmp_path / "logprobs", inputs), inline)
+    inputs |= {"reference.logprobs.before": local_input(stored.folder, Kind.LOGPROBS)}
+    context = context_of(tmp_path / "dpo", inputs)
+    settings = {**DPO, "epochs": 1, "max_steps": 1, "log_every": 1, "reference": {"logprobs": ["before"]}}
+    preference.run(valid(PreferenceConfig, settings), inputs, context, inline)
+    (_, metrics), *_ = context.logs
+    assert metrics["loss"] == pytest.approx(math.log(2), abs=1e-5)
 
 
 def test_a_frozen_vision_encoder_stays_as_it_is(model: Input, talks: Input, tmp_path: Path) -> None:
