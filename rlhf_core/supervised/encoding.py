@@ -37,7 +37,10 @@ def read_examples(
 
 
 def row_images(processor: ImageProcessor | None, dataset: Path) -> RowImages | None:
-    """How images are read of the rows of a dataset that no engine reads. processor: of the model; None: it reads text alone."""
+    """How the images of a dataset are read where no engine reads them.
+
+    processor: of the model; None: it reads text alone.
+    """
     return None if processor is None else RowImages(processor, dataset / IMAGES_FOLDER)
 
 
