@@ -88,6 +88,7 @@ class Trajectory:
         None  # that `completion` answers, in a later turn; None: the prompt
     )
     stretches: tuple[Stretch, ...] = ()  # of its sampled tokens, where they are by weights of several versions
+    feedback_images: tuple[SequenceImage, ...] = ()  # that the environment has shown, behind those of the prompt
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them
     environment_metrics: Mapping[str, float] = field(default_factory=dict)  # what it counted, by name

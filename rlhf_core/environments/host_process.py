@@ -8,8 +8,10 @@ episode. Started by hosting.py, which sends it a socket for each episode.
 from __future__ import annotations
 
 import asyncio
+import base64
 import gc
 import inspect
+import io
 import json
 import os
 import random
@@ -183,7 +185,7 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                     case {"executor": arguments}:
                         engine = EngineHandle(connection, requests)
                         value = claimed(_called(runner, partial(function, engine, **arguments)))
-                answer = json.dumps({"value": value}, default=_number)
+                answer = json.dumps({"value": value}, default=_as_json)
             except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
                 answer = json.dumps({"error": traceback.format_exc()})
             with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
@@ -226,11 +228,17 @@ def _seed(seed: int) -> None:
         torch.set_num_threads(1)  # a fork has not the threads of OpenMP that its parent may have started
 
 
-def _number(value: Any) -> Any:
-    """Of numpy or torch, as JSON has it."""
+def _as_json(value: Any) -> Any:
+    """A number of numpy or torch as JSON has it; an image, as a file's bytes or of PIL, as a data URL."""
+    if hasattr(value, "save") and hasattr(value, "convert"):
+        written = io.BytesIO()
+        value.convert("RGB").save(written, "PNG")
+        value = written.getvalue()
+    if isinstance(value, bytes):
+        return f"data:image/png;base64,{base64.b64encode(value).decode()}"
     with suppress(AttributeError, ValueError, RuntimeError):  # it is none, or several
         return value.item()
-    raise TypeError(f"{type(value).__name__} is no text, number, list or mapping")
+    raise TypeError(f"{type(value).__name__} is no text, number, list, mapping or image")
 
 
 if __name__ == "__main__":

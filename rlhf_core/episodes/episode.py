@@ -18,11 +18,13 @@ import torch
 from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, marked_text
 from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.data.formats.base import RowError, require_sound
+from rlhf_core.data.rendering import Message
 from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
-from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.episodes.shown_images import ShownImages
+from rlhf_core.errors import ConversationError, EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import RequestImage
-from rlhf_core.types import Completion, Prompt, Stretch, Trajectory
+from rlhf_core.types import Completion, Prompt, SequenceImage, Stretch, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as
 
@@ -37,6 +39,7 @@ class EpisodeRules:
     max_tokens: int  # of a reply
     environment: str  # its name in messages
     episode_seconds: float | None = None  # that the environment may take in all turns; none: as long as each may take
+    images: ShownImages | None = None  # how those of the environment are read; none: it speaks in text alone
 
 
 class Episode:
@@ -55,6 +58,7 @@ class Episode:
         self.token_ids: list[int] = []
         self._sampled: list[bool] = []
         self._logprobs: list[float] = []
+        self._shown: tuple[SequenceImage, ...] = ()  # by the environment, behind the prompt
         self._seconds = rules.episode_seconds  # that are left
         self.max_tokens = rules.max_tokens  # of the next reply
         self.over = False
@@ -75,8 +79,9 @@ class Episode:
 
     @property
     def images(self) -> list[RequestImage]:
-        """Of the prompt."""
-        return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in self._prompt.images]
+        """So far."""
+        images = self._prompt.images + self._shown
+        return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
 
     @property
     def turns(self) -> int:
@@ -115,6 +120,7 @@ class Episode:
             rollout_logprobs=torch.tensor(self._logprobs),
             weight_version=min(reply.weight_version for reply in self._replies),
             stretches=_joined(self._replies),
+            feedback_images=self._shown,
             finish_reason="length" if self._cut else last.finish_reason,
             completion=decode_completion(self._rules.tokenizer, last.token_ids),
             messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
@@ -130,11 +136,13 @@ class Episode:
             between = encode_feedback(self._rules.tokenizer, messages, said, self._prompt.row.get("tools"))
         except StageError as error:
             raise EpisodeError(f"{self._where()}: {error}") from error
+        between, shown = self._with_images(between, said, "step")
         if len(self.token_ids) + len(between) >= self._rules.max_length:
             self.over = self._cut = True  # no room for another reply
             return
         self.max_tokens = self._checked_limit(feedback.max_tokens, "step")
         self._append(between, False, [0.0] * len(between))
+        self._shown += shown
         self._messages = [*messages, *said]
 
     def _append(self, token_ids: Sequence[int], sampled: bool, logprobs: Sequence[float]) -> None:
@@ -145,14 +153,27 @@ class Episode:
     def _asked_by_environment(self) -> Prompt:
         """The prompt, where the environment asks something else than the row."""
         rules = self._rules
-        token_ids = tuple(encode_prompt(rules.tokenizer, self._messages, self._prompt.row.get("tools")))
+        written = encode_prompt(rules.tokenizer, self._messages, self._prompt.row.get("tools"))
+        token_ids, images = self._with_images(written, self._messages, "reset")
         room = rules.max_length - rules.max_tokens
         if len(token_ids) > room:
             self._fail(
                 f"reset() returned messages of {len(token_ids)} tokens, more than the {room} that `rollout.max_length` "
                 "leaves beside `sampling.max_tokens`"
             )
-        return replace(self._prompt, text=self._messages[-1]["content"], token_ids=token_ids, images=())
+        return replace(self._prompt, text=self._messages[-1]["content"], token_ids=tuple(token_ids), images=images)
+
+    def _with_images(
+        self, token_ids: list[int], messages: Sequence[Message], method: str
+    ) -> tuple[list[int], tuple[SequenceImage, ...]]:
+        """`token_ids`, which `messages` were written as, with all tokens of their images, and where these will be."""
+        if self._rules.images is None:
+            return token_ids, ()
+        before = 0 if method == "reset" else len(self._prompt.images) + len(self._shown)
+        try:
+            return self._rules.images.expanded(token_ids, messages, start=len(self.token_ids), before=before)
+        except ConversationError as error:
+            self._fail(f"{method}() returned images that cannot be shown: {error}")
 
     async def _feedback(self, reply: Reply) -> Feedback:
         feedback = await self._called(self._environment.step(reply))
@@ -173,20 +194,31 @@ class Episode:
         """`messages` of the environment, with which the policy can be asked for a reply."""
         if not isinstance(messages, list | tuple) or not messages:
             self._fail(f"{method}() returned the messages {messages!r}, expected a list with at least one")
-        for message in messages:
-            if not isinstance(message, dict) or not isinstance(message.get("content"), str):
-                self._fail(f"{method}() returned the message {message!r}, expected {{role, content: text}}")
-            try:
-                require_sound(message, ("message",))
-            except RowError as error:
-                self._fail(f"{method}() returned a message that cannot be used: {error}")
-            if message.get("images"):
-                self._fail(f"{method}() returned a message with images; an environment speaks in text alone")
+        read = [self._read(message, method) for message in messages]
+        for message in read:
             if method == "step" and message.get("role") not in _ROLES:
                 self._fail(f"{method}() speaks as {message.get('role')!r}; an environment is {', '.join(_ROLES)}")
-        if messages[-1].get("role") == "assistant":
+        if read[-1].get("role") == "assistant":
             self._fail(f"{method}() ends with an assistant turn, so there is nothing to reply to")
-        return list(messages)
+        return read
+
+    def _read(self, message: Any, method: str) -> dict[str, Any]:
+        shows = isinstance(message, dict) and (isinstance(message.get("content"), list) or message.get("images"))
+        if shows and self._rules.images is None:
+            self._fail(
+                f"{method}() returned a message with images, but the policy reads text alone, or something else that "
+                "does so would read them: a reward model, a teacher, a critic, kept rollouts, or the checkpoints of "
+                "asynchronous training"
+            )
+        try:
+            if shows and self._rules.images is not None:
+                message = self._rules.images.canonical(message, self._prompt)
+            if not isinstance(message, dict) or not isinstance(message.get("content"), str):
+                self._fail(f"{method}() returned the message {message!r}, expected {{role, content: text}}")
+            require_sound(message, ("message",))
+        except RowError as error:
+            self._fail(f"{method}() returned a message that cannot be used: {error}")
+        return message
 
     def _checked_limit(self, max_tokens: Any, method: str) -> int:
         most = self._rules.max_tokens

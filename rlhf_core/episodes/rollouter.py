@@ -14,6 +14,7 @@ from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.programs import play_program
 from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
@@ -42,9 +43,12 @@ class Rollouter:
         config: RolloutEngineConfig,
         environments: Environments | None = None,
         stream: Stream | None = None,
+        images: ShownImages | None = None,
     ) -> None:
         """config: of the engines. environments: none for the reply to the prompt alone. stream: plays on the engines
-        already, and so plays all episodes; none: they are played by calls of the engines."""
+        already, and so plays all episodes; none: they are played by calls of the engines. images: how those of
+        environments are read; none: they speak in text alone."""
+        self._images = images
         self._engines = engines
         self._stream = stream
         self._tokenizer = tokenizer
@@ -94,7 +98,7 @@ class Rollouter:
         environments = self._environments.of_row(start.prompt.row)
         rules = EpisodeRules(
             self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
-            environments.episode_seconds,
+            environments.episode_seconds, self._images,
         )  # fmt: skip
         environment = environments.new()
         try:

@@ -87,6 +87,11 @@ class RowImages:
     folder: Path  # with a file for each image, called by its SHA-256
     most: int | None = None  # images of a sequence that engines take, `rollout.max_images`; None: no engine reads them
 
+    def require_few(self, count: int) -> None:
+        """Raises ConversationError if these are more images of one sequence than engines take."""
+        if self.most is not None and count > self.most:
+            raise ConversationError(f"it has {count} images, more than rollout.max_images={self.most}: raise it")
+
     def expanded(
         self, ids: Sequence[int], mask: Sequence[bool], digests: Sequence[str]
     ) -> tuple[list[int], list[bool], tuple[SequenceImage, ...]]:
@@ -95,8 +100,7 @@ class RowImages:
 
         Raises ConversationError if the template has not written each image once, or if there are too many.
         """
-        if self.most is not None and len(digests) > self.most:
-            raise ConversationError(f"it has {len(digests)} images, more than rollout.max_images={self.most}: raise it")
+        self.require_few(len(digests))
         token = None if self.processor is None else self.processor.image_token_id
         if self.processor is None or not (digests or token in ids):
             return list(ids), list(mask), ()

@@ -18,8 +18,8 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
     """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
     steps, or none has.
 
-    processor: of the policy, where prompts have images. Raises ValueError for an episode of several sequences whose
-    prompt has images.
+    processor: of the policy, where prompts or environments have images. Raises ValueError for an episode of several
+    sequences whose prompt has images.
     """
     if any(trajectory.branches and trajectory.prompt.images for trajectory in trajectories):
         raise ValueError("the images of a prompt stand in one sequence, but an episode has several")
@@ -36,7 +36,7 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
-    images = [t.prompt.images for t in trajectories for _ in t.sequences]
+    images = [t.prompt.images + t.feedback_images for t in trajectories for _ in t.sequences]
     return with_images(packed, images, processor)
 
 

@@ -10,6 +10,7 @@ from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments import Environments
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.episodes.rounds import Play
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engines import Sampler
@@ -28,10 +29,11 @@ class RolloutSampler:
         seed: int,
         environments: Environments | None = None,
         stream: Stream | None = None,
+        images: ShownImages | None = None,
     ) -> None:
-        """environments: those of `config.environment`; none for single replies. stream: as of Rollouter."""
+        """environments: those of `config.environment`; none for single replies. stream, images: as of Rollouter."""
         self._config = config
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream)
+        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, images)
         self._seed = seed
         self._tolerant = environments is not None and environments.tolerated_failures > 0
         self._failures = 0

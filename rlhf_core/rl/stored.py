@@ -20,8 +20,9 @@ _TENSORS = {
 def stored(trajectory: Trajectory) -> dict[str, Any]:
     """All but its prompt, of which it has what an environment may have asked instead."""
     prompt = trajectory.prompt
+    assert not trajectory.feedback_images  # their files are not in a checkpoint; the stage takes none
     return {
-        **_values(trajectory),
+        **{name: value for name, value in _values(trajectory).items() if name != "feedback_images"},
         "prompt": {"text": prompt.text, "num_tokens": len(prompt.token_ids), "has_images": bool(prompt.images)},
         "stretches": [[stretch.tokens, stretch.weight_version] for stretch in trajectory.stretches],
         "branches": [_values(branch) for branch in trajectory.branches],

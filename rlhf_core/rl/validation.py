@@ -11,6 +11,7 @@ from rlhf_core.config.validation import ValidationSet, named
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments import Environments
 from rlhf_core.episodes.rollouter import Rollouter, Start
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
@@ -53,14 +54,15 @@ class Validation:
         seed: int,
         environments: Environments | None = None,
         stream: Stream | None = None,
+        images: ShownImages | None = None,
     ) -> None:
         """held_out: the sets of the settings, by name. environments: those that the policy is trained in, if any.
-        stream: as of Rollouter."""
+        stream, images: as of Rollouter."""
         assert config.validation is not None
         self._config, self._settings = config, config.validation
         self._held_out = held_out
         self._trainer, self._publisher, self._turns = trainer, publisher, turns
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream)
+        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, images)
         self._seed = seed
         self.best = Best(config.validation.metric, maximise=True)
 

@@ -18,6 +18,7 @@ from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
 from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
@@ -35,7 +36,9 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
     tokenizer = load_tokenizer(model.folder)
     room = config.rollout.max_length - config.sampling.max_tokens
     dataset = inputs["dataset"].folder
-    images = RowImages(open_processor(model.folder), dataset / IMAGES_FOLDER, config.rollout.max_images)
+    processor, most = open_processor(model.folder), config.rollout.max_images
+    images = RowImages(processor, dataset / IMAGES_FOLDER, most)
+    shown = None if processor is None else ShownImages(processor, context.workdir / "shown_images", most)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)
     with ExitStack() as stack:
@@ -51,7 +54,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         spec = EngineSpec(model, EngineSettings(config.rollout, stored_dtype(model.folder), context.seed))
         engines = stack.enter_context(cluster.engines(spec, context))
         started = time.monotonic()
-        rollouter = Rollouter(engines, tokenizer, config.rollout, environments)
+        rollouter = Rollouter(engines, tokenizer, config.rollout, environments, images=shown)
         answered = answer(
             prompts, rollouter.play, scorers, sampling=config.sampling, samples=config.samples, seed=context.seed,
             progress=lambda done, phase: context.progress(done, STEPS, phase),

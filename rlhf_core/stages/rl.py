@@ -21,6 +21,7 @@ from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
 from rlhf_core.environments import Environments, open_environments, rows_to_play
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
@@ -85,6 +86,9 @@ def _run(
         config.settings.model_rewards, f"{config.block}.rewards", inputs, config.rollout.max_length
     )
     algorithm = build_algorithm(config)
+    shown = None
+    if processor is not None and not config.text_readers and config.asynchronous is None:
+        shown = ShownImages(processor, context.workdir / "shown_images", config.rollout.max_images)
 
     with ExitStack() as stack:
         driver_rewards = stack.enter_context(open_rewards(config.settings.driver_rewards, context))
@@ -109,7 +113,7 @@ def _run(
         parts = (
             config,
             PromptSampler(prompts, context.seed),
-            RolloutSampler(config, engines, tokenizer, context.seed, environments, stream),
+            RolloutSampler(config, engines, tokenizer, context.seed, environments, stream, shown),
             RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
@@ -119,7 +123,7 @@ def _run(
         if config.validation is not None:
             validation = Validation(
                 config, held_out, tokenizer, trainer, publisher, engines, turns,
-                seed=context.seed, environments=environments, stream=stream,
+                seed=context.seed, environments=environments, stream=stream, images=shown,
             )  # fmt: skip
             driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)

@@ -73,7 +73,7 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
             "returns_another_key",
             "step() returned 'message'; what is read are `messages`, `reward`, `done`, `max_tokens`",
         ),
-        ("returns_an_object", "TypeError: object is no text, number, list or mapping"),
+        ("returns_an_object", "TypeError: object is no text, number, list, mapping or image"),
         ("answers_at_length", "it answered with more than 1 MiB"),
         ("closes_everything", "its process ended before it answered"),
     ],

@@ -223,6 +223,10 @@ def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
             r"step\(\) returned a message that cannot be used: `message.content` is not valid Unicode",
         ),
         (
+            Feedback([{"role": "user", "content": [{"type": "image", "image": b"PNG"}]}]),
+            r"step\(\) returned a message with images, but the policy reads text alone, or something else",
+        ),
+        (
             Feedback([{"role": "assistant", "content": "me"}]),
             r"step\(\) speaks as 'assistant'",
         ),

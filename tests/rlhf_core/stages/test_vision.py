@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import json
 import math
+from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -23,13 +25,15 @@ from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import dataset_info, read_rows
-from rlhf_core.errors import StageError
+from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import dataset as dataset_stage
 from rlhf_core.stages import evaluation, logprobs, preference, rl, sft, top_logprobs
+from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.sft import conversation_examples, pack_sequences
 from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
@@ -295,6 +299,93 @@ def test_rl_trains_what_the_engine_sampled_of_pictures(
     before = load_file(policy.folder / "model.safetensors")
     assert any("vision_model" in n and not torch.equal(v, before[n]) for n, v in weights(output).items())
     print({k: v for k, v in context.logs[-1][1].items() if "/" not in k})
+
+
+SHOWS = """
+from PIL import Image
+
+
+class Shows:
+    def __init__(self, name="image"):
+        self.name = name
+
+    def reset(self, row):
+        self.colour = row["answer"]
+        return row["prompt"] if "images" in row["prompt"][0] else [{"role": "user", "content": f"say {self.colour} 1"}]
+
+    def step(self, reply):
+        shown = Image.new("RGB", (40, 30), self.colour)
+        question = [{"type": "image", self.name: shown}, {"type": "text", "text": "colour?"}]
+        return {"messages": [{"role": "user", "content": question}], "reward": float(reply == self.colour)}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_what_an_environment_shows_is_sampled_from_and_trained(
+    trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In its second turn, behind a prompt with an image or without: the engine's log-probs are the trainer's."""
+    policy = local_input(trained.folder, Kind.POLICY)
+    inputs = {"model": policy, "dataset": prompts}
+    (tmp_path / "shows.py").write_text(SHOWS)
+    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
+    seen: list[Trajectory] = []
+
+    def recorded(trajectories: list[Trajectory], processor: Any) -> Any:
+        seen.extend(trajectories)
+        return pack_trajectories(trajectories, processor)
+
+    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", recorded)
+    shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": 2}
+    grpo = {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}}
+    settings = {**RL, "steps": 1, "environment": shows, "grpo": grpo, "rollout": {**ROLLOUT, "max_images": 2}}
+    rl.run(valid(RLConfig, settings), inputs, context, inline)
+    assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(0, 1), (1, 1)}
+    assert sum(t.environment_reward for t in seen) > 1.6 * len(seen)  # of 2: SFT has learned to look
+    batch = pack_trajectories(seen, open_processor(policy.folder))
+    model = PolicyModel(load_causal_model(policy.folder, dtype=torch.float32, attention="sdpa").eval())
+    with torch.no_grad():
+        ours = model(batch)[0][batch.loss_mask]
+    assert batch.rollout_logprobs is not None
+    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("options", "rollout", "problem"),
+    [
+        (
+            {},
+            {"max_images": 1},
+            r"turn 1: step\(\) returned images that cannot be shown: it has 2 images, more than",
+        ),
+        ({"name": "url"}, {"max_images": 4}, None),
+        (
+            {"name": "picture"},
+            {},
+            r"turn 1: step\(\) returned a message that cannot be used: .* an image without",
+        ),
+    ],
+)
+def test_what_cannot_be_shown_ends_the_episode(
+    model: Input, tmp_path: Path, options: dict[str, Any], rollout: dict[str, Any], problem: str | None
+) -> None:
+    tokenizer = load_tokenizer(model.folder)
+    reply = [*tokenizer("red", add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    engine = ScriptedEngine(lambda *_: reply, max_length=64)
+    (tmp_path / "shows.py").write_text(SHOWS)
+    shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": 2, "options": options}
+    settings = valid(EvaluationConfig, {
+        "dataset": "d", "scorers": {"exact": {"type": "verifier"}}, "samples": 0, "pass_at": [1],
+        "rollout": {**ROLLOUT, **rollout}, "sampling": {"max_tokens": 4}, "environment": shows,
+    })  # fmt: skip
+    inputs = {"model": model, "dataset": local_input(made(tmp_path / "d", "prompts", rows(1)).folder, Kind.DATASET)}
+    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
+    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    if problem is None:
+        assert evaluation.run(settings, inputs, context, cluster).metrics["pass@1"] == 1.0
+        return
+    with pytest.raises(EpisodeError, match=problem):
+        evaluation.run(settings, inputs, context, cluster)
 
 
 @pytest.mark.timeout(300)

@@ -1,0 +1,66 @@
+"""Images that environments show the policy in their messages."""
+
+from __future__ import annotations
+
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.data import ImagesConfig
+from rlhf_core.data.formats.base import RowError
+from rlhf_core.data.formats.messages import read_messages
+from rlhf_core.data.image_messages import images_of
+from rlhf_core.data.images import ImageReader
+from rlhf_core.data.rendering import Message
+from rlhf_core.models.vision import ImageProcessor, RowImages
+from rlhf_core.types import Prompt, SequenceImage
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+class ShownImages:
+    """How those of all episodes of a stage are read and kept."""
+
+    def __init__(self, processor: ImageProcessor, folder: Path, most: int) -> None:
+        """processor: of the policy. folder: a new one, where they are kept. most: of an episode."""
+        folder.mkdir()
+        self._folder = folder
+        self._reader = ImageReader(ImagesConfig(), None, folder)
+        self._rows = RowImages(processor, folder, most)
+
+    def canonical(self, message: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
+        """`message` with what its content shows, as rows have it. It may have the images of its row's prompt, too.
+
+        Raises RowError for what is no image, or an image that nobody has shown.
+        """
+        if isinstance(message["content"], str):
+            for digest in message.get("images", ()):
+                self._keep(digest, prompt)
+            return dict(message)
+        (read,) = read_messages(self._reader({"messages": [message]})["messages"], "messages")
+        return read
+
+    def expanded(
+        self, token_ids: Sequence[int], messages: Sequence[Message], start: int = 0, before: int = 0
+    ) -> tuple[list[int], tuple[SequenceImage, ...]]:
+        """`token_ids`, in which the template has written `messages`, with all the tokens of each image, and where these
+        are in a sequence where they begin at `start`, behind `before` other images.
+
+        Raises ConversationError if the template has not written each once, or if there are too many.
+        """
+        digests = images_of(messages)
+        self._rows.require_few(before + len(digests))
+        ids, _, placed = self._rows.expanded(token_ids, [False] * len(token_ids), digests)
+        return ids, tuple(SequenceImage(image.path, start + image.start, image.length) for image in placed)
+
+    def _keep(self, digest: Any, prompt: Prompt) -> None:
+        asked = {Path(image.path).name: image.path for image in prompt.images}
+        if not isinstance(digest, str) or not _SHA256.fullmatch(digest):
+            raise RowError(f"`images` has {digest!r:.100}, which is no SHA-256: show an image as a part of `content`")
+        if (self._folder / digest).is_file():
+            return
+        if digest not in asked:
+            raise RowError(f"`images` has {digest}, which is no image of the row: show it as a part of `content`")
+        shutil.copyfile(asked[digest], self._folder / digest)
