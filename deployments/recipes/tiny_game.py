@@ -15,20 +15,29 @@ _HELD_OUT = (10, 14, 18, 22)  # limits that only evaluation has
 
 
 class Guess:
-    """A game ends with the number, or after as many guesses as the recipe's `max_turns`."""
+    """A game ends with the number, or after as many guesses as the recipe's `max_turns`.
+
+    The number earns 1, and each guess that what was heard excludes costs `price`.
+    """
+
+    def __init__(self, price: float) -> None:
+        self.price = price
 
     def reset(self, row: Row) -> list[Row]:
         self.number = int(row["answer"])
+        self.left = range(1, int(row["prompt"][0]["content"].rpartition(" ")[2][:-1]) + 1)
         return list(row["prompt"])
 
     def step(self, reply: str) -> Row:
-        reply = reply.strip()
-        guess = int(reply) if reply.isdecimal() else None
-        if guess is None:
-            return {"reward": -0.1, "messages": [_user("a number")], "done": False}
+        guess = int(reply) if reply.isdecimal() else 0
         if guess == self.number:
             return {"reward": 1.0, "done": True}
-        return {"reward": 0.0, "messages": [_user(_heard(guess, self.number))], "done": False}
+        reward = 0.0 if guess in self.left else -self.price
+        if guess < self.number:
+            self.left = range(max(self.left.start, guess + 1), self.left.stop)
+        else:
+            self.left = range(self.left.start, min(self.left.stop, guess))
+        return {"reward": reward, "messages": [_user(_heard(guess, self.number))]}
 
 
 def games(seed: int, size: int, max_turns: int = 4, careless_share: float = 0.4) -> list[Row]:
