@@ -128,7 +128,7 @@ class RLConfig(RLSettings):
         if not self.hybrid:
             return self
         placement, rollout = self.placement, self.rollout
-        if rollout.tensor_parallel_size * rollout.pipeline_parallel_size > 1:
+        if rollout.gpus_of_engine > 1:
             raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
         if placement.workers != rollout.engines:
             raise ValueError(

@@ -115,7 +115,7 @@ class RolloutEngineConfig(Config):
 
     @model_validator(mode="after")
     def _engines_have_their_gpus(self) -> RolloutEngineConfig:
-        spread = self.tensor_parallel_size * self.pipeline_parallel_size
+        spread = self.gpus_of_engine
         if spread > 1 and self.gpus_per_engine != spread:
             raise ValueError(
                 f"tensor_parallel_size={self.tensor_parallel_size} x pipeline_parallel_size="
@@ -132,6 +132,11 @@ class RolloutEngineConfig(Config):
     def unused_fields(self) -> frozenset[str]:
         # What every run was before there was a choice stays out of the key.
         return frozenset({"repeatable"} if self.repeatable else ())
+
+    @property
+    def gpus_of_engine(self) -> int:
+        """GPUs that share the model of one engine; 1 on CPU too."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
 
     @property
     def num_threads(self) -> int:

@@ -16,6 +16,8 @@ from rlhf_core.models.folder import text_config
 CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
 CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
 
+VOCABULARY_PADDING = 64  # vLLM pads the embedding to a multiple of so many rows
+
 _GIB = 2**30
 # Settings of models whose layers do not all keep the keys and values of all tokens.
 _OTHER_CACHES = ("sliding_window", "layer_types", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
@@ -38,6 +40,42 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
             f"rollout.cpu_cache_gib={rollout.cpu_cache_gib:g} has no room for one sequence of rollout.max_length="
             f"{rollout.max_length} tokens, whose keys and values are {needed / _GIB:.3g} GiB of this model: raise it"
         )
+
+
+def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
+    """One sentence for each way in which the GPUs of one engine cannot share the model.
+
+    settings: its config.json, or what its class makes of that; what is left out is not checked.
+    """
+    text, ranks, stages = text_config(settings), rollout.tensor_parallel_size, rollout.pipeline_parallel_size
+    uneven = next((said for said in _split_parts(text, ranks)), None)
+    if uneven is not None:
+        even = [str(n) for n in range(1, ranks) if not any(_split_parts(text, n))]
+        yield (
+            f"rollout.tensor_parallel_size={ranks} does not divide the model's {uneven}, of which every GPU has an "
+            f"equal part: set it to {even[-1]}" + (f" (or {', '.join(even[:-1])})" if len(even) > 1 else "")
+        )
+    layers = text.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
+        yield (
+            f"rollout.pipeline_parallel_size={stages} is more than the model's {layers} layers, of which every GPU has "
+            f"one at least: set it to {layers} at most"
+        )
+
+
+def _split_parts(text: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    """The parts of the model that `ranks` GPUs cannot share equally, as vLLM divides them."""
+    heads, shared, width = (text.get(n) for n in ("num_attention_heads", "num_key_value_heads", "intermediate_size"))
+    if isinstance(heads, int) and heads % ranks:
+        yield f"{heads} attention heads"
+    # Where there are fewer than GPUs, each is on several. With a latent cache there are none to share.
+    if isinstance(shared, int) and not text.get("kv_lora_rank") and max(shared, ranks) % min(shared, ranks):
+        yield f"{shared} key-value heads"
+    if isinstance(width, int) and width % ranks and "num_experts_per_tok" not in text:
+        yield f"intermediate_size of {width}"
+    rows = text.get("vocab_size")
+    if isinstance(rows, int) and (padded := -(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING) % ranks:
+        yield f"vocabulary, padded to {padded} tokens"
 
 
 def _head_size(config: Mapping[str, Any]) -> int | None:

@@ -146,7 +146,7 @@ def _activations(engine: EngineConfig, shape: Shape) -> float:
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
-    spread = rollout.tensor_parallel_size * rollout.pipeline_parallel_size
+    spread = rollout.gpus_of_engine
     key_values = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * rollout.max_length
     cache = key_values * DTYPE_BYTES[dtype] if rollout.gpus_per_engine else rollout.cpu_cache_gib * 2**30
     return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

@@ -113,6 +113,16 @@ def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
             return None
 
 
+def settings_by_class(model: BaseModel, root: Path) -> Mapping[str, Any]:
+    """The model's settings, also those that its config.json leaves to its class."""
+    match model.config.source:
+        case FolderModel(path=path):
+            read, said = _as_read(read_text(root / path / "config.json"), "config.json")
+            return json.loads(said) if read else model.settings
+        case _:
+            return model.settings
+
+
 def _scratch(source: ScratchModel) -> Iterator[str]:
     if source.hidden_size % (2 * source.heads):
         yield (

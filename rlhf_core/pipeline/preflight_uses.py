@@ -33,11 +33,11 @@ from rlhf_core.models.readers import (
     teacher_problem,
 )
 from rlhf_core.models.scratch import linear_layers
-from rlhf_core.models.served import problems_on_cpu
+from rlhf_core.models.served import problems_on_cpu, split_problems
 from rlhf_core.models.targets import head_problems, target_problem
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
-from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.preflight_model import BaseModel, settings_by_class
 
 
 def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
@@ -52,6 +52,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if model is not None and config.engines is not None and not config.engines.gpus_per_engine:
         dtype = config.engine.dtype if isinstance(config, RLConfig) else _stored_dtype(nodes, node.inputs["model"])
         yield from (f"rollout: {problem}" for problem in problems_on_cpu(model.settings, config.engines, dtype))
+    if model is not None and config.engines is not None and config.engines.gpus_of_engine > 1:
+        yield from (f"rollout: {said}" for said in split_problems(settings_by_class(model, root), config.engines))
     if model is not None and isinstance(config, SupervisedConfig | RLConfig):
         unfit = attention_problem(model.settings, config.engine.attention)
         yield from () if unfit is None else (f"engine.attention: {unfit}",)

@@ -11,9 +11,10 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
+from rlhf_core.models.class_config import class_config
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.remote_code import reads_images
-from rlhf_core.models.served import problems_on_cpu
+from rlhf_core.models.served import problems_on_cpu, split_problems
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
@@ -34,7 +35,8 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     set_vllm_environment()
     from vllm.platforms import current_platform
 
-    ranks = config.tensor_parallel_size * config.pipeline_parallel_size
+    if config.gpus_of_engine > 1 and (problem := next(split_problems(class_config(folder), config), None)):
+        raise ValueError(problem)
     arguments: dict[str, Any] = {
         "dtype": settings.dtype,
         "seed": settings.seed,
@@ -45,7 +47,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
         "max_num_seqs": config.max_sequences,
         "tensor_parallel_size": config.tensor_parallel_size,
         "pipeline_parallel_size": config.pipeline_parallel_size,
-        "distributed_executor_backend": "uni" if ranks == 1 else "mp",
+        "distributed_executor_backend": "uni" if config.gpus_of_engine == 1 else "mp",
         "enable_prefix_caching": config.prefix_caching,
         "enforce_eager": not config.compiled,
         "logprobs_mode": "processed_logprobs",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -74,6 +75,13 @@ def sampled(base: dict[str, Any], **settings: Any) -> Change:
     return both(first(other=base, judge=PAIRS), put("sampled", value=stage), evaluated("rl"))
 
 
+def spread(**sizes: int) -> Change:
+    """The engines of RL over several GPUs each."""
+    gpus = float(math.prod(sizes.values()))
+    rollout = {"max_length": 64, "gpus_per_engine": gpus, **sizes}
+    return both(put("rl", "rollout", value=rollout), evaluated("rl"))
+
+
 def vocabulary(size: int) -> Change:
     """Another base model in a folder, with the same tokenizer and more rows."""
 
@@ -141,6 +149,20 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
               for node in ("rl", "evaluation"))), []),
         (both(folder(num_attention_heads=4, num_key_value_heads=4), put("rl", value=None)),
          ["evaluation.rollout: the model's attention heads have size 16"]),
+        (spread(tensor_parallel_size=2, pipeline_parallel_size=4), []),
+        (spread(tensor_parallel_size=3),
+         ["rl.rollout: rollout.tensor_parallel_size=3 does not divide the model's 4 attention heads, of which every "
+          "GPU has an equal part: set it to 2 (or 1)"]),
+        (spread(tensor_parallel_size=8),
+         ["rl.rollout: rollout.tensor_parallel_size=8 does not divide the model's 4 attention heads, of which every "
+          "GPU has an equal part: set it to 4 (or 1, 2)"]),
+        (spread(pipeline_parallel_size=5),
+         ["rl.rollout: rollout.pipeline_parallel_size=5 is more than the model's 4 layers"]),
+        (both(put("base", "source", value={"type": "scratch", "context_length": 64, "intermediate_size": 10}),
+              spread(tensor_parallel_size=4)),
+         ["rl.rollout: rollout.tensor_parallel_size=4 does not divide the model's intermediate_size of 10"]),
+        (both(folder(), spread(tensor_parallel_size=4)),
+         ["rl.rollout: rollout.tensor_parallel_size=4 does not divide the model's 2 attention heads"]),
         (
             put("rl", "rollout", "cpu_cache_gib", value=0.00048),
             [

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.models.served import CPU_HEAD_SIZES, problems_on_cpu
+from rlhf_core.models.served import CPU_HEAD_SIZES, VOCABULARY_PADDING, problems_on_cpu, split_problems
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings
@@ -32,11 +32,19 @@ def vllms_ranks() -> tuple[int, ...]:
     return get_args(MaxLoRARanks)
 
 
-def test_the_known_head_sizes_and_ranks_are_vllms(engine_process: ChildProcess) -> None:
+def vllms_vocabulary_padding() -> int:
+    from vllm.model_executor.layers.vocab_parallel_embedding import DEFAULT_VOCAB_PADDING_SIZE
+
+    padding: int = DEFAULT_VOCAB_PADDING_SIZE
+    return padding
+
+
+def test_what_is_known_of_vllm_is_vllms(engine_process: ChildProcess) -> None:
     from rlhf_core.rollout.vllm_settings import LORA_RANKS
 
     assert tuple(engine_process.call(vllms_head_sizes)) == CPU_HEAD_SIZES
     assert engine_process.call(vllms_ranks) == LORA_RANKS
+    assert engine_process.call(vllms_vocabulary_padding) == VOCABULARY_PADDING
 
 
 def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, tmp_path: Path) -> None:
@@ -52,3 +60,26 @@ def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, 
     assert list(problems_on_cpu(model, least.model_copy(update={"max_length": 127}), "float32")) == []
     assert len(list(problems_on_cpu(model, least.model_copy(update={"max_length": 128}), "float32"))) == 1
     assert list(problems_on_cpu({**model, "sliding_window": 8}, less, "float32")) == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "part"),
+    [
+        ({"num_attention_heads": 4}, 3, "4 attention heads"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 3, "4 key-value heads"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 4}, 6, "4 key-value heads"),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, None),  # each of two is on two GPUs
+        ({"num_attention_heads": 6, "num_key_value_heads": 4, "kv_lora_rank": 16}, 6, None),
+        ({"num_attention_heads": 4, "intermediate_size": 10}, 4, "intermediate_size of 10"),
+        ({"num_attention_heads": 4, "intermediate_size": 10, "num_experts_per_tok": 2}, 4, None),
+        ({"num_attention_heads": 3, "vocab_size": 100}, 3, "vocabulary, padded to 128 tokens"),
+        ({"text_config": {"num_attention_heads": 4}}, 3, "4 attention heads"),
+        ({}, 3, None),
+    ],
+)
+def test_every_gpu_of_an_engine_has_an_equal_part(settings: dict[str, object], ranks: int, part: str | None) -> None:
+    config = RolloutEngineConfig(max_length=64, tensor_parallel_size=ranks, gpus_per_engine=ranks)
+    said = [problem.partition(", of which")[0] for problem in split_problems(settings, config)]
+    assert said == (
+        [] if part is None else [f"rollout.tensor_parallel_size={ranks} does not divide the model's {part}"]
+    )
