@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
+from rlhf_core.pipeline.preflight_columns import check_columns, column_notes
 from rlhf_core.pipeline.preflight_data import (
     Sample,
     check_datasets,
@@ -16,7 +17,7 @@ from rlhf_core.pipeline.preflight_data import (
     known_rows,
     source_functions,
 )
-from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects, unread_notes
+from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects
 from rlhf_core.pipeline.preflight_hints import check_hints
 from rlhf_core.pipeline.preflight_images import check_images
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
@@ -58,6 +59,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     rows = {name: sample.rows for name, sample in samples.items()}
     # What reads another format than its own has a problem already, and cannot read the rows.
     uses = [use for use in uses if use.dataset in recipe.data and recipe.data[use.dataset].format == use.format]
+    problems += check_columns(recipe, samples)
     problems += check_overlaps(nodes, recipe, samples)
     counted = {
         name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None
@@ -76,4 +78,4 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_hints(recipe, uses, rows, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
-    return Seen([*bad_row_notes(samples), *unread_notes(recipe, samples), *notes], samples, models, counted)
+    return Seen([*bad_row_notes(samples), *column_notes(recipe, samples), *notes], samples, models, counted)

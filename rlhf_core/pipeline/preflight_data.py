@@ -90,7 +90,7 @@ class Sample:
     rows: list[Located] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
-    columns: set[str] = field(default_factory=set)  # of its files, that hold something
+    columns: set[frozenset[str]] = field(default_factory=set)  # of each row of its files, those that hold something
 
 
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, Sample], list[str]]:
@@ -242,7 +242,7 @@ def _check_source(source: Source, config: DatasetConfig, root: Path, sample: Sam
 
 
 def _check_files(
-    source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[str]
+    source: FilesSource, config: DatasetConfig, root: Path, bad_row: BadRow, columns: set[frozenset[str]]
 ) -> Iterator[Located]:
     budget = Budget(_BYTES)
     images = ImageReader.before_a_run(config.images, root)
@@ -276,10 +276,10 @@ def _path_problem(path: str, root: Path) -> str | None:
     return f"{problem} (looked for {local}){plain}"
 
 
-def _noted(rows: Iterable[Located], columns: set[str]) -> Iterator[Located]:
-    """`rows`, with the columns that hold something added to `columns`."""
+def _noted(rows: Iterable[Located], columns: set[frozenset[str]]) -> Iterator[Located]:
+    """`rows`, with the columns of each that hold something added to `columns`."""
     for where, raw in rows:
-        columns.update(name for name, value in raw.items() if value is not None and value != "")
+        columns.add(frozenset(name for name, value in raw.items() if value is not None and value != ""))
         yield where, raw
 
 

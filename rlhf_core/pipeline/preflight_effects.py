@@ -7,14 +7,10 @@ from collections.abc import Iterator, Mapping
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.training import SupervisedConfig
-from rlhf_core.data.formats import format_of
 from rlhf_core.data.formats.preferences import by_prompt
-from rlhf_core.errors import one_line
 from rlhf_core.pipeline.drafting import Draft, asked_dataset
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
-
-_SHOWN_COLUMNS = 10
 
 
 def check_effects(
@@ -120,15 +116,3 @@ def _merges(nodes: Mapping[str, Draft], name: str) -> set[str]:
 def bad_row_notes(samples: Mapping[str, Sample]) -> list[str]:
     """One sentence for each dataset whose job will drop bad rows, as far as its rows could be read here."""
     return [f"data.{name}: {sample.bad.sentence()}" for name, sample in samples.items() if sample.bad.count]
-
-
-def unread_notes(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:
-    """One sentence for each dataset whose files have columns that its format does not read."""
-    for name, sample in samples.items():
-        config = recipe.data[name]
-        read = format_of(config.format).reads
-        unread = sorted(sample.columns - {"id", *config.columns.values()} - read) if read is not None else []
-        if unread:
-            shown = ", ".join(column[:40] for column in unread[:_SHOWN_COLUMNS])
-            more = f" and {len(unread) - _SHOWN_COLUMNS} more" if len(unread) > _SHOWN_COLUMNS else ""
-            yield one_line(f"data.{name}: columns that are not read: {shown}{more}; `columns` says what one means")

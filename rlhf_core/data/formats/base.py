@@ -63,6 +63,7 @@ class Format(ABC):
 
     name: str  # as in config/format_table.py
     reads: frozenset[str] | None = None  # the columns of a source that count; none: all
+    named: frozenset[str] = frozenset()  # those that mean something to it, where it keeps all others too
     has_images = False  # whether its messages may have images
     completions_with_images: Sequence[str] = ()  # columns whose conversations may have some, beside those of prompts
 
@@ -72,6 +73,10 @@ class Format(ABC):
 
         Raises RowError that names the column.
         """
+
+    def unread(self, columns: frozenset[str]) -> frozenset[str]:
+        """Those of the columns of one row, named as the format names them, that count for nothing."""
+        return frozenset() if self.reads is None else columns - self.reads
 
     @abstractmethod
     def asked_text(self, row: Mapping[str, Any]) -> str:

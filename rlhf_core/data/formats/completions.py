@@ -28,6 +28,10 @@ class Completions(AnsweredFormat):
         completions = [_completion(each, f"completions[{index}]") for index, each in enumerate(given)]
         return {"prompt": read_prompt(row), "completions": completions}
 
+    def unread(self, columns: frozenset[str]) -> frozenset[str]:
+        of_one = columns & {"reward"} if "completion" not in columns else frozenset()
+        return super().unread(columns) | of_one
+
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         return [each["text"] for each in row["completions"]]
 

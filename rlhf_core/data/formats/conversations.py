@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
-from rlhf_core.data.formats.base import Generated, MissingColumnError, Row, RowError, filled, first_trained
+from rlhf_core.data.formats.base import Format, Generated, MissingColumnError, Row, RowError, filled, first_trained
 from rlhf_core.data.formats.messages import (
     BESIDE_MESSAGES,
     MESSAGE_COLUMNS,
@@ -56,6 +56,14 @@ class Conversations(MessageFormat):
             first = "" if messages[0]["role"] != "assistant" else " but the first message, which answers nothing"
             raise RowError(f"`{column}` has no assistant turn{first}, so there is nothing to train on")
         return {"messages": messages}
+
+    def unread(self, columns: frozenset[str]) -> frozenset[str]:
+        whole = next((name for name in MESSAGE_COLUMNS if name in columns), None)
+        if whole is not None:  # what says the same is compared
+            compared = {"prompt", "completion"} if {"prompt", "completion"} <= columns else set()
+            others = {*PROMPT_COLUMNS, "completion", "answer"} - {*MESSAGE_COLUMNS, *compared}
+            return Format.unread(self, columns) | (columns & others)
+        return super().unread(columns) | (columns & {"answer"} if "completion" in columns else frozenset())
 
     def num_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         messages, tools = row["messages"], row.get("tools")

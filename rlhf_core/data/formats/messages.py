@@ -45,6 +45,11 @@ class MessageFormat(Format):
         canonical = self.without_tools(row) | read_tools(row, self.tool_columns)
         return canonical | {self.column: _with_system(row, canonical[self.column])}
 
+    def unread(self, columns: frozenset[str]) -> frozenset[str]:
+        """Of several columns that say what is asked, the first alone counts."""
+        asked = [name for name in PROMPT_COLUMNS if name in columns]
+        return super().unread(columns) | (frozenset(asked[1:]) if self.reads is not None else frozenset())
+
     @abstractmethod
     def without_tools(self, row: Row) -> Row:
         """As `canonical`, without the column `tools`."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_core.data.chat import encode_prompt
 from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, plain
-from rlhf_core.data.formats.messages import MessageFormat, prompt_column, read_prompt
+from rlhf_core.data.formats.messages import PROMPT_COLUMNS, MessageFormat, prompt_column, read_prompt
 from rlhf_core.data.image_messages import compared_text
 from rlhf_core.data.rendering import Tokenizer
 
@@ -19,6 +19,7 @@ _DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
 class Prompts(MessageFormat):
     name = "prompts"
     column = "prompt"
+    named = frozenset({*PROMPT_COLUMNS, "system", "tools", "answer", "task", "metadata", "images", "image"})
     has_images = True
     tool_columns = ("tools",)  # any other is kept for what judges the answers
 

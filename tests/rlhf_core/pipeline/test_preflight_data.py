@@ -24,6 +24,7 @@ from tests.rlhf_core.pipeline.recipes import (
 )
 
 EXACT = {"type": "verifier"}
+TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 
 
 @pytest.mark.parametrize(
@@ -62,6 +63,21 @@ EXACT = {"type": "verifier"}
         (
             put("data", "prompts", "columns", value={"prompt": "ask"}),
             "prompts.jsonl line 1: no column `ask`; it has answer",
+        ),
+        (
+            both(
+                put("data", "talks", "columns", value={"sytem": "context"}),
+                file("talks.jsonl", '{"prompt": "a", "completion": "b", "context": "c"}\n'),
+            ),
+            "data.talks.columns: the format conversations has no column `sytem`, did you mean `system`?; it has",
+        ),
+        (
+            both(put("data", "pairs", "columns", value={"chsen": "chosen"})),
+            "data.pairs.columns: the format preferences has no column `chsen`, did you mean `chosen`?; it has",
+        ),
+        (
+            both(put("data", "prompts", "columns", value={"id": "answer"})),
+            "data.prompts.columns: `id` is made of the content of a row: leave it out, or call the column `unused`",
         ),
         (
             put("data", "talks", "source", "paths", value=["x" * 300 + ".jsonl"]),
@@ -145,14 +161,40 @@ def test_bad_rows_that_will_be_dropped_are_a_note_and_no_problem(problems: Probl
     ]
 
 
-def test_columns_that_no_format_reads_are_noted(tmp_path: Path) -> None:
-    row = {"prompt": "a", "completion": "b", "input": "c", "label": False, "id": 1, "empty": None, "x\ny": 1, "o": 1}
-
+@pytest.mark.parametrize(
+    ("row", "settings", "unread"),
+    [
+        (
+            {"prompt": "a", "completion": "b", "input": "c", "label": False, "id": 1, "empty": None, "x\ny": 1, "o": 1},
+            {"columns": {"unused": "o"}},
+            "input, label, x\\ny",
+        ),
+        ({"prompt": "a", "completion": "b", "answer": "c"}, {}, "answer"),
+        ({"prompt": "a", "answer": "b"}, {}, None),
+        ({"prompt": "a", "question": "b", "completion": "c"}, {}, "question"),
+        ({"prompt": "a", "q": "b", "completion": "c"}, {"columns": {"prompt": "q"}}, "prompt"),
+        ({"messages": TURNS, "prompt": "a"}, {}, "prompt"),
+        ({"messages": TURNS, "prompt": "a", "completion": "b"}, {}, None),  # compared with the messages
+        ({"messages": TURNS, "prompt": "a", "answer": "c"}, {}, "answer, prompt"),
+    ],
+)
+def test_columns_that_count_for_nothing_are_noted(
+    tmp_path: Path, row: dict[str, Any], settings: dict[str, Any], unread: str | None
+) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         (root / "talks.jsonl").write_text(json.dumps(row))
-        recipe["data"]["talks"]["columns"] = {"unused": "o"}
+        recipe["data"]["talks"] |= settings
 
-    note = "data.talks: columns that are not read: input, label, x\\ny; `columns` says what one means"
+    note = f"data.talks: columns that are not read: {unread}; `columns` says what one means"
+    assert preflight(load_recipe(write(tmp_path, change))) == ([] if unread is None else [note])
+
+
+def test_a_name_for_rewards_that_is_nearly_one_of_the_format_is_noted(tmp_path: Path) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "prompts.jsonl").write_text(json.dumps({"prompt": "a", "answer": "b", "s": "c", "t": "d"}))
+        recipe["data"]["prompts"]["columns"] = {"sytem": "s", "unit_tests": "t"}
+
+    note = "data.prompts.columns: `sytem` is kept for rewards and environments alone, did you mean `system`?"
     assert preflight(load_recipe(write(tmp_path, change))) == [note]
 
 
