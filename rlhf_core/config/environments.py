@@ -14,7 +14,7 @@ from pydantic import BeforeValidator, Field, model_validator
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import Characters, GiB, PartialShare, Seconds, Sequences, Turns, no_bool
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.texts import AnswerPattern, JudgeName
+from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
 from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram
@@ -129,9 +129,7 @@ class Retry(EnvironmentConfig):
     pattern: AnswerPattern | None = Field(
         default=None, description="regular expression whose group 1 is the answer; none: the whole reply"
     )
-    feedback: str = Field(
-        default="That is wrong. Try again.", min_length=1, description="what the user says to a wrong reply"
-    )
+    feedback: Visible = Field(default="That is wrong. Try again.", description="what the user says to a wrong reply")
 
     @property
     def row_columns(self) -> tuple[str, ...]:
@@ -239,9 +237,8 @@ class ToolsEnvironment(TimedEpisodes, ToleratesFailures):
     parser: str = Field(
         min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
     )
-    call_marker: str | None = Field(
+    call_marker: Visible | None = Field(
         default=None,
-        min_length=1,
         description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
         "the parser looks for, where it says so",
     )

@@ -4,11 +4,23 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Callable
 from typing import Annotated
 
 import regex
 from pydantic import AfterValidator, Field
+
+
+def is_blank(text: str) -> bool:
+    """Whether nothing of it can be seen: all is white space, zero-width spaces, byte-order marks and the like."""
+    return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
+
+
+def _visible(text: str) -> str:
+    if is_blank(text):
+        raise ValueError("nothing of this text can be seen: write one, or leave it out")
+    return text
 
 
 def _of_form(pattern: str, form: str) -> Callable[[str], str]:
@@ -23,6 +35,7 @@ def _of_form(pattern: str, form: str) -> Callable[[str], str]:
 
 
 NonEmpty = Annotated[str, Field(min_length=1)]
+Visible = Annotated[str, AfterValidator(_visible)]
 Repository = Annotated[
     str, AfterValidator(_of_form(r"(?:[\w-][\w.-]*/)?[\w-][\w.-]*", "`owner/name`, as the hub calls its repositories"))
 ]

@@ -9,8 +9,8 @@ from itertools import combinations
 from typing import Any, Literal
 
 from rlhf_core.config.sampled import REWARD_PLACE
+from rlhf_core.config.texts import is_blank
 from rlhf_core.data.formats import Row, row_id
-from rlhf_core.data.formats.base import is_blank
 from rlhf_core.data.hints import told
 from rlhf_core.errors import ConversationError, StageError
 

@@ -18,6 +18,7 @@ from rlhf_core.pipeline.preflight_data import (
     source_functions,
 )
 from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects
+from rlhf_core.pipeline.preflight_environments import check_feedback, environment_notes
 from rlhf_core.pipeline.preflight_hints import check_hints
 from rlhf_core.pipeline.preflight_images import check_images
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
@@ -76,6 +77,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += too_long
     problems += check_images(uses, rows, models)
     problems += check_hints(recipe, uses, rows, models, root)
+    problems += check_feedback(nodes, rows, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
-    return Seen([*bad_row_notes(samples), *column_notes(recipe, samples), *notes], samples, models, counted)
+    notes = [*bad_row_notes(samples), *column_notes(recipe, samples), *environment_notes(nodes), *notes]
+    return Seen(list(dict.fromkeys(notes)), samples, models, counted)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-import unicodedata
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_core.config.texts import is_blank
 from rlhf_core.data.rendering import Tokenizer
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 
@@ -194,11 +194,6 @@ class MissingColumnError(RowError):
             f"{reason}{alternative}{near}; it has {listed or 'none'} (see `columns` in the recipe)", reason
         )
         self.column = column
-
-
-def is_blank(text: str) -> bool:
-    """Whether nothing of it can be seen: all is white space, zero-width spaces, byte-order marks and the like."""
-    return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
 
 
 def normalised(text: str) -> str:

@@ -57,6 +57,8 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ),
         ({"environment": {"type": "retry", "pattern": "("}}, "not a regular expression"),
         ({"environment": {"type": "retry", "pattern": "a"}}, "the regular expression has no group"),
+        ({"environment": {"type": "retry", "feedback": " \u200b\n"}}, "nothing of this text can be seen: write one"),
+        ({"environment": {**tools(python={"type": "python"}), "call_marker": " "}}, "nothing of this text can be"),
         ({"environment": {"type": "retry", "max_turns": 0}}, "from 1 to 1000"),
         ({"environment": {"type": "single_turn", "max_turns": 2}}, "Input should be 1"),
         ({"environment": {"type": "rety"}}, "there is no environment `rety`, did you mean `retry`?"),
