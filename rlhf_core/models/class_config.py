@@ -68,7 +68,12 @@ def require_generation_config(folder: Path) -> None:
 
 def ties_head(settings: Mapping[str, Any]) -> bool:
     """Whether output head and embedding are one tensor: not all classes have the setting that others go by."""
-    return bool(settings.get("tie_word_embeddings")) and _TIED_HEAD.search(_module(settings)) is not None
+    return bool(settings.get("tie_word_embeddings")) and may_tie_head(settings)
+
+
+def may_tie_head(settings: Mapping[str, Any]) -> bool:
+    """Whether the class has an output head that can be one with the embedding."""
+    return _TIED_HEAD.search(_module(settings)) is not None
 
 
 def bias_settings(settings: Mapping[str, Any]) -> dict[str, str]:

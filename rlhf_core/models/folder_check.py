@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.errors import StageError
-from rlhf_core.models.class_config import bias_settings, class_problems, ties_head
+from rlhf_core.models.class_config import bias_settings, class_problems, may_tie_head, ties_head
 from rlhf_core.models.config_check import config_problems
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, same_content, stored_tensors
@@ -35,6 +35,11 @@ _SIZED_LAYERS = (  # where all layers are alike
     (("num_key_value_heads", "head_dim"), re.compile(r"\.self_attn\.[kv]_proj\.weight$"), "rows", 2),
 )
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.weight$")
+# Parts of a layer that no class leaves out in some layers alone, where all are of one type.
+_IN_EVERY_LAYER = re.compile(
+    r"^(self_attn\.[qkvo]_proj|mlp\.(gate|up|down)_proj|input_layernorm|post_attention_layernorm)\.weight$"
+)
+_ANY_HEAD = re.compile(r"head|embed_out|output|logits")  # also of classes whose stored names are others
 _STACKED = re.compile(r"^(.*\b(?:layers|h|blocks|experts))\.(\d+)\.")
 _BESIDE_THE_TEXT = re.compile(
     r"vision|visual|audio|image|video|mtp|encoder|tower|shared_transf|nextn|code_predictor|talker|per_layer"
@@ -82,11 +87,12 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
         yield from _score_problems(tensors)
 
 
-def class_config_problems(settings: Mapping[str, Any], folder: Path) -> Iterator[str]:
+def class_config_problems(settings: Mapping[str, Any], folder: Path, *, reward_model: bool = False) -> Iterator[str]:
     """Of a folder without `folder_problems`: one sentence for each problem of `settings`, which are what `class_config`
-    gives of it. Raises StageError as `stored_tensors`."""
+    gives of it. reward_model: without an output head. Raises StageError as `stored_tensors`."""
     tensors = stored_tensors(folder)
     problems = [*class_problems(settings), *_misfits(settings, tensors, layers=True), *_biases(settings, tensors)]
+    problems = problems or [*_unlike_layers(settings, tensors), *(() if reward_model else _headless(settings, tensors))]
     yield from problems or _untied(settings, folder, tensors)
 
 
@@ -187,6 +193,44 @@ def _untied(settings: Mapping[str, Any], folder: Path, tensors: Mapping[str, Sto
             f"config.json makes {heads[0]} one with {embeddings[0]}, but the weights have another tensor of each: set "
             "tie_word_embeddings false in config.json"
         )
+
+
+def _headless(settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Where config.json asks for an output head that the weights do not have."""
+    if ties_head(settings) or not may_tie_head(settings) or "text_config" in settings:
+        return  # of a model with a vision encoder two configs say so
+    embedding = next((name for name in tensors if _EMBEDDING.search(name)), None)
+    beside_layers = [name for name in tensors if not any(_stacks(name))]
+    if embedding is not None and not any(_ANY_HEAD.search(name) for name in beside_layers):
+        yield (
+            f"config.json: tie_word_embeddings is false (or left out), but the weights have no output head beside "
+            f"{embedding}: set it true if the head is the embedding, or fetch the weights again"
+        )
+
+
+def _unlike_layers(settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """One sentence for each layer that lacks a tensor which all others of its type have."""
+    if any(re.search(r"expert|moe|shared|cross|block_type|hybrid|attn_layer|per_layer", name) for name in settings):
+        return  # their layers are not alike
+    stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
+    for name in tensors:
+        layers = [] if _BESIDE_THE_TEXT.search(name) else list(_stacks(name))
+        if layers and _IN_EVERY_LAYER.search(name[layers[0].end() :]):
+            stacks[layers[0][1]][int(layers[0][2])].add(name[layers[0].end() :])
+    types = settings.get("layer_types")
+    for stack, layers in sorted(stacks.items()):
+        kinds: dict[str, list[int]] = defaultdict(list)
+        for index in sorted(layers):
+            kinds[str(types[index]) if isinstance(types, list) and index < len(types) else ""].append(index)
+        for alike in kinds.values():
+            for index in alike:
+                others = [layers[other] for other in alike if other != index]
+                lacking = sorted(set.intersection(*others) - layers[index]) if others else []
+                if lacking:
+                    yield (
+                        f"the weights have no {stack}.{index}.{lacking[0]}, which the other layers have: fetch the "
+                        "folder again"
+                    )
 
 
 def _stacks(name: str) -> Iterator[re.Match[str]]:

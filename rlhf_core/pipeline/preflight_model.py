@@ -182,7 +182,7 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
         read, said = _as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
         yield from () if read else [said]
     read, said = _as_read(read_text(folder / "config.json"), "config.json")
-    yield from class_config_problems(json.loads(said), folder) if read else [said]
+    yield from class_config_problems(json.loads(said), folder, reward_model=reward_model) if read else [said]
 
 
 @lru_cache(maxsize=32)

@@ -79,10 +79,10 @@ def _run(config: BaseModelConfig, context: StageContext) -> Output:
             source = context.workdir / "source" if "://" in path else context.user_folder(path)
             if "://" in path:
                 fetch_folder(path, context.pin(path), MODEL_SUFFIXES, source)
-            _from_folder(source, dtype, folder, reward_model=reward_model)
+            _from_folder(source, config, folder)
         case HubModel():
             revision = context.pin(config.source.url) or config.source.revision
-            _from_folder(_download_hub(config.source.repository, revision), dtype, folder, reward_model=reward_model)
+            _from_folder(_download_hub(config.source.repository, revision), config, folder)
         case WheelModel():
             _from_wheel(config.source, dtype, context, folder)
     tokenizer = load_tokenizer(folder)
@@ -122,13 +122,13 @@ def _from_scratch(source: ScratchModel, dtype: torch.dtype, seed: int, folder: P
     tokenizer.save_pretrained(folder)
 
 
-def _from_folder(source: Path, dtype: torch.dtype, folder: Path, *, reward_model: bool) -> None:
+def _from_folder(source: Path, base: BaseModelConfig, folder: Path) -> None:
     """Copy a model folder; weights shard by shard, so that no more than one shard is in memory.
 
     Raises StageError for a folder that is not whole.
     """
-    _require_usable(source, reward_model=reward_model)
-    config = read_config(source)
+    _require_usable(source, base)
+    config, dtype = read_config(source), torch_dtype(base.dtype)
     for name in weight_files(source):
         tensors = load_file(source / name)
         converted = {key: _converted(value, dtype) for key, value in tensors.items()}
@@ -161,15 +161,16 @@ def _write_index(folder: Path) -> None:
     (folder / WEIGHTS_INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
 
 
-def _require_usable(source: Path, *, reward_model: bool) -> None:
+def _require_usable(source: Path, config: BaseModelConfig) -> None:
     """Raise StageError for what `plan` says of a folder at hand: one that was fetched is seen here first."""
+    reward_model = config.kind == "reward_model"
     problems = list(folder_problems(source, reward_model=reward_model))
     if not problems and (rows := vocabulary_size(read_config(source))) is not None:
         problems = [*tokens_beyond(load_tokenizer(source), rows), *shared_numbers(source)]
     if not problems:
-        problems = list(class_config_problems(class_config(source), source))
+        problems = list(class_config_problems(class_config(source), source, reward_model=reward_model))
     if problems:
-        raise StageError(f"{source}: {'; '.join(problems)}")
+        raise StageError(f"{_name(config)}: {'; '.join(problems)}")
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -84,6 +84,15 @@ def without_layer(layer: int) -> Callable[[Path], object]:
     return change
 
 
+def without(*names: str) -> Callable[[Path], object]:
+    def change(folder: Path) -> None:
+        tensors = load_file(folder / "model.safetensors")
+        kept = {name: tensor for name, tensor in tensors.items() if name not in names}
+        save_file(kept, folder / "model.safetensors", metadata={"format": "pt"})
+
+    return change
+
+
 def shared_number(folder: Path) -> None:
     path = folder / "tokenizer.json"
     content = json.loads(path.read_text())
@@ -178,6 +187,15 @@ def loop(folder: Path) -> None:
         ),
         (only("adapter_config.json"), "model: this is an adapter's folder (adapter_config.json), not a model's"),
         (without_layer(0), "the weights have model.layers.1 but no model.layers.0: fetch the folder again"),
+        (
+            without("model.layers.1.mlp.up_proj.weight"),
+            "the weights have no model.layers.1.mlp.up_proj.weight, which the other layers have: fetch the folder",
+        ),
+        (
+            config(tie_word_embeddings=False),
+            "config.json: tie_word_embeddings is false (or left out), but the weights have no output head beside "
+            "model.embed_tokens.weight: set it true if the head is the embedding, or fetch the weights again",
+        ),
         (shared_number, "the tokenizer's tokens 'a' and 'b' both have the number"),
         (more_tokens, "the tokenizer's token 'extra' has the number 102, but the model has 102 rows (vocab_size)"),
         (lambda folder: (folder / "tokenizer.json").unlink(), "model: there is no tokenizer.json"),
