@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-import signal
 
 from ray.job_submission import JobDetails, JobErrorType, JobStatus
 
+from rlhf_core.children import how_it_ended
 from rlhf_core.errors import NothingLeftError, StageError
 from tasks.job_log import JobLog
 
@@ -46,15 +46,8 @@ def cause_of_end(message: str) -> str:
     """Of a job that said nothing itself: the likely cause, then what Ray says."""
     found = re.search(r"exit code (-?\d+)", message)
     status = int(found[1]) if found else 0
-    number = -status if status < 0 else status - 128  # of a signal: -9, or 137 from a shell
-    if number == signal.SIGKILL:
-        cause = "its process was killed (signal 9), usually because memory ran out"
-    elif number > 0:
-        cause = f"its process was ended by signal {number}"
-    elif status:
-        cause = f"its process ended with status {status}"
-    else:
-        cause = "Ray lost its process, which was killed or whose node was lost"
+    lost = "Ray lost its process, which was killed or whose node was lost"
+    cause = f"its process {how_it_ended(status)}" if status else lost
     return f"{cause}. Ray says: {message}"
 
 

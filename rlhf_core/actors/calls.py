@@ -10,6 +10,7 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
+from rlhf_core.children import how_it_ended
 from rlhf_core.errors import AlignmentError, StageError
 
 CALL_SECONDS = 6 * 3600.0
@@ -78,7 +79,7 @@ def _cause_of_death(said: str) -> str:
     elif "node has died" in said or "node died" in said:
         cause = "its node was lost"
     elif status := re.search(r"exit code (-?\d+)|exit_code=(\d+)", said):
-        cause = f"its process ended with status {status[1] or status[2]}: see its log in the Ray dashboard"
+        cause = f"its process {how_it_ended(int(status[1] or status[2]))}: see its log in the Ray dashboard"
     else:
         cause = f"its process was killed, usually because memory ran out: {_LESS_MEMORY}"
     return f"{cause}. Ray says: {said}"

@@ -40,7 +40,8 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except BaseException as error:  # of any type; a defect of the library, which is Rust, is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
-        reason = " ".join(str(error).split()) or type(error).__name__
+        said = " ".join(str(error).split())
+        reason = said if said and type(error) is Exception else f"{type(error).__name__}: {said}"
         raise StageError(
             f"{folder}: tokenizer.json and the files beside it make no tokenizer: fetch them again ({reason[:300]})"
         ) from error

@@ -8,11 +8,12 @@ import sys
 from functools import lru_cache
 from typing import Any
 
+from rlhf_core.children import how_it_ended
 from rlhf_core.errors import StageError
 
 _TRIAL_SECONDS = 20
 _TRIAL_MEMORY = 2**32  # bytes
-_OUT_OF_MEMORY = 3  # exit status of the trial
+_OUT_OF_MEMORY, _UNREADABLE = 3, 4  # exit statuses of the trial
 _CONVERSATION = [
     {"role": "system", "content": "a"},
     {"role": "user", "content": "b"},
@@ -22,18 +23,38 @@ _CONVERSATION = [
 
 
 def check_jinja(text: str) -> None:
-    """Raise StageError if `text` is not a Jinja template, or draws random numbers."""
+    """Raise StageError if `text` is not a Jinja template, or draws random numbers.
+
+    It is compiled here, which computes its constants: `try_jinja` first, where it is not known yet.
+    """
+    from jinja2 import TemplateSyntaxError
+
+    _parse(text)
+    try:
+        _environment().compile(text)
+    except TemplateSyntaxError as error:
+        raise _unreadable(error) from error
+
+
+def _parse(text: str) -> None:
     from jinja2 import TemplateSyntaxError, nodes
 
-    environment = _environment()
+    if text.startswith("\ufeff"):
+        raise StageError(
+            "the chat template begins with a byte-order mark (BOM), which it would write before every conversation: "
+            "save its file as UTF-8 without one"
+        )
     try:
-        tree = environment.parse(text)
-        environment.compile(text)
+        tree = _environment().parse(text)
     except TemplateSyntaxError as error:
-        raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
+        raise _unreadable(error) from error
     names = {node.name for node in tree.find_all(nodes.Filter)} | {node.name for node in tree.find_all(nodes.Name)}
     for name in sorted(names & {"random", "lipsum"}):
         raise StageError(f"the chat template uses `{name}`, which writes something else every time")
+
+
+def _unreadable(error: Any) -> StageError:
+    return StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}")
 
 
 @lru_cache(maxsize=32)
@@ -42,7 +63,7 @@ def try_jinja(text: str) -> None:
 
     A process of its own tries it.
     """
-    check_jinja(text)
+    _parse(text)
     command = [sys.executable, "-m", "rlhf_core.data.jinja_check"]
     try:
         tried = subprocess.run(command, input=text.encode(), timeout=_TRIAL_SECONDS, capture_output=True, check=False)
@@ -54,9 +75,13 @@ def try_jinja(text: str) -> None:
         raise StageError(
             f"the chat template needs over {_TRIAL_MEMORY // 2**30} GiB of memory for four short turns: correct it"
         )
+    reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+    if tried.returncode == _UNREADABLE:
+        raise StageError(reason)
     if tried.returncode:
-        reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-        raise StageError(f"the chat template could not be tried ({reason or f'status {tried.returncode}'})")
+        raise StageError(
+            f"the chat template could not be tried ({reason or f'its process {how_it_ended(tried.returncode)}'})"
+        )
 
 
 def _environment() -> Any:
@@ -81,8 +106,18 @@ def _try() -> int:
     _, most = resource.getrlimit(resource.RLIMIT_AS)
     limit = _TRIAL_MEMORY if most == resource.RLIM_INFINITY else min(_TRIAL_MEMORY, most)
     resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+    from jinja2 import TemplateSyntaxError
+
     try:
         template = _environment().from_string(sys.stdin.buffer.read().decode())
+    except MemoryError:
+        return _OUT_OF_MEMORY
+    except TemplateSyntaxError as error:
+        print(_unreadable(error), file=sys.stderr)
+        return _UNREADABLE
+    except Exception:  # what a template computes while it is compiled may raise anything
+        return 0
+    try:
         for add_generation_prompt in (True, False):
             template.render(messages=_CONVERSATION, add_generation_prompt=add_generation_prompt)
     except MemoryError:

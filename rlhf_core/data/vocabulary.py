@@ -31,6 +31,22 @@ def shared_numbers(folder: Path) -> Iterator[str]:
             return
 
 
+def form_problems(folder: Path) -> Iterator[str]:
+    """One sentence for each part of the folder's tokenizer.json, a JSON object, that is missing or of another form."""
+    content = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))
+    model, added = content.get("model"), content.get("added_tokens")
+    if not isinstance(model, dict) or not isinstance(model.get("vocab"), dict | list):
+        yield "tokenizer.json has no `model` with a `vocab`: fetch it again"
+    if not isinstance(added, list):
+        what = "has no list `added_tokens`" if added is None else "has `added_tokens` that are no list"
+        yield f"tokenizer.json {what}: fetch it again, or save it with transformers' save_pretrained"
+        return
+    for index, token in enumerate(added):
+        if not isinstance(token, dict) or type(token.get("id")) is not int or not isinstance(token.get("content"), str):
+            yield f"tokenizer.json: `added_tokens[{index}]` is no object with a whole number `id` and a text `content`"
+            return
+
+
 def tokens_beyond(tokenizer: Tokenizer, rows: int) -> Iterator[str]:
     """A sentence if the tokenizer has tokens without one of the embedding's `rows`."""
     beyond = sorted(

@@ -92,7 +92,8 @@ def class_config_problems(settings: Mapping[str, Any], folder: Path, *, reward_m
     gives of it. reward_model: without an output head. Raises StageError as `stored_tensors`."""
     tensors = stored_tensors(folder)
     problems = [*class_problems(settings), *_misfits(settings, tensors, layers=True), *_biases(settings, tensors)]
-    problems = problems or [*_unlike_layers(settings, tensors), *(() if reward_model else _headless(settings, tensors))]
+    problems = problems or [*_unlike_layers(settings, tensors), *_lacking_ends(tensors)]
+    problems = problems or list(() if reward_model else _headless(settings, tensors))
     yield from problems or _untied(settings, folder, tensors)
 
 
@@ -214,9 +215,9 @@ def _unlike_layers(settings: Mapping[str, Any], tensors: Mapping[str, StoredTens
         return  # their layers are not alike
     stacks: dict[str, dict[int, set[str]]] = defaultdict(lambda: defaultdict(set))
     for name in tensors:
-        layers = [] if _BESIDE_THE_TEXT.search(name) else list(_stacks(name))
-        if layers and _IN_EVERY_LAYER.search(name[layers[0].end() :]):
-            stacks[layers[0][1]][int(layers[0][2])].add(name[layers[0].end() :])
+        place = None if _BESIDE_THE_TEXT.search(name) else next(_stacks(name), None)
+        if place is not None and _IN_EVERY_LAYER.search(name[place.end() :]):
+            stacks[place[1]][int(place[2])].add(name[place.end() :])
     types = settings.get("layer_types")
     for stack, layers in sorted(stacks.items()):
         kinds: dict[str, list[int]] = defaultdict(list)
@@ -231,6 +232,18 @@ def _unlike_layers(settings: Mapping[str, Any], tensors: Mapping[str, StoredTens
                         f"the weights have no {stack}.{index}.{lacking[0]}, which the other layers have: fetch the "
                         "folder again"
                     )
+
+
+def _lacking_ends(tensors: Mapping[str, StoredTensor]) -> Iterator[str]:
+    """Where there are layers alone: without the embedding before them, or the norm behind them. Of classes with the
+    usual names."""
+    if not any(name.endswith(".input_layernorm.weight") for name in tensors):
+        return
+    beside_layers = [name for name in tensors if not any(_stacks(name))]
+    if not any(re.search(r"emb|wte", name) for name in beside_layers):
+        yield "the weights have no embedding, such as model.embed_tokens.weight: fetch the folder again"
+    if not any(re.search(r"norm|ln_f", name) for name in beside_layers):
+        yield "the weights have no norm behind the layers, such as model.norm.weight: fetch the folder again"
 
 
 def _stacks(name: str) -> Iterator[re.Match[str]]:

@@ -59,7 +59,13 @@ def read_text(path: Path) -> str:
         _refuse_pointer(path)
         if path.stat().st_size > _MAX_TEXT_BYTES:
             raise StageError(f"{path.name} has more than {_MAX_TEXT_BYTES} bytes, which no such file has")
-        return path.read_text(encoding="utf-8")
+        text = path.read_text(encoding="utf-8")
+        if text.startswith("\ufeff"):
+            raise StageError(
+                f"{path.name} begins with a byte-order mark (BOM), which does not belong there: save it as UTF-8 "
+                f"without one, such as by `sed -i '1s/^\\xEF\\xBB\\xBF//' {path.name}`"
+            )
+        return text
     except UnicodeDecodeError as error:
         raise StageError(f"{path.name} is not UTF-8 text: {_FETCH_AGAIN}") from error
     except OSError as error:

@@ -19,7 +19,7 @@ from rlhf_core.data.jinja_check import try_jinja
 from rlhf_core.data.rendering import Tokenizer, template_texts
 from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_template
 from rlhf_core.data.tokenizers import IMAGE_TOKENS, SPECIAL_TOKENS, word_level_tokenizer
-from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
+from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models import class_config
 from rlhf_core.models.folder import GENERATION_CONFIG, text_config
@@ -165,6 +165,9 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
         return
     if not (folder / "tokenizer.json").is_file():
         yield "there is no tokenizer.json in this folder; save the tokenizer with transformers' save_pretrained"
+        return
+    if form := list(form_problems(folder)):
+        yield from form
         return
     try:
         if needs_template and (folder / TEMPLATE_FILE).is_file():

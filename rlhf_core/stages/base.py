@@ -30,7 +30,7 @@ from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import IMAGE, word_level_tokenizer
-from rlhf_core.data.vocabulary import shared_numbers, tokens_beyond
+from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.class_config import class_config, require_generation_config
 from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
@@ -165,6 +165,8 @@ def _require_usable(source: Path, config: BaseModelConfig) -> None:
     """Raise StageError for what `plan` says of a folder at hand: one that was fetched is seen here first."""
     reward_model = config.kind == "reward_model"
     problems = list(folder_problems(source, reward_model=reward_model))
+    if not problems and (source / "tokenizer.json").is_file():
+        problems = list(form_problems(source))
     if not problems and (rows := vocabulary_size(read_config(source))) is not None:
         problems = [*tokens_beyond(load_tokenizer(source), rows), *shared_numbers(source)]
     if not problems:

@@ -127,7 +127,7 @@ def test_a_job_killed_without_a_word_gives_its_last_line(jobs: RayJobs) -> None:
 
 @pytest.mark.parametrize(("message", "cause"), [
     ("Job entrypoint command failed with exit code 137", "its process was killed (signal 9)"),
-    ("Job entrypoint command failed with exit code -11", "its process was ended by signal 11."),
+    ("Job entrypoint command failed with exit code -11", "its process was ended by signal 11 (SIGSEGV), a crash in"),
     ("Job entrypoint command failed with exit code 3", "its process ended with status 3."),
     ("Unexpected error occurred: The actor died", "Ray lost its process"),
 ])  # fmt: skip

@@ -58,6 +58,10 @@ def tokenizer_file(name: str, **settings: Any) -> Callable[[Path], object]:
     return lambda folder: (folder / name).write_text(json.dumps(json.loads((folder / name).read_text()) | settings))
 
 
+def with_mark(name: str) -> Callable[[Path], object]:
+    return lambda folder: (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+
+
 def config(**settings: Any) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         path = folder / "config.json"
@@ -162,6 +166,20 @@ def loop(folder: Path) -> None:
             ),
             "model: tokenizer.json and the files beside it make no tokenizer: fetch them again",
         ),
+        (tokenizer_file("tokenizer.json", added_tokens=None), "tokenizer.json has no list `added_tokens`: fetch it"),
+        (
+            tokenizer_file("tokenizer.json", added_tokens=[{"content": "a"}]),
+            "tokenizer.json: `added_tokens[0]` is no object with a whole number `id` and a text `content`",
+        ),
+        (tokenizer_file("tokenizer.json", model={}), "tokenizer.json has no `model` with a `vocab`: fetch it again"),
+        (
+            tokenizer_file("tokenizer.json", pre_tokenizer={"type": "Own"}),
+            "make no tokenizer: fetch them again (data did not match any variant of untagged enum PreTokenizer",
+        ),
+        *(
+            (with_mark(name), f"{name} begins with a byte-order mark (BOM), which does not belong there: save it as")
+            for name in ("config.json", "tokenizer.json", "chat_template.jinja")
+        ),
         (config(quantization={"bits": 4}), "model: the weights are quantised; give the full ones"),
         (config(quantization_config={}), "model: the weights are quantised; give the full ones"),
         (config(auto_map=None), "config.json: `auto_map` is no object: remove it"),
@@ -191,6 +209,8 @@ def loop(folder: Path) -> None:
             without("model.layers.1.mlp.up_proj.weight"),
             "the weights have no model.layers.1.mlp.up_proj.weight, which the other layers have: fetch the folder",
         ),
+        (without("model.norm.weight"), "the weights have no norm behind the layers, such as model.norm.weight: fetch"),
+        (without("model.embed_tokens.weight"), "the weights have no embedding, such as model.embed_tokens.weight: fe"),
         (
             config(tie_word_embeddings=False),
             "config.json: tie_word_embeddings is false (or left out), but the weights have no output head beside "
@@ -262,6 +282,7 @@ def without_template(**settings: str) -> Change:
             "{% for m in messages %}{{ m.content + (eos_token if m.role == 'assistant' else '') }}{% endfor %}"
         )
         (root / "wrong.jinja").write_text("{% if %}")
+        (root / "marked.jinja").write_text("\ufeff{{ messages[0].content }}")
 
     return change
 
@@ -289,6 +310,7 @@ def test_pre_training_alone_needs_no_template(problems: Problems) -> None:
     ("settings", "expected"),
     [
         ({"chat_template": "wrong.jinja"}, "base.chat_template: wrong.jinja: syntax error in line 1 of the chat templ"),
+        ({"chat_template": "marked.jinja"}, "marked.jinja: the chat template begins with a byte-order mark (BOM)"),
         (
             {"chat_template": "nothing"},
             "base.chat_template: there is no template `nothing`; there are chatml, llama3, ",

@@ -46,6 +46,8 @@ def test_templates_in_tokenizer_config(problems: Problems, template: object, exp
     [
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\n", "chat_template.jinja is a Git LFS pointer"),
         (b"{{ 'caf\xe9' }}", "chat_template.jinja is not UTF-8 text: fetch it again"),
+        (b"{{ messages | shout }}", "syntax error in line 1 of the chat template: No filter named 'shout'."),
+        (b"{{ 'a' * 10 ** 10 }}", "the chat template needs over 4 GiB of memory for four short turns: correct it"),
     ],
 )
 def test_a_template_file_that_is_none(problems: Problems, content: bytes, expected: str) -> None:
