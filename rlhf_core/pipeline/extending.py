@@ -10,7 +10,7 @@ from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml_file
 
-_EXTENDS = "extends"
+EXTENDS = "extends"
 _CHOOSERS = ("stage", "type")  # keys that say what their mapping is
 
 
@@ -23,11 +23,11 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
         own = read_yaml_file(path)
     except YAMLTextError as error:
         raise RecipeError(f"{path}: {error}") from error
-    if not isinstance(own, dict) or _EXTENDS not in own:
+    if not isinstance(own, dict) or EXTENDS not in own:
         return own, [path]
-    extended = _find(path, own.pop(_EXTENDS))
+    extended = _find(path, own.pop(EXTENDS))
     if extended in (*above, path):
-        raise RecipeError(f"{path}: `{_EXTENDS}`: {extended.name} extends this file itself; take one of both away")
+        raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file itself; take one of both away")
     base, files = read_recipe(extended, (*above, path))
     if not isinstance(base, dict):
         raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")
@@ -44,7 +44,7 @@ def _find(path: Path, name: Any) -> Path:
             return found
     beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
     raise RecipeError(
-        f"{path}: `{_EXTENDS}` names a recipe of the same folder{did_you_mean(str(name), beside)}; there are "
+        f"{path}: `{EXTENDS}` names a recipe of the same folder{did_you_mean(str(name), beside)}; there are "
         f"{', '.join(beside) or 'none beside it'}"
     )
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
+from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
@@ -62,7 +63,11 @@ def _node(
     resolved: dict[str, str],
 ) -> Node:
     refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
-    files, sources = user_files(draft.config, loaded.root), pins(draft.config, resolved)
+    files = user_files(draft.config, loaded.root)
+    try:
+        sources = pins(draft.config, resolved)
+    except RecipeError as error:
+        raise RecipeError(f"{draft.section}: {error}") from error
     key = stage_key(
         draft.stage, draft.config,
         inputs=refs, user_files=files, pins=sources, seed=loaded.recipe.seed, libraries=libraries,

@@ -12,7 +12,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
-from rlhf_core.pipeline.extending import read_recipe
+from rlhf_core.pipeline.extending import EXTENDS, read_recipe
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.patterns import with_files
@@ -82,6 +82,8 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
     said = f"override `{one_line(override)}`"
     if not equals or not all(keys) or len(keys) > _MOST_KEYS:
         raise RecipeError(f"{said}: write it as key.key=value, such as rl.steps=200")
+    if keys[0] == EXTENDS:
+        raise RecipeError(f"{said}: what a recipe extends is read before overrides are: write it in the recipe's file")
     *sections, last = keys
     target = data
     for depth, section in enumerate(sections, 1):

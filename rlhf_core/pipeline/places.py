@@ -14,6 +14,7 @@ from ruamel.yaml.nodes import MappingNode, Node, SequenceNode
 Override = tuple[tuple[str, ...], str]  # the keys that it sets, and its text
 
 _MERGE = "<<"
+_SHOWN_OVERRIDES = 3
 
 
 @dataclass(frozen=True)
@@ -22,19 +23,29 @@ class Places:
     overrides: Sequence[Override] = ()
 
     def of(self, location: Sequence[Any]) -> str:
-        """Where the value at `location`, a path of keys and indices, was written, or what is nearest above it."""
-        for keys, text in reversed(self.overrides):
-            if tuple(map(str, location[: len(keys)])) == keys:
-                return f"override `{text}`"
+        """Where the value at `location`, a path of keys and indices, was written, or what is nearest above it; of a
+        value that overrides have changed inside, these too."""
         found = [(file, _lines(root, location)) for file, root in self._roots.items()]
         file, lines = max(found, key=lambda item: len(item[1]))  # of equals the first
-        return f"{file} line {lines[-1]}" if lines else str(file)
+        for keys, text in reversed(self.overrides):
+            common = _common(keys, location)
+            if common == len(keys) or common > len(lines):  # it sets the value, or the section that the file lacks
+                return f"override `{text}`"
+        inside = [f"`{text}`" for keys, text in self.overrides if _common(keys, location) == len(location) > 0]
+        place = f"{file} line {lines[-1]}" if lines else str(file)
+        return place + (f" with override {', '.join(inside[:_SHOWN_OVERRIDES])}" if inside else "")
 
     @cached_property
     def _roots(self) -> dict[Path, Node | None]:
         """Of files that have been read already."""
         yaml = YAML(typ="safe", pure=True)
         return {file: yaml.compose(file.read_text(encoding="utf-8-sig")) for file in self.files}
+
+
+def _common(keys: Sequence[str], location: Sequence[Any]) -> int:
+    """How many parts the two begin with alike."""
+    alike = [key == str(part) for key, part in zip(keys, location, strict=False)]
+    return [*alike, False].index(False)
 
 
 def _lines(node: Node | None, location: Sequence[Any]) -> list[int]:

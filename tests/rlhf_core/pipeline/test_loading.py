@@ -1,6 +1,7 @@
 """Every mistake in a recipe is one sentence that names the key and what to write."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -170,10 +171,19 @@ def test_a_section_without_content_is_told(tmp_path: Path) -> None:
         ("name.x=3", "override `name.x=3`: `name` is text, it has no keys below it"),
         ("rl\rsteps", r"override `rl\rsteps`: write it as key.key=value"),
         ("rl.steps=[1", "override `rl.steps=[1`: line 1: not valid YAML"),
+        ("extends=other", "override `extends=other`: what a recipe extends is read before overrides are: write it in"),
+        ("rl.grpo.optimizer.betas.0=", "override `rl.grpo.optimizer.betas.0=`: `rl.grpo.optimizer.betas` is a mapping"),
+        ("rl.validation.dataset=a", "override `rl.validation.dataset=a`: `rl.validation.scorers` is missing: add it"),
+        ("second.batch_size=3", "override `second.batch_size=3`: unknown key `second`"),
     ],
 )
 def test_a_malformed_override_is_quoted(recipe: str, override: str, sentence: str) -> None:
     assert problem(recipe, override).startswith(sentence)
+
+
+def test_a_section_that_overrides_change_inside_is_said_with_them(recipe: str) -> None:
+    said = problem(recipe, "rl.steps=3", "rl.placement.workers=64", "seed=1")
+    assert re.match(r".* line \d+ with override `rl.steps=3`, `rl.placement.workers=64`: `rl`: ", said), said
 
 
 def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:

@@ -80,7 +80,8 @@ def test_a_commit_needs_no_hub(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("override", "url"), [(HUB_DATA, f"hf://datasets/{REPOSITORY}@main"), (HUB_MODEL, f"hf://{REPOSITORY}@main")]
+    ("override", "url"),
+    [(HUB_DATA, f"data.d: hf://datasets/{REPOSITORY}@main"), (HUB_MODEL, f"base: hf://{REPOSITORY}@main")],
 )
 def test_offline_the_error_names_the_source_and_the_way_out(tmp_path: Path, override: str, url: str) -> None:
     message = rf"^{url}: the commit of revision `main` cannot be looked up \(.*offline.*\): give a commit of 40 digits"
@@ -137,7 +138,9 @@ def test_what_is_not_copied_needs_a_version(tmp_path: Path, files: WebFiles) -> 
     before = graph(tmp_path, "data.d.source.streaming=true", url=url)["data.d"].ref
     assert before != graph(tmp_path, url=url)["data.d"].ref
     files.versions = "nothing"
-    with pytest.raises(RecipeError, match=f"^{url}: its server reports no ETag or other version, by which a change "):
+    with pytest.raises(
+        RecipeError, match=f"^data.d: {url}: its server reports no ETag or other version, by which a change "
+    ):
         graph(tmp_path, "data.d.source.streaming=true", url=url)
 
 
@@ -157,7 +160,7 @@ def test_sources_that_no_node_uses_are_not_looked_up(tmp_path: Path) -> None:
 def test_what_cannot_be_reached_is_named(tmp_path: Path) -> None:
     url = "http://127.0.0.1:9/d.jsonl"
     with pytest.raises(
-        RecipeError, match=rf"^{url}: .* cannot be read \(.*Connect call failed.*\): plan the run where"
+        RecipeError, match=rf"^data.d: {url}: .* cannot be read \(.*Connect call failed.*\): plan the run where"
     ):
         graph(tmp_path, url=url)
 
