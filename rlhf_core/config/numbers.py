@@ -141,9 +141,11 @@ ExoSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG, "its logarithm is pa
 MergeWeight = Annotated[float, Limits(-10, 10, "so far from both models is none", "so far from both models is none")]
 Nats = Annotated[float, Limits(0, 100_000, "a policy so far from its reference writes noise", above=True)]
 Tolerance = Annotated[float, Limits(0, 1000, "any weights would pass", above=True)]
-Reward = Annotated[float, Limits(-1e6, 1e6, "no reward is as large", "no reward is as large")]
-PositiveReward = Annotated[float, Limits(0, 1e6, "no reward is as large", above=True)]
-RewardGap = Annotated[float, Limits(0, 1e6, "no reward is as large", "a difference has no sign")]
+LARGEST_REWARD = 1e6  # its square, as of a loss, leaves float32 room for sums
+_TOO_LARGE = "no reward is as large"
+Reward = Annotated[float, Limits(-LARGEST_REWARD, LARGEST_REWARD, _TOO_LARGE, _TOO_LARGE)]
+PositiveReward = Annotated[float, Limits(0, LARGEST_REWARD, _TOO_LARGE, above=True)]
+RewardGap = Annotated[float, Limits(0, LARGEST_REWARD, _TOO_LARGE, "a difference has no sign")]
 _AGREED = "a token whose probabilities agree, w = 1, must count"
 LowRatio = Annotated[float, Limits(0, 1, _AGREED)]
 HighRatio = Annotated[float, Limits(1, 1000, "no two probabilities of one token differ as much", _AGREED)]

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 from pydantic import Field
 
 from rlhf_core.config.base import Reads, Role
-from rlhf_core.config.numbers import Coefficient
+from rlhf_core.config.numbers import LARGEST_REWARD, Coefficient
 from rlhf_core.config.stage import MERGE_COPIES
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.config.validation import CompletionsValidation, PairsValidation, StepwiseValidation
@@ -82,6 +82,11 @@ class RewardRegressionConfig(SupervisedRewardConfig):
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if any("reward" not in completion for completion in row["completions"]):
             raise ConversationError("a completion has no `reward`, which is what is learned")
+        if (largest := max((abs(reward) for reward in self.labels(row)), default=0.0)) > LARGEST_REWARD:
+            raise ConversationError(
+                f"a completion has the reward {largest:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale "
+                "rewards down"
+            )
         return row
 
     def labels(self, row: Mapping[str, Any]) -> list[float]:

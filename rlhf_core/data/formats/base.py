@@ -11,6 +11,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_core.config.numbers import LARGEST_REWARD
 from rlhf_core.config.texts import is_blank
 from rlhf_core.data.rendering import Tokenizer
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
@@ -230,6 +231,17 @@ def number(value: Any, column: str) -> float:
     if not math.isfinite(found):
         shown = repr(value[:40]) if isinstance(value, str) else type(value).__name__
         raise RowError(f"`{column}` must be a number, this is {shown}", f"`{column}` is not a number")
+    return found
+
+
+def reward_number(value: Any, column: str) -> float:
+    """A number of the size of a reward, as settings may have it."""
+    found = number(value, column)
+    if abs(found) > LARGEST_REWARD:
+        raise RowError(
+            f"`{column}` is {found:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale rewards down",
+            f"`{column}` is too large",
+        )
     return found
 
 

@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
-from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
+from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number, reward_number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
 
-_NUMBERS = ("reward", "logprob", "reference_logprob")
+_NUMBERS = {"reward": reward_number, "logprob": number, "reference_logprob": number}
 _ONE = ("completion", "reward")  # of a row with one completion
 
 
@@ -41,7 +41,7 @@ def _one(row: Row) -> Row:
     if row.get("completions") is not None:
         raise RowError("there are both `completions` and `completion`: leave one of them out")
     prompt, (text,) = read_answered(row, ("completion",))
-    reward = {"reward": number(row["reward"], "reward")} if row.get("reward") is not None else {}
+    reward = {"reward": reward_number(row["reward"], "reward")} if row.get("reward") is not None else {}
     return {"prompt": prompt, "completions": [{"text": text, **reward}]}
 
 
@@ -53,10 +53,12 @@ def _completion(value: Any, where: str) -> dict[str, Any]:
     found: dict[str, Any] = {"text": given["text"]}
     for name in _NUMBERS:
         if given.get(name) is not None:
-            found[name] = number(given[name], f"{where}.{name}")
+            found[name] = _NUMBERS[name](given[name], f"{where}.{name}")
     rewards = given.get("rewards")
     if rewards is not None:
         if not isinstance(rewards, Mapping):
             raise RowError(f"`{where}.rewards` must be a mapping from names to numbers")
-        found["rewards"] = {str(name): number(value, f"{where}.rewards.{name}") for name, value in rewards.items()}
+        found["rewards"] = {
+            str(name): reward_number(value, f"{where}.rewards.{name}") for name, value in rewards.items()
+        }
     return found

@@ -9,7 +9,7 @@ from typing import Any
 
 from rlhf_core.data.chat import Completion, encode_completion
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
-from rlhf_core.data.formats.base import Row, RowError, first_trained, number
+from rlhf_core.data.formats.base import Row, RowError, first_trained, reward_number
 from rlhf_core.data.formats.messages import (
     BESIDE_MESSAGES,
     MESSAGE_COLUMNS,
@@ -41,7 +41,7 @@ class Preferences(AnsweredFormat):
         if isinstance(chosen, str) and isinstance(rejected, str) and chosen.strip() == rejected.strip():
             raise RowError("`chosen` and `rejected` are the same")
         preference = {"prompt": prompt, "chosen": chosen, "rejected": rejected}
-        return preference | ({"margin": number(row["margin"], "margin")} if "margin" in row else {})
+        return preference | ({"margin": reward_number(row["margin"], "margin")} if "margin" in row else {})
 
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         return [_text(row[side]) for side in _SIDES]

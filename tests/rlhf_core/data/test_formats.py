@@ -181,6 +181,19 @@ def test_a_column_called_unused_is_left_out() -> None:
             "`margin` must be a number",
         ),
         (
+            "preferences",
+            {"prompt": "a", "chosen": "b", "rejected": "c", "margin": -2e6},
+            {},
+            "`margin` is -2e+06, and no reward is larger than 1,000,000: scale rewards down",
+        ),
+        ("completions", {"prompt": "a", "completion": "b", "reward": 1e30}, {}, "`reward` is 1e+30, and no reward is"),
+        (
+            "completions",
+            {"prompt": "a", "completions": [{"text": "b", "rewards": {"own": 1e7}}]},
+            {},
+            "`completions[0].rewards.own` is 1e+07, and no reward is larger",
+        ),
+        (
             "conversations",
             {"messages": [USER, {"role": "assistant", "content": None}]},
             {},
