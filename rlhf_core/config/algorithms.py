@@ -21,7 +21,7 @@ from rlhf_core.config.numbers import (
     Share,
     Tokens,
 )
-from rlhf_core.config.rewards import ModelReward, RewardConfig, Scorer
+from rlhf_core.config.rewards import ModelReward, RewardConfig, Scorer, VerifierReward
 from rlhf_core.config.shaping import FilteringConfig, ShapingConfig
 from rlhf_core.config.texts import JudgeName
 from rlhf_core.config.training import OptimizerConfig
@@ -124,9 +124,29 @@ class AlgorithmConfig(Config):
         if self.filtering.score is None and len(sure) > 1:
             raise ValueError(f"filtering looks at one score, and {', '.join(sure)} give one each: set filtering.score")
         if not scorers:
+            given = ", ".join(f"{name} ({reward.type})" for name, reward in self.rewards.items()) or "none"
             raise ValueError(
-                "filtering needs a reward that gives scores from 0 to 1, which a reward model does not, and an "
-                "environment only with a `threshold`"
+                "filtering needs a reward that gives scores from 0 to 1, such as a verifier, or an environment with a "
+                f"`threshold`, and no other does: of `rewards` there is {given}; add one (with weight 0 it is not "
+                "trained on), or set filtering: null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _filtering_keeps_something(self) -> AlgorithmConfig:
+        if self.filtering is None:
+            return self
+        scorers = [name for name, reward in self.rewards.items() if isinstance(reward, Scorer)]
+        scoring = [self.filtering.score] if self.filtering.score is not None else scorers
+        reward = self.rewards[scoring[0]] if len(scoring) == 1 else None
+        if not isinstance(reward, VerifierReward) or reward.kind != "exact":
+            return self
+        means = [right / self.group_size for right in range(self.group_size + 1)]
+        if not any(self.filtering.low < mean < self.filtering.high for mean in means):
+            raise ValueError(
+                f"filtering keeps mean scores between low={self.filtering.low:g} and high={self.filtering.high:g}, but "
+                f"those of group_size={self.group_size} completions, each right or wrong, are multiples of "
+                f"1/{self.group_size}, of which none lies between: raise group_size, or the range"
             )
         return self
 

@@ -17,7 +17,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
 from rlhf_core.config.tools import FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import UserProgram
+from rlhf_core.config.user_code import UserProgram, check_options
 from rlhf_core.errors import RecipeError, did_you_mean
 
 ToolParserName = Literal["hermes"]
@@ -51,6 +51,13 @@ class AnyEnvironment(TypedConfig):
         return any(part.appends_turns for part in self.parts().values())
 
     @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest sum of what it gives in an episode; None: not known before it is given."""
+        each = [part.bounds for part in self.parts().values()]
+        known = [bounds for bounds in each if bounds is not None]
+        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(each) else None
+
+    @property
     def is_program(self) -> bool:
         """Whether episodes are played by programs, which ask for replies whenever they want to."""
         return any(part.is_program for part in self.parts().values())
@@ -77,6 +84,10 @@ class EnvironmentConfig(AnyEnvironment):
 
     def parts(self) -> Mapping[str, EnvironmentConfig]:
         return {"": self}
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return None
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         """What it takes from files of the user's, by its place below this setting."""
@@ -118,6 +129,10 @@ class SingleTurn(EnvironmentConfig):
         default=1, description="the reply is the episode"
     )
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
 
 class Retry(EnvironmentConfig):
     """A wrong reply is answered by `feedback`, and the policy tries again. A right one ends the episode, and earns 1.
@@ -135,6 +150,10 @@ class Retry(EnvironmentConfig):
     def row_columns(self) -> tuple[str, ...]:
         return ("answer",)
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
 
 class CodeEnvironment(EnvironmentConfig, ToleratesFailures, UserProgram):
     """Every environment of the user's Python file, where each episode has a process of its own."""
@@ -147,6 +166,11 @@ class CodeEnvironment(EnvironmentConfig, ToleratesFailures, UserProgram):
     memory_gib: GiB = operational(
         4.0, description="memory that an episode may take beside what the file has loaded, GiB"
     )
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> Self:
+        check_options(self.options, self.parameters, self.function)
+        return self
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {"": self}

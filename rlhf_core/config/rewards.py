@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
@@ -19,7 +20,7 @@ from rlhf_core.config.placement import Placement
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import UserProgram
+from rlhf_core.config.user_code import UserProgram, check_options
 
 
 class RewardConfig(TypedConfig):
@@ -38,6 +39,11 @@ class RewardConfig(TypedConfig):
     def row_columns(self) -> tuple[str, ...]:
         """Columns that every row must have which it judges."""
         return ()
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Its lowest and highest value, without `weight`; None: not known before it is given."""
+        return None
 
 
 class CompletionReward(RewardConfig):
@@ -135,10 +141,16 @@ class VerifierReward(TextReward):
     def row_columns(self) -> tuple[str, ...]:
         return ("answer",) if self.kind == "exact" else ("task", "metadata")
 
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
 
 class FunctionReward(TextReward, UserProgram):
     """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
     score, ...} for each. It may be `async`."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("completions", "prompts", "rows")
 
     type: Literal["function"]
     function: str = Field(default="reward", description="its name in the file")
@@ -146,6 +158,11 @@ class FunctionReward(TextReward, UserProgram):
     timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
     batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
     separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> FunctionReward:
+        check_options(self.options, self.parameters, self.function)
+        return self
 
 
 class HTTPReward(ServerConfig, TextReward):
@@ -190,6 +207,26 @@ class JudgeReward(JudgeConfig, TextReward):
             raise ValueError(f"range: {self.range[0]:g} must be less than {self.range[1]:g}")
         return self
 
+    @model_validator(mode="after")
+    def _verdicts_are_in_range(self) -> JudgeReward:
+        low, high = self.range or (-math.inf, math.inf)
+        for verdict, reward in self.verdicts.items():
+            if not low <= reward <= high:
+                raise ValueError(
+                    f"verdicts.{verdict} is {reward:g}, which is not from {low:g} to {high:g} (`range`): correct one"
+                )
+        return self
+
+    @property
+    def may_give_scores(self) -> bool:
+        return self.range is not None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        if self.verdicts:
+            return min(self.verdicts.values()), max(self.verdicts.values())
+        return self.range
+
 
 class EnvironmentReward(EpisodeReward, Scorer):
     """What the stage's `environment` gave for the replies of an episode: their sum."""
@@ -212,6 +249,10 @@ class EnvironmentReward(EpisodeReward, Scorer):
     def gives_scores(self) -> bool:
         return self.threshold is not None
 
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return None if self.threshold is None else (0.0, 1.0)
+
 
 @dataclass(frozen=True, slots=True)
 class RewardEntry:
@@ -230,7 +271,28 @@ REWARDS: dict[str, RewardEntry] = {
 }
 
 
+def bounds_of_sum(
+    rewards: Iterable[RewardConfig], *, environment: tuple[float, float] | None = None
+) -> tuple[float, float] | None:
+    """The lowest and the highest sum of the rewards, each by its weight; None: not known before they are given.
+
+    environment: what that gives in an episode, at least and at most.
+    """
+    low = high = 0.0
+    for reward in rewards:
+        bounds = reward.bounds or (environment if isinstance(reward, EnvironmentReward) else None)
+        if reward.weight == 0:
+            continue
+        if bounds is None:
+            return None
+        ends = [reward.weight * bound for bound in bounds]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
+
+
 def _as_scorer(scorer: Scorer) -> Scorer:
+    if isinstance(scorer, TextReward) and not scorer.may_give_scores:
+        raise ValueError(f"`{scorer.type}` gives scores from 0 to 1 by its `range` alone: set it, such as [0, 1]")
     if scorer.weight != 1.0:
         raise ValueError("a scorer is never summed with another: leave `weight` out")
     if isinstance(scorer, TextReward) and scorer.tolerated_failures:

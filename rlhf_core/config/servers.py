@@ -13,6 +13,7 @@ from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import Attempts, Requests, Seconds
 from rlhf_core.config.texts import Variable
 
+_JINJA_NAMES = {"loop", "caller", "varargs", "kwargs", "self"}  # in loops and macros
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
 
 
@@ -61,22 +62,43 @@ def check_url(url: str) -> None:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 
 
-def _template(*variables: str) -> Callable[[str], str]:
-    def check(text: str) -> str:
-        from jinja2 import TemplateSyntaxError, meta
-        from jinja2.sandbox import ImmutableSandboxedEnvironment
+def _template(*variables: str, judged: tuple[str, ...] = ()) -> Callable[[str], str]:
+    """judged: those of the variables without which nothing could be judged."""
 
-        try:
-            unknown = meta.find_undeclared_variables(ImmutableSandboxedEnvironment().parse(text)) - set(variables)
-        except TemplateSyntaxError as error:
-            raise ValueError(f"syntax error in line {error.lineno} of the template: {error.message}") from error
-        if unknown:
+    def check(text: str) -> str:
+        names = _names(text)
+        if unknown := names - set(variables):
             raise ValueError(f"the template names `{min(unknown)}`; there are {', '.join(variables)}")
+        missing = next((name for name in judged if name not in names), None)
+        if missing is not None:
+            raise ValueError(f"the template does not name `{missing}`, so that it would not be judged: add it")
         return text
 
     return check
 
 
+def _names(text: str) -> set[str]:
+    """The variables of a template. Computes none of it: of constants, Jinja's compiler would, however large."""
+    from jinja2 import TemplateSyntaxError, nodes
+    from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    environment = ImmutableSandboxedEnvironment()
+    try:
+        tree = environment.parse(text)
+    except TemplateSyntaxError as error:
+        raise ValueError(f"syntax error in line {error.lineno} of the template: {error.message}") from error
+    except RecursionError as error:
+        raise ValueError("not a template that can be read: hundreds of parts inside each other") from error
+    own = {macro.name for macro in tree.find_all(nodes.Macro)} | _JINJA_NAMES | environment.globals.keys()
+    names = list(tree.find_all(nodes.Name))
+    own |= {name.name for name in names if name.ctx != "load"}
+    return {name.name for name in names} - own
+
+
 HintTemplate = Annotated[str, AfterValidator(_template("prompt", "messages", "row"))]
-CompletionTemplate = Annotated[str, AfterValidator(_template("prompt", "completion", "messages", "row"))]
-PairTemplate = Annotated[str, AfterValidator(_template("prompt", "first", "second", "messages", "row"))]
+CompletionTemplate = Annotated[
+    str, AfterValidator(_template("prompt", "completion", "messages", "row", judged=("completion",)))
+]
+PairTemplate = Annotated[
+    str, AfterValidator(_template("prompt", "first", "second", "messages", "row", judged=("first", "second")))
+]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import Field, model_validator
 
@@ -37,6 +38,16 @@ class UserProgram(UserFile):
 
     def named_variables(self) -> tuple[str, ...]:
         return self.variables
+
+
+def check_options(options: Mapping[str, Any], parameters: Sequence[str], function: str) -> None:
+    """Raise ValueError for an option that has the name of what each call passes to `function` itself."""
+    taken = next((name for name in options if name in parameters), None)
+    if taken is not None:
+        raise ValueError(
+            f"options.{taken}: every call gives `{function}` its own `{taken}` (as it does {', '.join(parameters)}): "
+            "give the option another name, here and in the file"
+        )
 
 
 def check_beside(path: str, files: Sequence[str]) -> None:

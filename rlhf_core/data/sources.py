@@ -21,7 +21,7 @@ from rlhf_core.data.files import BadRow, iterate_file, raise_bad_row
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
 from rlhf_core.data.remote import fetch_file, reading, require_unchanged
-from rlhf_core.data.user_code import load_function
+from rlhf_core.data.user_code import load_function, why_unfit
 from rlhf_core.errors import StageError
 
 Located = tuple[str, Row]  # where the row is, for messages; the row
@@ -95,8 +95,8 @@ def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Itera
     name = f"{source.path}:{source.function}"
     try:
         inspect.signature(function).bind(**source.options)
-    except TypeError as error:
-        raise StageError(f"{name} does not take the options {sorted(source.options)}: {error}") from error
+    except (TypeError, ValueError) as error:
+        raise StageError(f"{name} does not take the options {sorted(source.options)}: {why_unfit(error)}") from error
     try:
         rows = list(function(**source.options))
     except Exception as error:  # the user's code may raise anything; it is shown to them as it is

@@ -12,6 +12,7 @@ from pydantic import ConfigDict, Field, PydanticUserError, TypeAdapter, Validati
 from pydantic.errors import PydanticSchemaGenerationError
 from typing_extensions import TypedDict
 
+from rlhf_core.data.user_code import why_unfit
 from rlhf_core.errors import RecipeError
 
 
@@ -33,7 +34,9 @@ def tools_of(loaded: Callable[..., Any], options: Mapping[str, Any], name: str) 
     try:
         inspect.signature(loaded).bind(**options)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"{name} must take its options {sorted(options)}, by these names: {error}") from error
+        raise RecipeError(
+            f"{name} must take its options {sorted(options)}, by these names: {why_unfit(error)}"
+        ) from error
     methods = {
         method: function
         for method, function in inspect.getmembers(loaded, inspect.isfunction)

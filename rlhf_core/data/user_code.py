@@ -19,6 +19,8 @@ from rlhf_core.errors import RecipeError, StageError, did_you_mean
 # Called with a batch; made for each episode; called by the policy; plays an episode.
 CodeKind = Literal["function", "environment", "tool", "program"]
 
+_SHOWN_CHARACTERS = 200
+
 
 def check_function(file: Path, function: str, shown: str) -> None:
     """Raise RecipeError if `file` cannot be read, is not Python, or does not define `function`. Runs none of it.
@@ -29,7 +31,7 @@ def check_function(file: Path, function: str, shown: str) -> None:
     if "*" in names or function in names:
         return
     nearest = did_you_mean(function, sorted(names))
-    known = f"; it defines {', '.join(sorted(names))}" if names else "; it defines nothing"
+    known = f"; it defines {_cut(', '.join(sorted(names)))}" if names else "; it defines nothing"
     raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{known}")
 
 
@@ -69,7 +71,9 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
     try:
         inspect.signature(make).bind(**options)
     except (TypeError, ValueError) as error:
-        raise RecipeError(f"{name} must take its options {sorted(options)}, by these names: {error}") from error
+        raise RecipeError(
+            f"{name} must take its options {sorted(options)}, by these names: {why_unfit(error)}"
+        ) from error
     _require_result(make, name, "an environment")
     if not isinstance(make, type):
         return  # what it returns is known once it is called
@@ -84,6 +88,11 @@ def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str)
     for method in ("reset", "step"):
         if hasattr(make, method):
             _check_method(make, method, f"{name}.{method}")
+
+
+def why_unfit(error: Exception) -> str:
+    """Why a call's arguments are none that a function takes, of what `inspect` says."""
+    return str(error).replace("got an unexpected keyword argument", "it takes no argument")
 
 
 def _check_method(make: type, method: str, name: str) -> None:
@@ -142,10 +151,14 @@ def _parse(file: Path, shown: str) -> ast.Module:
     except SyntaxError as error:
         if not error.lineno:  # an unknown encoding, null bytes
             raise RecipeError(f"{shown}: is not a Python file ({error.msg}): save it as UTF-8") from error
-        code = f": {error.text.strip()}" if error.text else ""
-        raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {error.msg}{code}") from error
+        code = f": {_cut(error.text.strip())}" if error.text else ""
+        raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {_cut(error.msg)}{code}") from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; thousands of brackets
         raise RecipeError(f"{shown}: is not a Python file ({error})") from error
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
 
 
 def _defined_names(module: ast.Module) -> set[str]:

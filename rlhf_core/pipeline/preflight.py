@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
-from rlhf_core.pipeline.preflight_columns import check_columns, column_notes
+from rlhf_core.pipeline.preflight_columns import check_columns, column_notes, margin_notes
 from rlhf_core.pipeline.preflight_data import (
     Sample,
     check_datasets,
@@ -26,6 +26,8 @@ from rlhf_core.pipeline.preflight_loading import code_problems
 from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards, judging_functions
 from rlhf_core.pipeline.preflight_secrets import check_secrets
+from rlhf_core.pipeline.preflight_texts import check_texts
+from rlhf_core.pipeline.preflight_thresholds import check_thresholds
 from rlhf_core.pipeline.preflight_uses import check_models
 
 
@@ -67,6 +69,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     }
     problems += check_effects(recipe, nodes, uses, counted, rows)
     problems += check_rewards(nodes, rows)
+    problems += check_thresholds(nodes, counted, rows)
+    problems += check_texts(nodes, rows)
     problems += code_problems([*source_functions(recipe, samples), *judging_functions(nodes)], root)
     model_problems = check_bases(nodes, root)
     problems += model_problems
@@ -80,5 +84,11 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_feedback(nodes, rows, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
-    notes = [*bad_row_notes(samples), *column_notes(recipe, samples), *environment_notes(nodes), *notes]
+    notes = [
+        *bad_row_notes(samples),
+        *column_notes(recipe, samples),
+        *environment_notes(nodes),
+        *notes,
+        *margin_notes(uses, samples),
+    ]
     return Seen(list(dict.fromkeys(notes)), samples, models, counted)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import posixpath
+from collections.abc import Iterator, Mapping, Sequence
 
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data import DatasetConfig, FilesSource
+from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.data.formats import UNUSED, format_of
 from rlhf_core.errors import did_you_mean, one_line
-from rlhf_core.pipeline.preflight_data import Sample
+from rlhf_core.pipeline.preflight_data import Sample, Use, sources_of
 from rlhf_core.pipeline.recipe import Recipe
 
 _ID = "id"  # of a canonical row, made of its content
@@ -43,6 +45,7 @@ def column_notes(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]
             shown = ", ".join(column[:40] for column in unread[:_SHOWN_COLUMNS])
             more = f" and {len(unread) - _SHOWN_COLUMNS} more" if len(unread) > _SHOWN_COLUMNS else ""
             yield one_line(f"data.{name}: columns that are not read: {shown}{more}; `columns` says what one means")
+        yield from _repeated_files(name, config)
         form = format_of(config.format)
         for target in config.columns:
             if (
@@ -51,6 +54,31 @@ def column_notes(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]
                 and (near := did_you_mean(target, form.named))
             ):
                 yield one_line(f"data.{name}.columns: `{target}` is kept for rewards and environments alone{near}")
+
+
+def margin_notes(uses: Sequence[Use], samples: Mapping[str, Sample]) -> Iterator[str]:
+    """One sentence for each use of preferences whose margins do not count, or are left out in some rows."""
+    for use in uses:
+        rows = samples[use.dataset].rows if use.dataset in samples and use.format == "preferences" else []
+        given = sum("margin" in row for _, row in rows)
+        if not given:
+            continue
+        if not isinstance(use.node.config, RewardModelConfig):
+            yield f"{use.setting}: the `margin` of rows counts in a stage `reward_model` alone, and is not read here"
+        elif given < len(rows):
+            yield f"{use.setting}: {given} of {len(rows)} rows of `{use.dataset}` have a `margin`; in the rest it is 0"
+
+
+def _repeated_files(name: str, config: DatasetConfig) -> Iterator[str]:
+    paths = [
+        posixpath.normpath(path) if "://" not in path else path
+        for source in sources_of(config)
+        if isinstance(source, FilesSource)
+        for path in source.paths
+    ]
+    for path in dict.fromkeys(paths):
+        if paths.count(path) > 1:
+            yield f"data.{name}: {path} is named {paths.count(path)} times, so that its rows are read as often"
 
 
 def _unread(columns: frozenset[str], config: DatasetConfig) -> set[str]:

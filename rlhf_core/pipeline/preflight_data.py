@@ -114,7 +114,7 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
     for name in _with_excluded(recipe, names):
         sample = samples[name] = Sample()
         config = recipe.data[name]
-        for source in _sources(config):
+        for source in sources_of(config):
             try:
                 sample.rows += _check_source(source, config, root, sample)
             except (RowError, RecipeError) as error:
@@ -132,7 +132,7 @@ def source_functions(recipe: Recipe, names: Iterable[str]) -> list[tuple[str, Fu
     return [
         (f"data.{name}", source)
         for name in names
-        for source in _sources(recipe.data[name])
+        for source in sources_of(recipe.data[name])
         if isinstance(source, FunctionSource)
     ]
 
@@ -213,7 +213,7 @@ def _with_excluded(recipe: Recipe, names: list[str]) -> list[str]:
     return found
 
 
-def _sources(config: DatasetConfig) -> list[Source]:
+def sources_of(config: DatasetConfig) -> list[Source]:
     mixed = [entry.source for entry in config.mix]
     return mixed if config.source is None else [config.source, *mixed]
 

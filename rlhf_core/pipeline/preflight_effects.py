@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Mapping
 
 from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.pipeline.drafting import Draft, asked_dataset
 from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.user_files import configs_below
 
 
 def check_effects(
@@ -58,9 +63,37 @@ def effect_notes(recipe: Recipe, nodes: Mapping[str, Draft], rows: Mapping[str, 
     for name, by, on in _tested_on_what_is_trained(recipe, nodes):
         yield f"`{name}` is trained on ({by}) and tested on ({on}): the scores will show what was learned by heart"
     yield from _unused_datasets(recipe, nodes)
+    yield from _counted_twice(nodes)
+    yield from _too_many_threads(nodes)
     yield from _unread_models(recipe, nodes)
     if not any(isinstance(node.config, EvaluationConfig) for node in nodes.values()):
         yield "no stage `evaluation`: no model of this recipe is evaluated"
+
+
+def _counted_twice(nodes: Mapping[str, Draft]) -> Iterator[str]:
+    """Rewards that are one reward by two names."""
+    for node in nodes.values():
+        if not isinstance(node.config, RLConfig | GenerateConfig):
+            continue
+        rewards = node.config.settings.rewards if isinstance(node.config, RLConfig) else node.config.rewards
+        section = f"{node.section}.{node.config.block}" if isinstance(node.config, RLConfig) else node.section
+        known: dict[str, str] = {}
+        for name, reward in rewards.items():
+            first = known.setdefault(reward.model_dump_json(exclude={"weight"}), name)
+            if first != name:
+                yield f"{section}.rewards: `{first}` and `{name}` are the same reward, which counts with both weights"
+
+
+def _too_many_threads(nodes: Mapping[str, Draft]) -> Iterator[str]:
+    cores = os.cpu_count() or 1
+    for node in nodes.values():
+        for below in configs_below(node.config):
+            if isinstance(below, RolloutEngineConfig | Placement) and below.threads > cores:
+                name = "rollout" if isinstance(below, RolloutEngineConfig) else "placement"
+                yield (
+                    f"{node.section}: threads={below.threads} ({name}) is more than the {cores} cores of this machine: "
+                    "in jobs that run on it, threads would wait for each other"
+                )
 
 
 def _few_rows(nodes: Mapping[str, Draft], rows: Mapping[str, int]) -> Iterator[str]:

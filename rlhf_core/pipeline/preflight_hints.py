@@ -14,8 +14,10 @@ from rlhf_core.pipeline.preflight_data import Located, Use
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.rewards.template_trial import template_problem
 from rlhf_core.rewards.templates import hint_of
 
+_TRIED_ROWS = 20  # whose hint is first written in a process of its own
 _TOKENISED_ROWS = 1000  # of each dataset, those with the longest hints
 
 
@@ -38,6 +40,8 @@ def check_hints(
 def _problem(
     recipe: Recipe, use: Use, template: str, rows: list[Located], model: BaseModel | None, root: Path
 ) -> str | None:
+    if endless := template_problem(template, [row for _, row in rows[:_TRIED_ROWS]], {}, lenient=True):
+        return endless
     config, hint, hints = recipe.data[use.dataset], hint_of(template), {}
     for index, (where, row) in enumerate(rows):
         try:

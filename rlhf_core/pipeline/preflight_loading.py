@@ -6,11 +6,13 @@ import os
 import posixpath
 import re
 import shutil
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from threading import Lock
+from typing import IO
 
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.environments import CodeEnvironment, FunctionEnvironment, Program
@@ -20,14 +22,14 @@ from rlhf_core.config.user_code import beside
 from rlhf_core.data.user_code import CodeKind, check_function
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.preflight_code import UserCode, check_files
-from rlhf_core.rewards.function import PARAMETERS
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 LOADING_SECONDS = 60.0
-_ENDED = re.compile(r"its process ended with exit code (-?\d+)")
+_ENDED = re.compile(r"its process (.+), before it returned")
 _GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGroup's traceback
 _PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
-_SHOWN = 300  # characters of an exception
+_SHOWN = 300  # characters of an exception, or of a line
+_READ_BYTES = 4096  # of the end of what a file has printed
 _MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
 
@@ -71,14 +73,18 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
 
 def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     """The functions that cannot be called as they will be. Raises RecipeError if the file cannot be loaded."""
+    with tempfile.TemporaryFile() as log:  # what the file prints is not the plan's
+        return _refused_with(functions, file, log)
+
+
+def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes]) -> dict[str, str]:
     problems = {}
     process: UserProcess | None = None
     try:
         for key, config in functions.items():
-            parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
-            parameters = PARAMETERS if isinstance(config, FunctionReward) else parameters
+            parameters = config.parameters if isinstance(config, CodeEnvironment | FunctionReward) else ()
             function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
-            process = process or UserProcess(function, LOADING_SECONDS)
+            process = process or UserProcess(function, LOADING_SECONDS, log=log)
             try:
                 process.load(function)
             except RecipeError as error:
@@ -87,7 +93,7 @@ def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
         text, path = str(error), config.path
         missing = _MODULE_MISSING.search(text)
         if missing is None:
-            raise RecipeError(_why(text, file, path)) from error
+            raise RecipeError(_why(text, file, path, _last_line(log))) from error
         if missing[1].partition(".")[0] not in _NOT_WITH_AN_ORCHESTRATOR:
             raise RecipeError(
                 f"{path} imports `{missing[1]}`, which is not installed here: install it, here and on the "
@@ -107,10 +113,18 @@ def _kind(config: UserCode) -> CodeKind:
     return "environment" if isinstance(config, FunctionEnvironment) else "function"
 
 
-def _why(text: str, file: Path, path: str) -> str:
-    """One sentence of the error of a process that has not loaded `file`."""
+def _last_line(log: IO[bytes]) -> str:
+    """Of what the process has written."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
+    lines = log.read().decode(errors="replace").split("\n")
+    return next((" ".join(line.split())[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+
+
+def _why(text: str, file: Path, path: str, last_line: str) -> str:
+    """One sentence of the error of a process that has not loaded `file`. last_line: of what it has written."""
     if ended := _ENDED.search(text):
-        return f"{path} cannot be loaded: it ends its process (exit code {ended[1]}; -11: a crash in compiled code)"
+        said = f"; the last it wrote: {last_line}" if last_line else ""
+        return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
     found = list(re.finditer(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text))
     if found:
         where = posixpath.join(posixpath.dirname(path), found[-1][1])

@@ -13,8 +13,6 @@ from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
-PARAMETERS = ("completions", "prompts", "rows")
-
 
 class RewardFunction:
     """`function(completions, prompts, rows, **options)` of a Python file, called by name, in batches.
@@ -28,7 +26,7 @@ class RewardFunction:
 
     def __init__(self, config: FunctionReward, file: Path):
         self._config = config
-        function = UserFunction(file, config.function, config.path, PARAMETERS, config.options)
+        function = UserFunction(file, config.function, config.path, config.parameters, config.options)
         self._name = function.name
         self._process = UserProcess(function)
 

@@ -21,7 +21,7 @@ from types import ModuleType
 from typing import IO, Any
 
 from rlhf_core.data.tool_functions import tools_of
-from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file
+from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file, why_unfit
 from rlhf_core.errors import RecipeError, StageError
 
 
@@ -60,7 +60,10 @@ def _loaded(
     parameters, options = request["parameters"], request["options"]
     check_function(Path(file), name, shown)
     if file not in modules:
-        modules[file] = run_file(Path(file), shown)
+        try:
+            modules[file] = run_file(Path(file), shown)
+        except KeyboardInterrupt as error:  # of the file's own: Ctrl-C does not reach this process
+            raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
     function = function_of(modules[file], name, shown)
     if request["kind"] != "function":
         check_no_threads(threads, shown)  # its episodes are forks
@@ -87,10 +90,6 @@ def _lines(requests: IO[str]) -> Iterator[str]:
         yield lines.get()
 
 
-def _why(error: Exception) -> str:
-    return str(error).replace("got an unexpected keyword argument", "it takes no argument")
-
-
 def check_signature(
     function: Callable[..., Any], parameters: Sequence[str], options: Mapping[str, Any], name: str
 ) -> None:
@@ -105,7 +104,7 @@ def check_signature(
         takes = f"({', '.join(parameters)})" if parameters else "no arguments"
         others = f" and its options {sorted(options)}" if options else ""
         hint = "; columns of the data are in `rows`, as rows[i]['answer']" if "rows" in parameters else ""
-        raise RecipeError(f"{name} must take {takes}{others}, by these names: {_why(error)}{hint}") from error
+        raise RecipeError(f"{name} must take {takes}{others}, by these names: {why_unfit(error)}{hint}") from error
 
 
 def _is_generator(function: Callable[..., Any]) -> bool:
@@ -121,7 +120,11 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: 
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
-    except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
+    except (
+        Exception,
+        SystemExit,
+        KeyboardInterrupt,
+    ):  # the user's code may raise anything; its traceback is shown unchanged
         return {"error": traceback.format_exc()}
     return {"values": values, "type": type(returned).__name__}
 

@@ -13,11 +13,14 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import rlhf_core
+from rlhf_core.children import how_it_ended
 from rlhf_core.data.user_code import CodeKind
 from rlhf_core.errors import RecipeError, RewardError
+
+_ENDING_SECONDS = 5.0  # that a process may take to end once it has closed its files
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +52,15 @@ class UserProcess:
         loading_seconds: float = 120.0,
         program: Sequence[str] = ("rlhf_core.rewards.function_process",),
         descriptors: Sequence[int] = (),
+        log: IO[bytes] | None = None,
     ):
         """loading_seconds: that importing the file may take, which may load models; calls have their own limit.
 
-        program: the child's module and its arguments. descriptors: files that it inherits.
+        program: the child's module and its arguments. descriptors: files that it inherits. log: where what it prints
+        goes; none: to this process's own.
         """
         self._function = function
-        self._program, self._descriptors = program, descriptors
+        self._program, self._descriptors, self._log = program, descriptors, log
         self._loading_seconds = loading_seconds
         self.loaded: dict[str, Any] = {}  # what the child said of the function
         self._child: subprocess.Popen[bytes] | None = None
@@ -86,6 +91,7 @@ class UserProcess:
             [sys.executable, "-P", "-m", *self._program],  # -P: modules are not looked for here
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=self._log,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # to end it with all that it has started
             pass_fds=self._descriptors,
@@ -161,8 +167,9 @@ class UserProcess:
 
     def _died(self) -> RewardError:
         assert self._child is not None
-        code = self._child.wait()
+        try:
+            ended = how_it_ended(self._child.wait(_ENDING_SECONDS))
+        except subprocess.TimeoutExpired:
+            ended = "closed its files"
         self.close()
-        return RewardError(
-            f"{self._function.name}: its process ended with exit code {code} before it returned; see the log"
-        )
+        return RewardError(f"{self._function.name}: its process {ended}, before it returned; see the log")

@@ -10,8 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import result_settings
+from rlhf_core.config.environments import AgentEnvironment
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rewards import FunctionReward, HTTPReward, RewardConfig
+from rlhf_core.config.rewards import FunctionReward, HTTPReward, RewardConfig, ScorerConfig, bounds_of_sum
 from rlhf_core.config.rl import RLConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -26,6 +27,9 @@ def rl(block: str, **settings: Any) -> RLConfig:
         "algorithm": block, block: settings, "dataset": "d", "steps": 1, "prompts_per_step": 1,
         "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
     })  # fmt: skip
+
+
+JUDGE = {"type": "judge", "url": "http://a.b", "model": "m", "pattern": "(.*)", "template": "{{ completion }}"}
 
 
 def refused(block: str, **settings: Any) -> str:
@@ -61,7 +65,23 @@ def test_rewards_have_names_and_weights() -> None:
         ({"filtering": {"oversampling": 0.5}}, "from 1 to 100"),
         (
             {"filtering": {}, "rewards": {"taste": {"type": "reward_model"}}},
-            "filtering needs a reward that gives scores from 0 to 1, which a reward model does not",
+            "such as a verifier, and no other does: of `rewards` there is taste (reward_model); add one",
+        ),
+        (
+            {"filtering": {}, "rewards": {"judge": JUDGE}},
+            "such as a verifier, and no other does: of `rewards` there is judge (judge); add one",
+        ),
+        (
+            {"filtering": {"score": "judge"}, "rewards": {"judge": JUDGE, "exact": EXACT}},
+            "filtering.score is judge; of `rewards`, those that may give scores: exact",
+        ),
+        (
+            {"filtering": {"low": 0.5}, "group_size": 2},
+            "filtering keeps mean scores between low=0.5 and high=1, but those of group_size=2 completions",
+        ),
+        (
+            {"rewards": {"judge": {**JUDGE, "range": [0, 1], "verdicts": {"good": 2}}}},
+            "verdicts.good is 2, which is not from 0 to 1 (`range`): correct one",
         ),
         ({"shaping": {"clip": (1.0, 1.0)}}, "clip is [1, 1]: the first must be less than the second"),
         ({"shaping": {"truncation": {}}}, "give either `factor` or `reward`"),
@@ -99,10 +119,14 @@ def test_dapo_filters_unless_it_is_told_not_to() -> None:
         ({}, "give one of `url`, `urls` and `url_variable`"),
         ({"url": "http://a.b", "url_variable": "A"}, "give one of `url`, `urls` and `url_variable`"),
         ({"urls": ["http://a.b", "a.b"]}, "the URL must begin with http:// or https://"),
-        ({"url": "http://a.b", "query": "{{ prompt }}"}, "`query` is sent in the form `openrlhf` only"),
+        ({"url": "http://a.b", "query": "{{ completion }}"}, "`query` is sent in the form `openrlhf` only"),
         (
             {"url": "http://a.b", "form": "openrlhf", "query": "{{ text }}"},
             "the template names `text`; there are prompt,",
+        ),
+        (
+            {"url": "http://a.b", "form": "openrlhf", "query": "{{ prompt }}"},
+            "the template does not name `completion`, so that it would not be judged: add it",
         ),
         ({"url": "http://a.b", "form": "openrlhf", "query": "{% if %}"}, "syntax error in line 1 of the template"),
         ({"url": "a.b:80/score"}, "the URL must begin with http:// or https://"),
@@ -130,6 +154,36 @@ def test_a_scorer_has_no_weight() -> None:
         EvaluationConfig.model_validate({
             "dataset": "d", "scorers": scorers, "sampling": {"max_tokens": 8}, "rollout": {"max_length": 16},
         })  # fmt: skip
+
+
+def test_a_judge_scores_by_its_range() -> None:
+    assert TypeAdapter(ScorerConfig).validate_python({**JUDGE, "range": [0, 1]}).bounds == (0, 1)
+    with pytest.raises(ValidationError, match=r"`judge` gives scores from 0 to 1 by its `range` alone: set it"):
+        TypeAdapter(ScorerConfig).validate_python(JUDGE)
+
+
+def test_the_bounds_of_a_sum() -> None:
+    rewards: list[RewardConfig] = [
+        TypeAdapter(RewardConfig).validate_python(given)
+        for given in (
+            {**EXACT, "weight": 2.0},
+            {**JUDGE, "verdicts": {"good": 3, "bad": -1}, "weight": -0.5},
+            {"type": "environment", "weight": 1.0},
+            {"type": "reward_model", "weight": 0.0},
+        )
+    ]
+    assert bounds_of_sum(rewards[:2]) == (-1.5, 2.5)
+    assert bounds_of_sum(rewards, environment=(0.0, 1.0)) == (-1.5, 3.5)
+    assert bounds_of_sum(rewards) is None
+
+
+def test_no_option_has_the_name_of_what_every_call_passes() -> None:
+    with pytest.raises(
+        ValidationError, match=r"options\.rows: every call gives `reward` its own `rows` \(as it does co"
+    ):
+        FunctionReward(type="function", path="reward.py", options={"limit": 1, "rows": 2})
+    with pytest.raises(ValidationError, match=r"options\.api_key: every call gives `run` its own `api_key`"):
+        AgentEnvironment(type="agent", path="agent.py", options={"api_key": "x"})
 
 
 @pytest.mark.parametrize("file", ["../secret.py", "/etc/passwd", "code/../../x.py", "other/x.py", "code", "code/", "."])

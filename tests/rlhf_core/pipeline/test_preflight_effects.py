@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +46,53 @@ def test_what_is_allowed_and_probably_not_meant_is_told(tmp_path: Path) -> None:
         "nothing reads the result of `sft`, and it is not the last model of the recipe",
         "no stage `evaluation`: no model of this recipe is evaluated",
     ]
+
+
+PAIR = {"prompt": "What?", "chosen": "a", "rejected": "b"}
+DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 1, "max_length": 64,
+       "optimizer": {"learning_rate": 1e-3}, "losses": {"dpo": {"type": "dpo"}}}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (
+            both(
+                put("rl", "environment", value={"type": "retry"}),
+                put("rl", "ppo", "rewards", "own", value={"type": "environment"}),
+                put("rl", "ppo", "rewards", "again", value={"type": "environment", "weight": 0.5}),
+            ),
+            ["rl.ppo.rewards: `own` and `again` are the same reward, which counts with both weights"],
+        ),
+        (
+            put("data", "talks", "source", "paths", value=["talks.jsonl", "./talks.jsonl"]),
+            ["data.talks: talks.jsonl is named 2 times, so that its rows are read as often"],
+        ),
+        (
+            file("pairs.jsonl", f"{json.dumps({**PAIR, 'margin': 1})}\n{json.dumps({**PAIR, 'prompt': 'Why?'})}\n"),
+            ["reward_model.dataset: 1 of 2 rows of `pairs` have a `margin`; in the rest it is 0"],
+        ),
+        (
+            both(
+                file("pairs.jsonl", "".join(json.dumps({**PAIR, "prompt": p, "margin": 1}) + "\n" for p in "ab")),
+                put("dpo", value=DPO),
+                put("evaluation", "models", value=["sft"]),
+            ),
+            ["dpo.dataset: the `margin` of rows counts in a stage `reward_model` alone, and is not read here"],
+        ),
+        (
+            put("rl", "rollout", "threads", value=4096),
+            [f"rl: threads=4096 (rollout) is more than the {os.cpu_count()} cores of this machine: in jobs"],
+        ),
+    ],
+)
+def test_what_is_said_of_settings_that_are_probably_not_meant(
+    tmp_path: Path, change: Change, expected: list[str]
+) -> None:
+    said = [note for note in notes(tmp_path, change) if "`prompts`" not in note and "unused" not in note]
+    said = [note for note in said if not note.startswith("nothing reads the result")]
+    assert len(said) == len(expected), said
+    assert all(note.startswith(begin) for note, begin in zip(said, expected, strict=True)), said
 
 
 def test_a_single_pair_cannot_be_held_out(problems: Problems) -> None:

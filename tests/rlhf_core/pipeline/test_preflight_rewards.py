@@ -148,7 +148,23 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
             "line 2: ExceptionGroup: g (1 sub-exception) KeyError: 'a'",
         ),
         (file("rewards.py", f"{REWARD}class E(BaseException): ...\nraise E(3)"), "line 3: user_code_"),
-        (file("rewards.py", f"{REWARD}import os; os._exit(3)"), "rewards.py cannot be loaded: it ends its process"),
+        (file("rewards.py", f"{REWARD}import os; os._exit(3)"), "cannot be loaded: its process ended with status 3, w"),
+        (
+            file("rewards.py", f"{REWARD}raise KeyboardInterrupt"),
+            "rewards.py cannot be loaded: rewards.py, line 2: KeyboardInterrupt",
+        ),
+        (
+            file("rewards.py", f"{REWARD}print('here')\nimport os; os.closerange(3, 64); os._exit(5)"),
+            "its process ended with status 5, while it ran the file; the last it wrote: here",
+        ),
+        (
+            file("rewards.py", f"{REWARD}import os; os.closerange(0, 64)"),
+            "rewards.py cannot be loaded: its process ended with status 1, while it ran the file",
+        ),
+        (
+            file("rewards.py", f"x = (1, {'1, ' * 500}\n"),
+            "rewards.py: syntax error in line 1: '(' was never closed: ",
+        ),
         (file("rewards.py", f"# coding: klingon\n{REWARD}"), "rewards.py: is not a Python file (unknown enc"),
         (file("rewards.py", f"{REWARD}import no_such_module"), "imports `no_such_module`, which is not installed here"),
         (file("rewards.py", f"{REWARD}open('words.txt')"), "directory: 'words.txt': name files that it reads"),
@@ -170,6 +186,7 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
 def test_code_that_a_job_could_not_load_is_one_sentence(problems: Problems, change: Change, expected: str) -> None:
     said = problems(change)
     assert any(expected in problem for problem in said), said
+    assert all(len(problem) < 500 for problem in said)
 
 
 @pytest.mark.parametrize("text", ["while True: pass", "import os, signal; os.kill(os.getpid(), 9)", "print('{}')"])
@@ -178,7 +195,7 @@ def test_a_file_cannot_hurt_its_check(problems: Problems, monkeypatch: pytest.Mo
     said = problems(file("rewards.py", f"{text}\n{REWARD}"))
     expected = {
         "w": "could not be loaded within 5 s and was stopped",
-        "i": "(exit code -9",
+        "i": "its process was killed (signal 9), usually because memory ran out, while it ran the file",
         "p": None,
     }[text[0]]
     assert len(said) == (expected is not None)

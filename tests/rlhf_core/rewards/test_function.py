@@ -166,7 +166,7 @@ def test_a_share_of_failures_is_tolerated_and_not_a_reward(judge: Any, function:
         ("no_reward", "completion 1: there is no `reward` in ['rewrad']"),
         ("big_score", "completion 0: the score is 2.0, expected 0 to 1"),
         ("ragged", "completion 1: has the metrics [], the completions before it have ['a']"),
-        ("dies", "its process ended with exit code 3"),
+        ("dies", "its process ended with status 3, before it returned"),
         ("exits", "SystemExit: 0"),
         ("nested", "completion 0: the reward is [1.0], expected a number"),
         ("huge", "expected a finite number"),

@@ -112,7 +112,7 @@ def test_verdicts_may_be_words(endpoint: Endpoint, judge: Callable[..., Reward])
         ({}, None, "answered without text"),
         ({}, b"<html>", "did not answer with JSON: '<html>'"),
         ({}, b'{"error": "no such model"}', "expected a chat completion"),
-        ({"template": "{{ row.answer }}"}, "Score: 1", "the template cannot be written for row r: "),
+        ({"template": "{{ completion }}{{ row.answer }}"}, "Score: 1", "the template cannot be written for row r: "),
     ],
 )
 def test_no_verdict_is_an_error_and_may_be_tolerated(

@@ -1,0 +1,81 @@
+"""Thresholds that no reward of the recipe, or of its rows, can reach."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, put
+
+SAMPLED = {"stage": "generate", "model": "sft", "dataset": "prompts", "sampling": {"max_tokens": 8}, "samples": 2,
+           "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier", "weight": 2.0}}}  # fmt: skip
+ROWS = [[0, 1, 5], [4, 6]]  # rewards of the completions of each prompt
+
+
+def made(stage: str, *, of: str = "sampled", **settings: Any) -> Change:
+    """A stage that selects among what `sampled` samples, with rewards of 0 or 2, or among ROWS."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        rows = [
+            {"prompt": f"q{i}", "completions": [{"text": f"a{reward}", "reward": reward} for reward in rewards]}
+            for i, rewards in enumerate(ROWS)
+        ]
+        (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        recipe["data"]["rows"] = {"format": "completions", "source": {"type": "files", "paths": ["rows.jsonl"]}}
+        recipe["sampled"] = SAMPLED
+        recipe["made"] = {"stage": stage, "dataset": of, **settings}
+        recipe["evaluation"]["models"] = ["sft"]
+
+    return change
+
+
+def grpo(**block: Any) -> Change:
+    exact = {"exact": {"type": "verifier"}}
+    settings = {"rewards": exact, "optimizer": OPTIMIZER, "group_size": 2, **block}
+    return both(put("rl", "algorithm", value="grpo"), put("rl", "grpo", value=settings))
+
+
+ENVIRONMENT = {"given": {"type": "environment", "weight": 3.0}}
+RETRY = put("rl", "environment", value={"type": "retry", "max_turns": 2})
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        (made("pairs", margin=1.9), []),
+        (made("pairs", margin=2),
+         "made.margin is 2, and the rewards of its completions are from 0 to 2: no two of one prompt are further"),
+        (made("best_of_n", least_reward=2), []),
+        (made("best_of_n", least_reward=2.5),
+         "made.least_reward is 2.5, and the rewards of its completions are from 0 to 2: nothing would be left: lower"),
+        (made("unpaired", threshold=2), []),
+        (made("unpaired", threshold=2.5), "made.threshold is 2.5, and the rewards of its completions are from 0 to 2"),
+        (made("unpaired", threshold=0), "made.threshold is 0, and the rewards of its completions are from 0 to 2"),
+        (made("unpaired", threshold=1, margin=1.5), "made.threshold is 1, with a margin of 1.5, and the rewards of"),
+        (made("pairs", of="rows", margin=4.9), []),
+        (made("pairs", of="rows", margin=5), "made.margin is 5, and the rewards of its completions are from 0 to 6"),
+        (made("best_of_n", of="rows", least_reward=7), "made.least_reward is 7, and the rewards of its completions"),
+        (made("unpaired", of="rows", threshold=1), []),
+        (grpo(cross_entropy={"coefficient": 1.0, "least_reward": 1}), []),
+        (grpo(cross_entropy={"coefficient": 1.0, "least_reward": 2}),
+         "rl.grpo.cross_entropy.least_reward is 2, and rewards are at most 1: no completion would be imitated"),
+        (both(RETRY, grpo(rewards=ENVIRONMENT, cross_entropy={"coefficient": 1.0, "least_reward": 4})),
+         "rl.grpo.cross_entropy.least_reward is 4, and rewards are at most 3: no completion would be imitated"),
+        (grpo(shaping={"clip": [-1, 0]}),
+         "rl.grpo.shaping.clip is [-1, 0], rewards are from 0 to 1: all would be the same, and nothing would be"),
+        (grpo(shaping={"clip": [-1, 0], "overlong": {"buffer": 2}}), []),
+        (grpo(shaping={"clip": [1, 2], "truncation": {"reward": 1.5}}), []),
+    ],
+)  # fmt: skip
+def test_what_no_reward_can_reach_is_one_sentence(
+    problems: Problems, change: Change, expected: str | list[str]
+) -> None:
+    said = problems(change)
+    if not expected:
+        assert said == []
+        return
+    (problem,) = said
+    assert problem.startswith(str(expected))
