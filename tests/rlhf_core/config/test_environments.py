@@ -102,7 +102,7 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"monitors": {"e": {"type": "environment", "weight": 2.0}}}, "a scorer is never summed with another"),
         (
             {"grpo": {"rewards": {"e": {"type": "environment"}}, "filtering": {}}},
-            "filtering needs a reward that gives scores from 0 to 1, which a reward model does not, and an environment",
+            "or an environment with a `threshold`, and no other does: of `rewards` there is e (environment); add one",
         ),
     ],
 )

@@ -47,10 +47,9 @@ USED_OTHERWISE = {
         )),
         "named_variables returns them",
     ),
-    **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{kind}Validation.also" for kind in (
-            "Text", "Conversations", "Pairs", "Unpaired", "Completions", "Stepwise",
+            "Text", "Conversations", "Pairs", "SeenPairs", "Unpaired", "Completions", "Stepwise",
         )),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
     ),
