@@ -25,7 +25,7 @@ from benchmarks.word_models import SHAPES, make_model, word_ids
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.environments import Environments, Feedback, Reply
+from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.child_engine import engine_in_child
 from rlhf_core.rollout.engine import EngineSettings, Request
@@ -42,7 +42,7 @@ _CASES: Mapping[str, tuple[int, float]] = {
 }  # fmt: skip
 
 
-class Thinking(Environments):
+class Thinking(Environments, EpisodeEnvironment):
     """Environments of `turns` turns at most, each of which takes `seconds` on average."""
 
     name, max_turns = "thinking", _TURNS

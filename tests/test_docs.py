@@ -27,7 +27,14 @@ ROWS: Mapping[str, Any] = {
     "preferences": {"prompt": QUESTION, "chosen": "four", "rejected": "five"},
     "stepwise": {"prompt": QUESTION, "steps": ["two", "four"], "labels": [False, True]},
     "completions": {"prompt": QUESTION, "completions": ["four", "five"]},
-    "prompts": {"prompt": QUESTION, "answer": "four", "question": QUESTION, "solution": "four", "environment": "guess"},
+    "prompts": {
+        "prompt": QUESTION,
+        "answer": "four",
+        "question": QUESTION,
+        "solution": "four",
+        "environment": "guess",
+        "responses_create_params": {"input": QUESTION},
+    },
 }
 # Of stages; of others: prompts.
 FORMAT_OF = {"pretrain": "text", "sft": "conversations", "reward_model": "preferences", "preference": "preferences",

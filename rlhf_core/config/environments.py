@@ -12,10 +12,11 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
-from rlhf_core.config.numbers import Characters, GiB, PartialShare, Seconds, Sequences, Turns, no_bool
+from rlhf_core.config.nemo_gym import ResourceServers, check_tools
+from rlhf_core.config.numbers import GiB, PartialShare, Seconds, Sequences, Turns, no_bool
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
-from rlhf_core.config.tools import FunctionTool, ToolConfig
+from rlhf_core.config.tools import CallsTools, FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram, check_options
 from rlhf_core.errors import RecipeError, did_you_mean
@@ -38,7 +39,7 @@ class AnyEnvironment(TypedConfig):
         raise NotImplementedError
 
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
-        """The environment of the episodes that start from this row. Raises RecipeError if it names none."""
+        """The environment of the episodes that start from this row. Raises RecipeError if there is none for it."""
         raise NotImplementedError
 
     def parts(self) -> Mapping[str, EnvironmentConfig]:
@@ -61,6 +62,11 @@ class AnyEnvironment(TypedConfig):
     def is_program(self) -> bool:
         """Whether episodes are played by programs, which ask for replies whenever they want to."""
         return any(part.is_program for part in self.parts().values())
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the chat template must write tools and results of calls."""
+        return any(part.calls_tools for part in self.parts().values())
 
 
 class EnvironmentConfig(AnyEnvironment):
@@ -99,6 +105,10 @@ class EnvironmentConfig(AnyEnvironment):
 
     @property
     def is_program(self) -> bool:
+        return False
+
+    @property
+    def calls_tools(self) -> bool:
         return False
 
 
@@ -248,7 +258,7 @@ def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig
         )
 
 
-class ToolsEnvironment(TimedEpisodes, ToleratesFailures):
+class ToolsEnvironment(TimedEpisodes, ToleratesFailures, CallsTools):
     """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
 
     A call that cannot be read or made is answered by an error, and so is one whose tool raises.
@@ -261,20 +271,49 @@ class ToolsEnvironment(TimedEpisodes, ToleratesFailures):
     parser: str = Field(
         min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
     )
-    call_marker: Visible | None = Field(
-        default=None,
-        description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
-        "the parser looks for, where it says so",
-    )
-    max_malformed_replies: Turns = Field(
-        default=3, description="replies with calls that cannot be read; the last one ends the episode"
-    )
-    max_result_characters: Characters = Field(
-        default=4000, description="longest result of a call; what is more is cut, and the policy told so"
-    )
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}
+
+    @property
+    def calls_tools(self) -> bool:
+        return True
+
+
+class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceServers):
+    """A resource server of NeMo Gym: it runs the policy's calls, and verifies the episode, which gives the reward.
+
+    Rows are NeMo Gym's, and have the tools of their episodes. The first reply without a call ends an episode.
+    """
+
+    type: Literal["nemo_gym"]
+    max_turns: Turns = Field(default=8, description="replies of an episode at most; one where there is no `parser`")
+    parser: str | None = Field(
+        default=None,
+        min_length=1,
+        description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes; none: a row "
+        "with tools is refused",
+    )
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("nemo_gym",)
+
+    @property
+    def most_turns(self) -> int:
+        return self.max_turns if self.calls_tools else 1
+
+    @property
+    def appends_turns(self) -> bool:
+        return self.most_turns > 1
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.parser is not None
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        check_tools(row, can_call=self.calls_tools)
+        return self
 
 
 class ByRow(AnyEnvironment, ToleratesFailures):
@@ -291,7 +330,7 @@ class ByRow(AnyEnvironment, ToleratesFailures):
         return max(choice.max_turns for choice in self.choices.values())
 
     def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
-        return self.choices[self.name_of(row)]
+        return self.choices[self.name_of(row)].of_row(row)
 
     def name_of(self, row: Mapping[str, Any]) -> str:
         """Raises RecipeError if the row has none of the names."""
@@ -331,6 +370,7 @@ ENVIRONMENTS: dict[str, EnvironmentEntry] = {
     "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
     "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
     "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools:ToolEnvironments"),
+    "nemo_gym": EnvironmentEntry(NemoGymEnvironment, "rlhf_core.environments.nemo_gym:NemoGymEnvironments"),
     "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
     "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
     "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agent:AgentEnvironments"),

@@ -11,10 +11,27 @@ from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field
 
-from rlhf_core.config.base import operational
-from rlhf_core.config.numbers import GiB, Seconds
+from rlhf_core.config.base import Config, operational
+from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
+from rlhf_core.config.texts import Visible
 from rlhf_core.config.typed import TypedConfig
 from rlhf_core.config.user_code import UserProgram
+
+
+class CallsTools(Config):
+    """Of an environment in which the policy calls tools."""
+
+    call_marker: Visible | None = Field(
+        default=None,
+        description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
+        "the parser looks for, where it says so",
+    )
+    max_malformed_replies: Turns = Field(
+        default=3, description="replies with calls that cannot be read; the last one ends the episode"
+    )
+    max_result_characters: Characters = Field(
+        default=4000, description="longest result of a call; what is more is cut, and the policy told so"
+    )
 
 
 class ToolConfig(TypedConfig):

@@ -31,6 +31,7 @@ class Reply:
     text: str  # without special tokens
     marked: str  # with them, but for the one that ends it
     is_last: bool = False  # nothing can follow it: it was cut, or `max_turns` are over
+    was_cut: bool = False  # at `sampling.max_tokens`
 
 
 class Environment(ABC):
@@ -61,6 +62,10 @@ class EpisodeEnvironment(Protocol):
 
     async def step(self, reply: Reply) -> Any: ...
 
+    async def finish(self) -> Any:
+        """The reward of the episode as a whole, beside those of its replies. Called once, when there are no more."""
+        return 0.0
+
     def close(self) -> None:
         """The episode is over. Idempotent."""
 
@@ -75,7 +80,7 @@ class Environments(ABC):
     tolerated_failures: float = 0.0  # share of the episodes that are played together
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:
-        """Those of the episodes that start from this row. Raises RecipeError if it names none."""
+        """Those of the episodes that start from this row. Raises RecipeError if there are none for it."""
         return self
 
     @abstractmethod

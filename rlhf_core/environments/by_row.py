@@ -32,7 +32,7 @@ class EnvironmentsByRow(Environments):
         self._config, self._choices, self._opened = config, choices, opened
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:
-        return self._choices[self._config.name_of(row)]
+        return self._choices[self._config.name_of(row)].of_row(row)
 
     def new(self) -> EpisodeEnvironment:
         raise AssertionError("an episode is one of a row's environment: see `of_row`")

@@ -11,7 +11,7 @@ from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.contract import StageContext
 from rlhf_core.data.chat import Tokenizer
-from rlhf_core.environments.base import Environments, Feedback, Reply
+from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.environments.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
@@ -83,7 +83,7 @@ class _Hosted:
             raise EpisodeError(f"it did not return within {self._seconds:g} s and was stopped") from error
 
 
-class HostedEnvironment(_Hosted):
+class HostedEnvironment(_Hosted, EpisodeEnvironment):
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         value = await super().reset(row, seed)
         return _feedback(value, "reset", _ASKED) if isinstance(value, dict) else value

@@ -12,7 +12,7 @@ from typing import Any
 from rlhf_core.config.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
 from rlhf_core.contract import StageContext
 from rlhf_core.data.chat import Tokenizer
-from rlhf_core.environments.base import Environment, Environments, Reply
+from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Reply
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
@@ -69,7 +69,7 @@ class OwnEnvironments(Environments):
         return OwnEnvironment(self._make)
 
 
-class OwnEnvironment:
+class OwnEnvironment(EpisodeEnvironment):
     def __init__(self, make: Callable[[], Environment]) -> None:
         self._make = make
         self._environment: Environment | None = None

@@ -13,12 +13,11 @@ from rlhf_core.config.tools import TOOLS
 from rlhf_core.contract import StageContext
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.feedback import require_results_follow
-from rlhf_core.environments.base import Environments, Feedback, Reply
-from rlhf_core.environments.toolset import EpisodeTools, ToolResult, Toolset
+from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
+from rlhf_core.environments.tool_calls import ToolCalls
+from rlhf_core.environments.toolset import EpisodeTools, Toolset
 from rlhf_core.errors import RecipeError
-from rlhf_core.rollout.vllm_tool_calls import ToolCall, ToolCallParser
-
-_UNREADABLE = "Error: this call cannot be read"
+from rlhf_core.rollout.vllm_tool_calls import ToolCallParser
 
 
 class ToolEnvironments(Environments):
@@ -58,14 +57,14 @@ class ToolEnvironments(Environments):
         self._opened.close()
 
 
-class ToolEpisode:
+class ToolEpisode(EpisodeEnvironment):
     def __init__(
         self, config: ToolsEnvironment, parser: ToolCallParser, tools: list[tuple[Toolset, EpisodeTools]]
     ) -> None:
-        self._config, self._parser = config, parser
+        self._parser = parser
         self._tools = [of_episode for _, of_episode in tools]
-        self._by_name = {schema["function"]["name"]: own for toolset, own in tools for schema in toolset.schemas}
-        self._malformed = 0
+        by_name = {schema["function"]["name"]: own for toolset, own in tools for schema in toolset.schemas}
+        self._calls = ToolCalls(config, by_name)
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
         for tools in self._tools:
@@ -75,31 +74,8 @@ class ToolEpisode:
     async def step(self, reply: Reply) -> Feedback:
         if reply.is_last:
             return Feedback(done=True)  # nothing could read the results
-        calls = await self._parser.parse(reply.marked)
-        if calls is None:
-            self._malformed += 1
-            return Feedback(
-                [{"role": "tool", "content": _UNREADABLE}],
-                done=self._malformed == self._config.max_malformed_replies,
-                metrics={"malformed_replies": 1},
-            )
-        counts: Counter[str] = Counter()
-        messages = [await self._result(call, counts) for call in calls]
-        return Feedback(messages, done=not calls, metrics=dict(counts))
-
-    async def _result(self, call: ToolCall, counts: Counter[str]) -> Mapping[str, Any]:
-        counts["tool_calls"] += 1
-        if (tools := self._by_name.get(call.name)) is None:
-            counts["unknown_tools"] += 1
-            result = ToolResult(f"Error: there is no tool {call.name[:100]!r}; there are {', '.join(self._by_name)}")
-        else:
-            result = await tools.call(call.name, call.arguments)
-        if result.problem is not None:
-            counts[result.problem] += 1
-        text, most = result.text, self._config.max_result_characters
-        if len(text) > most:
-            text = f"{text[:most]}\n[cut: {len(text)} characters]"
-        return {"role": "tool", "name": call.name, "content": text}
+        parsed = await self._parser.parse(reply.marked)
+        return self._calls.unreadable() if parsed is None else await self._calls.results(parsed.calls)
 
     def close(self) -> None:
         for tools in self._tools:

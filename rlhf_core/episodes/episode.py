@@ -101,7 +101,12 @@ class Episode:
         self._answered = self._messages
         self._cut = reply.finish_reason == "length"
         feedback = await self._feedback(
-            Reply(text, marked_text(rules.tokenizer, reply.token_ids), self._cut or self.turns == rules.max_turns)
+            Reply(
+                text,
+                marked_text(rules.tokenizer, reply.token_ids),
+                is_last=self._cut or self.turns == rules.max_turns,
+                was_cut=self._cut,
+            )
         )
         self._reward += feedback.reward
         for name, value in feedback.metrics.items():
@@ -110,6 +115,10 @@ class Episode:
         self.over = feedback.done or self._cut or self.turns == rules.max_turns
         if not self.over:
             self._answer(text, feedback)
+        if self.over:  # also for want of room
+            reward = await self._called(self._environment.finish())
+            self._require_reward(reward, "finish")
+            self._reward += reward
 
     def trajectory(self) -> Trajectory:
         last = self._replies[-1]
@@ -179,16 +188,19 @@ class Episode:
         feedback = await self._called(self._environment.step(reply))
         if not isinstance(feedback, Feedback):
             self._fail(f"step() returned {type(feedback).__name__}, expected a Feedback")
-        if not isinstance(feedback.reward, int | float):
-            self._fail(f"step() returned the reward {feedback.reward!r}, expected a finite number")
-        if not fits(feedback.reward):
-            self._fail(f"step() returned the reward {written(feedback.reward)}, expected a finite number")
+        self._require_reward(feedback.reward, "step")
         for name, value in feedback.metrics.items():
             if not isinstance(value, int | float) or not fits(value):
                 self._fail(f"step() returned the metric {name!r} as {value!r}, expected a finite number")
         if not isinstance(feedback.done, bool):
             self._fail(f"step() returned done={feedback.done!r}, expected True or False")
         return feedback
+
+    def _require_reward(self, reward: Any, method: str) -> None:
+        if not isinstance(reward, int | float):
+            self._fail(f"{method}() returned the reward {reward!r}, expected a finite number")
+        if not fits(reward):
+            self._fail(f"{method}() returned the reward {written(reward)}, expected a finite number")
 
     def _checked(self, messages: Any, method: str) -> list[dict[str, Any]]:
         """`messages` of the environment, with which the policy can be asked for a reply."""

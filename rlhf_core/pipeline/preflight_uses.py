@@ -8,7 +8,6 @@ from pathlib import Path
 from rlhf_core.config.base import Dtype
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.config.distillation import STORED_INPUT, TEACHER_INPUT, DistillationConfig
-from rlhf_core.config.environments import ToolsEnvironment
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
@@ -79,7 +78,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if isinstance(config, RLConfig | EvaluationConfig) and model is not None and config.environment.appends_turns:
         try:
             require_turns_follow(tokenizer_of(model, root))
-            if any(isinstance(part, ToolsEnvironment) for part in config.environment.parts().values()):
+            if config.environment.calls_tools:
                 require_results_follow(tokenizer_of(model, root))
         except StageError as error:
             yield f"environment: {error}"

@@ -25,10 +25,15 @@ _MAX_PAUSE = 10.0  # seconds between two attempts
 _CONNECT_SECONDS = 10.0
 
 
-@dataclass(eq=False, slots=True)
-class _Server:
+@dataclass(frozen=True, slots=True)
+class Address:
     url: str
     name: str  # for errors: without what may be secret
+
+
+@dataclass(eq=False, slots=True)
+class _Server:
+    address: Address
     in_flight: int = 0
 
 
@@ -46,7 +51,7 @@ class Answer:
 
     @property
     def shown(self) -> str:
-        return _shown(self.content)
+        return shown(self.content)
 
 
 class Servers:
@@ -61,19 +66,19 @@ class Servers:
         Raises RewardError if an environment variable that the config names is not set or not valid.
         """
         self._config = config
-        self._servers = list(_servers(what, config, path))
+        self._servers = [_Server(address) for address in addresses(what, config, path)]
         self._lock = threading.Lock()
         self._unreachable: set[_Server] = set()
         self._client = httpx.Client(
             timeout=httpx.Timeout(config.timeout_seconds, connect=min(config.timeout_seconds, _CONNECT_SECONDS)),
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=None),
-            headers=_header(config.header_variable) if config.header_variable else None,
+            headers=headers(config),
         )
 
     @property
     def name(self) -> str:
         """Of all of them, for errors."""
-        return ", ".join(server.name for server in self._servers)
+        return ", ".join(server.address.name for server in self._servers)
 
     def map(self, function: Callable[[T], R], items: Sequence[T]) -> list[R]:
         """`function` of each, in order, as many at a time as the servers are sent requests; `function` calls `post`.
@@ -118,7 +123,7 @@ class Servers:
                 server.in_flight += 1
             left.remove(server)
             try:
-                return Answer(self._sent(server, request), server.name)
+                return Answer(self._sent(server, request), server.address.name)
             except _TransientError:
                 if not left:
                     raise
@@ -128,7 +133,7 @@ class Servers:
 
     def _sent(self, server: _Server, request: Mapping[str, Any]) -> bytes:
         """The body of the answer. Raises _TransientError where another attempt may succeed, else RewardError."""
-        name, limit = server.name, self._config.timeout_seconds
+        name, limit = server.address.name, self._config.timeout_seconds
         try:
             status, body = self._received(server, request)
         except httpx.ConnectError as error:
@@ -147,12 +152,12 @@ class Servers:
             return body
         kind = _TransientError if status == 429 or status >= 500 else RewardError
         redirect = " (a redirect, which is not followed: give the address it leads to)" if 300 <= status < 400 else ""
-        raise kind(f"{name} answered with status {status}{redirect}: {_shown(body)}")
+        raise kind(f"{name} answered with status {status}{redirect}: {shown(body)}")
 
     def _received(self, server: _Server, request: Mapping[str, Any]) -> tuple[int, bytes]:
         """Status and body. The limit of httpx is one for each part of an answer: here it is one for all of them."""
         deadline = time.monotonic() + self._config.timeout_seconds
-        with self._client.stream("POST", server.url, json=request) as response:
+        with self._client.stream("POST", server.address.url, json=request) as response:
             parts = []
             for part in response.iter_bytes():
                 parts.append(part)
@@ -165,14 +170,19 @@ class _TransientError(RewardError):
     """Another attempt may succeed."""
 
 
-def _shown(content: bytes) -> str:
+def shown(content: bytes) -> str:
+    """The beginning of an answer, for errors."""
     return content[: 4 * _MAX_QUOTED].decode(errors="replace")[:_MAX_QUOTED]
 
 
-def _servers(what: str, config: ServerConfig, path: str) -> Iterator[_Server]:
+def addresses(what: str, config: ServerConfig, path: str = "") -> Iterator[Address]:
+    """Of all servers. what: begins their names in errors; path: is added to each URL.
+
+    Raises RewardError if the environment variable that the config names is not set, or holds no URL.
+    """
     if config.url_variable is None:
         for url in config.urls if config.url is None else (config.url,):
-            yield _Server(_joined(url, path), f"{what} {url}")
+            yield Address(_joined(url, path), f"{what} {url}")
         return
     urls = _variable(config.url_variable).split()
     for number, url in enumerate(urls, start=1):
@@ -180,10 +190,10 @@ def _servers(what: str, config: ServerConfig, path: str) -> Iterator[_Server]:
             check_url(url)
         except ValueError as error:
             raise RewardError(
-                f"the environment variable {config.url_variable} is not a valid URL of a reward: {error}"
+                f"the environment variable {config.url_variable} is not a valid URL of a server: {error}"
             ) from error
         place = f" (URL {number} of {len(urls)})" if len(urls) > 1 else ""
-        yield _Server(_joined(url, path), f"{what} of {config.url_variable}{place}")
+        yield Address(_joined(url, path), f"{what} of {config.url_variable}{place}")
 
 
 def _joined(url: str, path: str) -> str:
@@ -193,11 +203,15 @@ def _joined(url: str, path: str) -> str:
 def _variable(name: str) -> str:
     value = os.environ.get(name, "").strip()
     if not value:
-        raise RewardError(f"the environment variable {name}, which a reward names, is not set in this job")
+        raise RewardError(f"the environment variable {name}, which the recipe names, is not set in this job")
     return value
 
 
-def _header(variable: str) -> dict[str, str]:
+def headers(config: ServerConfig) -> dict[str, str]:
+    """That requests have. Raises RewardError if the environment variable that the config names holds no header."""
+    variable = config.header_variable
+    if variable is None:
+        return {}
     name, colon, value = _variable(variable).partition(":")
     if not (name.strip() and colon and value.strip()):
         raise RewardError(f"the environment variable {variable} must be a header such as `Authorization: Bearer abc`")

@@ -55,19 +55,20 @@ class ToolCallParser:
             raise
         self._marker = marker or str(own)
 
-    async def parse(self, reply: str) -> list[ToolCall] | None:
-        """The calls in `reply`, text with special tokens: none of them, or None if they cannot be read."""
-        parsed = await self._parsed(reply)
-        if parsed is None or (not parsed.calls and self._marker in reply):
-            return None
-        return [*parsed.calls]
+    async def parse(self, reply: str, tools: Sequence[Mapping[str, Any]] | None = None) -> ParsedReply | None:
+        """The calls in `reply`, text with special tokens, and what is beside them; None if its calls cannot be read.
+
+        tools: schemas, if they are other ones than the parser was made with.
+        """
+        parsed = await self._parsed(reply, tools)
+        return None if parsed is None or (not parsed.calls and self._marker in reply) else parsed
 
     async def read(self, reply: str) -> ParsedReply:
-        """The calls in `reply`, text with special tokens, and what is beside them. What cannot be read is content."""
-        return await self._parsed(reply) or ParsedReply(reply, ())
+        """As `parse`. What cannot be read is content."""
+        return await self._parsed(reply, None) or ParsedReply(reply, ())
 
-    async def _parsed(self, reply: str) -> ParsedReply | None:
-        future = self._process.begin(_parse, reply)
+    async def _parsed(self, reply: str, tools: Sequence[Mapping[str, Any]] | None) -> ParsedReply | None:
+        future = self._process.begin(_parse, reply, None if tools is None else [dict(tool) for tool in tools])
         await asyncio.wait([asyncio.wrap_future(future)])
         return self._process.result(future)
 
@@ -89,28 +90,29 @@ def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str 
             f"environment.parser: vLLM has no tool parser {name!r}{did_you_mean(name, known)}; it has "
             f"{', '.join(known)}"
         )
-    request = ChatCompletionRequest.model_validate({"messages": [], "tools": tools or None})
     kind: Any = ToolParserManager.get_tool_parser(name)
 
-    def new() -> Any:
-        return kind(tokenizer, request.tools)
+    def new(tools: list[dict[str, Any]]) -> tuple[Any, Any]:
+        request = ChatCompletionRequest.model_validate({"messages": [], "tools": tools or None})
+        return kind(tokenizer, request.tools), request
 
     try:
-        parser = new()
+        parser, _ = new(tools)
     except Exception as error:  # a parser that misses its tokens raises what it likes
         raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {error}") from error
 
-    def read(reply: str) -> Any:
-        return new().extract_tool_calls(reply, request)
+    def read(reply: str, others: list[dict[str, Any]] | None) -> Any:
+        parser, request = new(tools if others is None else others)
+        return parser.extract_tool_calls(reply, request)
 
     _reader = read
     return next((marker for each in _MARKERS if isinstance(marker := getattr(parser, each, None), str)), None)
 
 
-def _parse(reply: str) -> ParsedReply | None:
+def _parse(reply: str, tools: list[dict[str, Any]] | None) -> ParsedReply | None:
     """In the child."""
     try:
-        found = _reader(reply)
+        found = _reader(reply, tools)
         calls = [ToolCall(call.function.name, json.loads(call.function.arguments)) for call in found.tool_calls]
         return ParsedReply(found.content or "" if calls else reply, calls)
     except Exception:  # of a parser on a text that it does not expect: the reply is malformed

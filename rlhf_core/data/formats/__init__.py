@@ -7,6 +7,7 @@
     completions    {id, prompt: [messages], completions: [{text, reward?, rewards?, logprob?}], tools?}
     stepwise       {id, prompt: [messages], steps: [str], labels: [float from 0 to 1], tools?}
     prompts        {id, prompt: [messages], answer?: str, task?: str, metadata?: dict, tools?, and all other columns}
+                   of a row of NeMo Gym: {id, prompt: [messages], tools?, nemo_gym: the row}
     a completion   str, or [messages] where they part before their last turn
     a message      {role, content: str, tool_calls?, reasoning_content?, name?, tool_call_id?, images?: [SHA-256]}
 

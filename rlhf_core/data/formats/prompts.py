@@ -11,6 +11,8 @@ from rlhf_core.data.chat import encode_prompt
 from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, plain
 from rlhf_core.data.formats.messages import PROMPT_COLUMNS, MessageFormat, prompt_column, read_prompt
 from rlhf_core.data.image_messages import compared_text
+from rlhf_core.data.nemo_gym import COLUMN as NEMO_GYM
+from rlhf_core.data.nemo_gym import REQUEST, read_nemo_gym
 from rlhf_core.data.rendering import Tokenizer
 
 _DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
@@ -22,6 +24,13 @@ class Prompts(MessageFormat):
     named = frozenset({*PROMPT_COLUMNS, "system", "tools", "answer", "task", "metadata", "images", "image"})
     has_images = True
     tool_columns = ("tools",)  # any other is kept for what judges the answers
+
+    def canonical(self, row: Row) -> Row:
+        if NEMO_GYM in row:
+            return read_nemo_gym(row)
+        if REQUEST in row and prompt_column(row) is None:
+            raise RowError(f"this is a row of NeMo Gym: say so by `columns: {{{NEMO_GYM}: {REQUEST}}}` of the dataset")
+        return super().canonical(row)
 
     def without_tools(self, row: Row) -> Row:
         prompt = read_prompt(row)

@@ -68,6 +68,9 @@ def test_a_single_turn_stays_out_of_the_key() -> None:
         ({"environment": {"type": "tools", "parser": "hermes", "tools": {}}}, "at least 1 item"),
         ({"environment": tools(python={"type": "pyton"})}, "there is no tool `pyton`, did you mean `python`?"),
         ({"environment": tools(python={"type": "python", "timeout_seconds": 0})}, "more than 0"),
+        ({"environment": {"type": "nemo_gym"}}, "give one of `url`, `urls` and `url_variable`"),
+        ({"environment": {"type": "nemo_gym", "url": "gym:80"}}, "the URL must begin with http:// or https://"),
+        ({"environment": {"type": "nemo_gym", "url": "http://me:pw@gym"}}, "the URL holds a user or password"),
         ({"environment": "retry"}, "write a mapping with a key `type`, which chooses the environment"),
         (
             {"environment": {"type": "agent", "path": "agent.py"}},
@@ -118,6 +121,14 @@ def test_a_threshold_makes_a_score_of_what_an_environment_gives() -> None:
     assert settings.driver_rewards["e"] == EnvironmentReward(type="environment", threshold=0.5)
     without = config(grpo={"rewards": {"e": {"type": "environment"}}})
     assert "threshold" not in result_settings(without)["grpo"]["rewards"]["e"]  # keys of earlier runs
+
+
+def test_a_resource_server_without_calls_has_one_turn() -> None:
+    gym = {"type": "nemo_gym", "url": "http://gym:80", "max_turns": 6}
+    plain, calling = config(environment=gym), config(environment=by_row(g={**gym, "parser": "hermes"}))
+    assert (plain.max_sampled_tokens, calling.max_sampled_tokens) == (4, 24)
+    assert (plain.environment.appends_turns, plain.environment.calls_tools) == (False, False)
+    assert (calling.environment.appends_turns, calling.environment.calls_tools) == (True, True)
 
 
 def test_the_longest_episode_counts_for_what_depends_on_it() -> None:

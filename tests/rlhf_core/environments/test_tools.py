@@ -26,11 +26,14 @@ from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
+from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCallParser
 from tests.rlhf_core.data.families import TURNS, byte_level
 from tests.rlhf_core.stages.supervised_runs import context_of
 
 FILE = Path(__file__).with_name("tool_functions.py")
 CHATML = byte_level(SHIPPED["chatml"].text)
+CODER = byte_level(SHIPPED["chatml"].text)
+CODER.add_tokens(["<tool_call>", "</tool_call>"], special_tokens=True)  # which that parser looks for
 ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"}
 SETTINGS = {
     "type": "tools", "parser": "hermes", "max_turns": 6, "max_malformed_replies": 2, "max_result_characters": 60,
@@ -168,6 +171,23 @@ def test_only_what_the_policy_sampled_is_trained(tools: ToolEnvironments) -> Non
     assert (made.completion, made.turns, dict(made.environment_metrics)) == ("12", 3, {"tool_calls": 2})
     with pytest.raises(StageError, match="row row has `tools`, but its environment tools gives the policy its own"):
         list(rows_to_play([{**ROW, "tools": tools.tools}], tools))
+
+
+def test_calls_are_read_by_the_schemas_of_a_row() -> None:
+    """Where the format has no types, as that of qwen3_coder, these are the schema's."""
+    written = "<tool_call>\n<function=add>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
+
+    def schema(kind: str) -> dict[str, Any]:
+        parameters = {"type": "object", "properties": {"x": {"type": kind}}}
+        return {"type": "function", "function": {"name": "add", "parameters": parameters}}
+
+    with closing(ToolCallParser("qwen3_coder", CODER, [schema("string")], "<function=")) as parser:
+
+        async def read() -> list[ParsedReply | None]:
+            return [await parser.parse(written, tools) for tools in (None, [schema("integer")], None)]
+
+        arguments = [each.calls[0].arguments for each in asyncio.run(read()) if each is not None]
+    assert arguments == [{"x": "7"}, {"x": 7}, {"x": "7"}]
 
 
 def test_a_tool_that_hangs_fails_its_episode(tmp_path: Path) -> None:

@@ -106,6 +106,22 @@ from tests.rlhf_core.pipeline.recipes import (
             "rl.environment.tools.shop: shop.py:Shop.put has no docstring: it tells the policy what the tool does",
         ),
         (
+            put("rl", "environment", value={"type": "nemo_gym", "url": "http://127.0.0.1:1"}),
+            "rl.environment: `nemo_gym` needs the column `nemo_gym`, which `data.prompts` lacks at prompts.jsonl line",
+        ),
+        (
+            both(
+                file(
+                    "prompts.jsonl",
+                    json.dumps({"request": {"input": "a", "tools": [{"type": "function", "name": "add"}]}}),
+                ),
+                put("data", "prompts", "columns", value={"nemo_gym": "request"}),
+                put("rl", "environment", value={"type": "nemo_gym", "url": "http://127.0.0.1:1"}),
+            ),
+            "rl.environment: the row has tools: set the environment's `parser` to how the model writes calls "
+            "(prompts.jsonl line 1 in `data.prompts`)",
+        ),
+        (
             file("prompts.jsonl", json.dumps({"prompt": "a", "answer": ""})),
             "the verifier `exact` needs the column `answer`, which `data.prompts` lacks at prompts.jsonl line 1",
         ),

@@ -267,7 +267,7 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("url_variable", None, "the environment variable JUDGE, which a reward names, is not set"),
+        ("url_variable", None, "the environment variable JUDGE, which the recipe names, is not set"),
         ("url_variable", "judge.example:80", "must begin with http:// or https://"),
         ("header_variable", "Bearer abc", "must be a header such as `Authorization: Bearer abc`"),
     ],

@@ -1,0 +1,49 @@
+"""What a recipe says of resource servers of NeMo Gym."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import Field
+
+from rlhf_core.config.base import operational
+from rlhf_core.config.numbers import Attempts, Requests, Seconds
+from rlhf_core.config.servers import ServerConfig
+from rlhf_core.errors import RecipeError
+
+# Of the server itself: a policy that calls these would set up or reward its own episode.
+_RESERVED = ("seed_session", "verify", "aggregate_metrics", "mcp")
+_TOOL_NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9_.-]{0,127}")  # a segment of a URL's path
+
+
+class ResourceServers(ServerConfig):
+    """One, or several that are alike: each episode has its session at one of them."""
+
+    timeout_seconds: Seconds = Field(
+        default=60.0, description="longest wait for the answer to a request, which is not repeated then"
+    )
+    attempts: Attempts = operational(
+        5,
+        description="tries of a request that has no effect: there is no connection, or the status is 429 or 503; all "
+        "others are sent once",
+    )
+    requests_per_server: Requests = operational(64, description="requests that a server is sent at a time")
+
+
+def check_tools(row: Mapping[str, Any], *, can_call: bool) -> None:
+    """Raise RecipeError if the row has tools that cannot be called at a resource server."""
+    tools = row.get("tools") or ()
+    if tools and not can_call:
+        raise RecipeError("the row has tools: set the environment's `parser` to how the model writes calls")
+    names = [tool["function"]["name"] for tool in tools]
+    for name in names:
+        if name in _RESERVED:
+            raise RecipeError(
+                f"the row has a tool `{name}`, which is what the resource server calls its own: rename it"
+            )
+        if not _TOOL_NAME.fullmatch(name):
+            raise RecipeError(f"the row has a tool {name[:80]!r}: letters, digits and `_.-` make a path of a server")
+        if names.count(name) > 1:
+            raise RecipeError(f"the row has two tools `{name}`: rename one of them")
