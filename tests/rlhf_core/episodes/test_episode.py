@@ -17,7 +17,7 @@ from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.rendering import render
 from rlhf_core.data.templates import SHIPPED
 from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.environments import Environment, Feedback, Reply
+from rlhf_core.environments import Environment, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
 from rlhf_core.environments.retry import RetryEnvironment
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
@@ -274,7 +274,7 @@ def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
 
 
 def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None:
-    class Waits:
+    class Waits(EpisodeEnvironment):
         async def reset(self, row: Mapping[str, Any], seed: int) -> Any:
             return row["prompt"]
 
