@@ -239,7 +239,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The files that the recipes name, those of the shipped ones among them."""
     folder = tmp_path_factory.mktemp("mutated")
     write(folder)
-    for path in [*RECIPES.glob("*.py"), *RECIPES.glob("*.yaml")]:
+    for path in [*RECIPES.glob("*.py"), *RECIPES.glob("*.yaml"), *RECIPES.glob("*.jinja")]:
         (folder / path.name).write_bytes(path.read_bytes())
     return folder
 
