@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import math
 import multiprocessing
 import os
 import statistics
@@ -38,6 +39,7 @@ from rlhf_core.stages.in_process import InProcessCluster
 _SHAPE = SHAPES["1m"]
 _PROMPTS, _GROUP, _REPLY, _LONGEST_REPLY, _LONG, _ONE_IN, _SECONDS = 8, 4, 24, 96, 12, 8, 0.05
 _ENGINE_CORE, _RANK_CORE = 0, 1
+_LAST = 5  # steps whose rewards are averaged
 SIDES: Mapping[str, dict[str, Any] | None] = {
     "synchronous, in rounds": None,
     "synchronous, concurrent": {"max_lag": 0},
@@ -55,7 +57,8 @@ class Measured:
     total: float  # from the end of the first step to that of the last
     engine_idle: float  # share of that time
     rank_idle: float
-    reward: float  # mean of the last 5 steps
+    reward: float  # mean of the last `_LAST` steps
+    reached: float  # seconds of `total` until the mean of so many steps was the asked reward; inf: it never was
     lag: float
 
 
@@ -80,8 +83,8 @@ def config(side: str, steps: int) -> RLConfig:
     })  # fmt: skip
 
 
-def run(side: str, seed: int, steps: int, model: Path) -> Measured:
-    """In a process of its own."""
+def run(side: str, seed: int, steps: int, reward: float, model: Path) -> Measured:
+    """In a process of its own. reward: whose time is measured."""
     processes: list[psutil.Process] = []
 
     @contextmanager
@@ -115,9 +118,12 @@ def run(side: str, seed: int, steps: int, model: Path) -> Measured:
     total = times[-1] - times[0]
     engine_idle, rank_idle = (1 - (last - first) / total for first, last in zip(busy[0], busy[-1], strict=True))
     lags = [metrics.get("asynchronous/lag", 0.0) for _, metrics in context.ended]
+    rewards = [metrics["reward"] for _, metrics in context.ended]
+    means = {end: statistics.fmean(rewards[end - _LAST : end]) for end in range(_LAST, len(rewards) + 1)}
+    reached = next((times[end - 1] - times[0] for end, mean in means.items() if mean >= reward), math.inf)
     return Measured(
         statistics.median(after - before for before, after in itertools.pairwise(times)), total, engine_idle,
-        rank_idle, statistics.fmean(metrics["reward"] for _, metrics in context.ended[-5:]), statistics.fmean(lags),
+        rank_idle, means[len(rewards)], reached, statistics.fmean(lags),
     )  # fmt: skip
 
 
@@ -125,18 +131,28 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--reward", type=float, default=0.5, help="until which the time is measured")
     parser.add_argument("--sides", nargs="+", choices=[*SIDES], default=[*SIDES])
     given = parser.parse_args(arguments)
     shown = Table(
         title=f"{given.steps} steps of {_PROMPTS} x {_GROUP} episodes; medians of {given.seeds} seeds, all rewards"
     )
-    for column in ("side", "s a step", "engine idle", "rank idle", "mean lag", "s in all", "reward at the end"):
+    for column in (
+        "side",
+        "s a step",
+        "engine idle",
+        "rank idle",
+        "mean lag",
+        "s in all",
+        "reward at the end",
+        "s to the reward",
+    ):
         shown.add_column(column)
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         make_model(_SHAPE, Path(folder), ends_after=_REPLY)
         for side in given.sides:
-            made = [_alone(side, seed, given.steps, Path(folder)) for seed in range(given.seeds)]
+            made = [_alone(side, seed, given.steps, given.reward, Path(folder)) for seed in range(given.seeds)]
 
             def median(name: str, made: Sequence[Measured] = made) -> float:
                 return float(statistics.median(getattr(each, name) for each in made))
@@ -144,14 +160,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
             shown.add_row(
                 side, f"{median('seconds'):.2f}", f"{median('engine_idle'):.0%}", f"{median('rank_idle'):.0%}",
                 f"{median('lag'):.2f}", f"{median('total'):.0f}", ", ".join(f"{each.reward:.3f}" for each in made),
+                ", ".join(f"{each.reached:.0f}" for each in made),
             )  # fmt: skip
             print(f"{side}: {time.perf_counter() - began:.0f} s so far", flush=True)
     Console().print(shown)
 
 
-def _alone(side: str, seed: int, steps: int, model: Path) -> Measured:
+def _alone(side: str, seed: int, steps: int, reward: float, model: Path) -> Measured:
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
-        return pool.submit(run, side, seed, steps, model).result()
+        return pool.submit(run, side, seed, steps, reward, model).result()
 
 
 if __name__ == "__main__":
