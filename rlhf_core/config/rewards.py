@@ -208,6 +208,16 @@ class JudgeReward(JudgeConfig, TextReward):
         return self
 
     @model_validator(mode="after")
+    def _verdicts_differ(self) -> JudgeReward:
+        values = set(self.verdicts.values())
+        if len(self.verdicts) > 1 and len(values) == 1:
+            raise ValueError(
+                f"verdicts: {', '.join(self.verdicts)} all have the reward {values.pop():g}, so that nothing is "
+                "judged: give them different ones"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _verdicts_are_in_range(self) -> JudgeReward:
         low, high = self.range or (-math.inf, math.inf)
         for verdict, reward in self.verdicts.items():
@@ -290,9 +300,7 @@ def bounds_of_sum(
     return low, high
 
 
-def _as_scorer(scorer: Scorer) -> Scorer:
-    if isinstance(scorer, TextReward) and not scorer.may_give_scores:
-        raise ValueError(f"`{scorer.type}` gives scores from 0 to 1 by its `range` alone: set it, such as [0, 1]")
+def _stands_alone(scorer: Scorer) -> Scorer:
     if scorer.weight != 1.0:
         raise ValueError("a scorer is never summed with another: leave `weight` out")
     if isinstance(scorer, TextReward) and scorer.tolerated_failures:
@@ -300,7 +308,14 @@ def _as_scorer(scorer: Scorer) -> Scorer:
     return scorer
 
 
-ScorerConfig = Annotated[Scorer, AfterValidator(_as_scorer)]
+def _scores(scorer: Scorer) -> Scorer:
+    if isinstance(scorer, TextReward) and not scorer.may_give_scores:
+        raise ValueError(f"`{scorer.type}` gives scores from 0 to 1 by its `range` alone: set it, such as [0, 1]")
+    return scorer
+
+
+MonitorConfig = Annotated[Scorer, AfterValidator(_stands_alone)]  # whose rewards are logged
+ScorerConfig = Annotated[Scorer, AfterValidator(_stands_alone), AfterValidator(_scores)]  # whose scores count
 
 
 def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:

@@ -17,7 +17,7 @@ from rlhf_core.config.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.rewards import ScorerConfig
+from rlhf_core.config.rewards import MonitorConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
 from rlhf_core.config.training import LoraConfig
@@ -68,7 +68,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     checkpoint: CheckpointConfig = operational(
         CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
     )
-    monitors: dict[str, ScorerConfig] = operational(
+    monitors: dict[str, MonitorConfig] = operational(
         dict, description="scores that are logged each step, never trained on"
     )
     probe_tolerance: Tolerance | None = Field(

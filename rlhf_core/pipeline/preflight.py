@@ -87,7 +87,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     notes = [
         *bad_row_notes(samples),
         *column_notes(recipe, samples),
-        *environment_notes(nodes),
+        *environment_notes(nodes, rows),
         *notes,
         *margin_notes(uses, samples),
     ]

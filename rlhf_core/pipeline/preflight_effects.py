@@ -88,11 +88,11 @@ def _too_many_threads(nodes: Mapping[str, Draft]) -> Iterator[str]:
     cores = os.cpu_count() or 1
     for node in nodes.values():
         for below in configs_below(node.config):
-            if isinstance(below, RolloutEngineConfig | Placement) and below.threads > cores:
-                name = "rollout" if isinstance(below, RolloutEngineConfig) else "placement"
+            if isinstance(below, RolloutEngineConfig | Placement) and below.num_threads > cores:
+                part, threads = "rollout" if isinstance(below, RolloutEngineConfig) else "placement", below.num_threads
                 yield (
-                    f"{node.section}: threads={below.threads} ({name}) is more than the {cores} cores of this machine: "
-                    "in jobs that run on it, threads would wait for each other"
+                    f"{node.section}.{part}: {threads} threads are more than this machine has cores, {cores}: in jobs "
+                    "that run on it, they would wait for each other"
                 )
 
 

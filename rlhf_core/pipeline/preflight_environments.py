@@ -19,9 +19,13 @@ from rlhf_core.pipeline.preflight_model import BaseModel
 _TOKENISED_ROWS = 1000  # of each dataset, those with the fewest characters
 
 
-def environment_notes(nodes: Mapping[str, Draft]) -> Iterator[str]:
-    """One sentence for each environment whose answers no reply can follow."""
-    for place, environment, _ in _environments(nodes):
+def environment_notes(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
+    """One sentence for each environment whose answers no reply can follow, or which no row that could be read names."""
+    for place, environment, node in _environments(nodes):
+        datasets = [setting.names[0] for setting in node.input_settings if setting.path == "dataset" and setting.names]
+        are_known = any(samples.get(name) for name in datasets)
+        if ".choices." in place and are_known and not _rows_of(environment, node, samples):
+            yield f"{place}: no row that could be read names it, so that it may never be played"
         if environment.max_turns > 1:
             continue
         if isinstance(environment, Retry):

@@ -20,12 +20,14 @@ def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]
     for node in nodes.values():
         datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
         for place, template, dataset, texts, tolerates in _templates(node):
-            rows: Sequence[Mapping[str, Any]] = [row for _, row in samples.get(datasets[dataset], [])[:_TRIED_ROWS]]
+            known = samples.get(datasets[dataset], [])[:_TRIED_ROWS]
+            rows: Sequence[Mapping[str, Any]] = [row for _, row in known]
             # Of rows that are not at hand, or may fail, only whether the template ends.
             lenient = tolerates or not rows
             problem = template_problem(template, rows or [_ANY_ROW], texts, lenient=lenient)
             if problem is not None:
-                yield f"{node.section}.{place}: {problem}"
+                where = next((where for where, row in known if f"row {row['id']}:" in problem), "")
+                yield f"{node.section}.{place}: {problem}" + (f" ({where})" if where else "")
 
 
 def _templates(node: Draft) -> Iterator[tuple[str, str, str, Mapping[str, str], bool]]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.rewards import bounds_of_sum
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import BestOfNConfig, FromCompletions, GenerateConfig, PairsConfig, UnpairedConfig
+from rlhf_core.config.sampled import (
+    BestOfNConfig,
+    ConditionalConfig,
+    FromCompletions,
+    GenerateConfig,
+    PairsConfig,
+    UnpairedConfig,
+)
 from rlhf_core.config.shaping import ShapingConfig
+from rlhf_core.data.formats import Row
+from rlhf_core.data.sampled import best_of, by_reward, comparisons, conditional, labelled
+from rlhf_core.errors import StageError
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located
 
@@ -24,12 +34,19 @@ def check_thresholds(
         config = node.config
         if isinstance(config, FromCompletions):
             made_by = nodes[node.inputs["dataset"]]
+            problem = None
             if isinstance(made_by.config, GenerateConfig) and made_by.config.rewards:
                 bounds = bounds_of_sum(made_by.config.rewards.values())
-                known = None if bounds is None else _Rewards(*bounds, bounds[1] - bounds[0])
-            else:
-                known = _of_rows(made_by, rows, samples)
-            problem = None if known is None else _unreachable(config, known)
+                problem = None if bounds is None else _unreachable(config, *bounds)
+            elif isinstance(made_by.config, DatasetConfig):
+                name = made_by.name.removeprefix("data.")
+                known = samples.get(name, [])
+                problem = _unrewarded(config, known)
+                if problem is None and known and len(known) == rows.get(name):
+                    try:
+                        problem = _nothing_left(config, [row for _, row in known], name)
+                    except StageError as error:
+                        problem = f"dataset: {error}"
             if problem is not None:
                 yield f"{node.section}.{problem}"
         elif isinstance(config, RLConfig):
@@ -37,42 +54,63 @@ def check_thresholds(
                 yield f"{node.section}.{config.block}.{problem}"
 
 
-@dataclass(frozen=True, slots=True)
-class _Rewards:
-    low: float
-    high: float
-    gap: float  # the largest between two completions of one prompt
-
-    def __str__(self) -> str:
-        return f"the rewards of its completions are from {self.low:g} to {self.high:g}"
-
-
-def _of_rows(made_by: Draft, rows: Mapping[str, int], samples: Mapping[str, list[Located]]) -> _Rewards | None:
-    """Of a dataset all of whose rows could be read."""
-    name = made_by.name.removeprefix("data.")
-    known = samples.get(name, [])
-    if not isinstance(made_by.config, DatasetConfig) or not known or len(known) != rows.get(name):
-        return None
-    given: list[Sequence[float]] = [
-        [each["reward"] for each in row["completions"] if "reward" in each] for _, row in known if "completions" in row
-    ]
-    rewards = [reward for each in given for reward in each]
-    return _Rewards(min(rewards), max(rewards), max(max(e) - min(e) for e in given if e)) if rewards else None
-
-
-def _unreachable(config: FromCompletions, rewards: _Rewards) -> str | None:
-    """Why the stage would be left with nothing."""
+def _unreachable(config: FromCompletions, low: float, high: float) -> str | None:
+    """Why nothing would be left of completions with rewards from `low` to `high`."""
+    rewards = f"the rewards of its completions are from {low:g} to {high:g}"
     match config:
-        case PairsConfig(judge=None, margin=margin) if margin >= rewards.gap:
-            return f"margin is {margin:g}, and {rewards}: no two of one prompt are further apart than that: lower it"
-        case BestOfNConfig(least_reward=least) if least is not None and least > rewards.high:
+        case PairsConfig(judge=None, margin=margin) if margin >= high - low:
+            return f"margin is {margin:g}, and {rewards}: no two are further apart than that: lower it"
+        case BestOfNConfig(least_reward=least) if least is not None and least > high:
             return f"least_reward is {least:g}, and {rewards}: nothing would be left: lower it"
         case UnpairedConfig(threshold=threshold, margin=margin):
             place = f"threshold is {threshold:g}" + (f", with a margin of {margin:g}" if margin else "")
-            if rewards.high < threshold or rewards.high - threshold < margin:
+            if high < threshold or high - threshold < margin:
                 return f"{place}, and {rewards}: none would be good: lower it"
-            if rewards.low >= threshold or threshold - rewards.low < margin:
+            if low >= threshold or threshold - low < margin:
                 return f"{place}, and {rewards}: none would be bad: raise it"
+    return None
+
+
+def _unrewarded(config: FromCompletions, known: list[Located]) -> str | None:
+    for where, row in known if config.reads_rewards else []:
+        if any("reward" not in entry for entry in row["completions"]):
+            return f"dataset: {where}: a completion has no `reward`, which this stage reads"
+    return None
+
+
+def _nothing_left(config: FromCompletions, rows: Sequence[Row], name: str) -> str | None:
+    """Why the stage would be left with nothing of all the rows of a dataset."""
+    counts: Counter[str] = Counter()
+    match config:
+        case PairsConfig(select=select, margin=margin, judge=judge):
+            compared = (
+                pair
+                for row in rows
+                for pair in comparisons(row, every=select == "all", counts=counts, rewarded=judge is None)
+            )
+            if not any(judge is not None or by_reward(pair, margin) != "ties" for pair in compared):
+                apart = "" if judge is not None else f" whose rewards are more than {margin:g} apart"
+                return f"margin: no prompt of `{name}` has two different completions{apart}, so there is no pair"
+        case BestOfNConfig(least_reward=least):
+            if not any(True for row in rows for _ in best_of(row, least_reward=least, counts=counts)):
+                least = 0.0 if least is None else least
+                return f"least_reward is {least:g}, and no completion of `{name}` has as much: lower it"
+        case UnpairedConfig(threshold=threshold, margin=margin):
+            made = [made for row in rows for made in labelled(row, threshold=threshold, margin=margin, counts=counts)]
+            labels = {row["label"] for row in made}
+            if len(labels) < 2:
+                lacking = "bad: raise it" if True in labels else "good: lower it"
+                place = f"threshold is {threshold:g}" + (f", with a margin of {margin:g}" if margin else "")
+                return f"{place}, by which no completion of `{name}` is {lacking}"
+        case ConditionalConfig(text=text, decimals=decimals):
+            written: Counter[str] = Counter()
+            for row in rows:
+                list(conditional(row, text=text, decimals=decimals, counts=counts, written=written))
+            if len(written) < 2:
+                return (
+                    f"decimals is {decimals}, with which the rewards of `{name}` are all written alike: write more, or "
+                    "give it other rows"
+                )
     return None
 
 
@@ -83,6 +121,9 @@ def _of_rl(config: RLConfig) -> Iterator[str]:
         return
     clip = settings.shaping.clip
     shaped = _shaped(bounds, settings.shaping)
+    if shaped[0] == shaped[1] and settings.rewards and settings.teacher is None:
+        yield f"rewards: all completions get the reward {shaped[0]:g}, so that nothing tells them apart: add another"
+        return
     if clip is not None and (shaped[0] >= clip[1] or shaped[1] <= clip[0]):
         yield (
             f"shaping.clip is [{clip[0]:g}, {clip[1]:g}], rewards are from {shaped[0]:g} to {shaped[1]:g}: all would "

@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
+from jinja2 import TemplateSyntaxError
+
 from rlhf_core.children import how_it_ended
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.templates import TextTemplate
@@ -58,6 +60,12 @@ def _try() -> int:
     request = json.load(sys.stdin)
     try:
         template = TextTemplate(request["template"])
+    except MemoryError:
+        return _OUT_OF_MEMORY
+    except TemplateSyntaxError as error:  # a filter that there is none of
+        print(f"line {error.lineno} of the template: {error.message}", file=sys.stderr)
+        return _CANNOT_BE_WRITTEN
+    try:
         for row in request["rows"]:
             template(row, prompt=str(row["prompt"][-1]["content"]), **request["texts"])
     except MemoryError:

@@ -187,9 +187,9 @@ class MissingColumnError(RowError):
         """alternative: what else might stand there, ` or …`."""
         names = sorted(known)
         reason = f"no column `{column}`"
-        listed = ", ".join(name if name == name.strip() else f"`{name}`" for name in names[:_SHOWN_COLUMNS]) + (
-            ", …" if len(names) > _SHOWN_COLUMNS else ""
-        )
+        listed = ", ".join(
+            name if name and name == name.strip() else f"`{name}`" for name in names[:_SHOWN_COLUMNS]
+        ) + (", …" if len(names) > _SHOWN_COLUMNS else "")
         near = did_you_mean(column, names)
         super().__init__(
             f"{reason}{alternative}{near}; it has {listed or 'none'} (see `columns` in the recipe)", reason

@@ -12,7 +12,14 @@ from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.environments import AgentEnvironment
 from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rewards import FunctionReward, HTTPReward, RewardConfig, ScorerConfig, bounds_of_sum
+from rlhf_core.config.rewards import (
+    FunctionReward,
+    HTTPReward,
+    MonitorConfig,
+    RewardConfig,
+    ScorerConfig,
+    bounds_of_sum,
+)
 from rlhf_core.config.rl import RLConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
@@ -78,6 +85,10 @@ def test_rewards_have_names_and_weights() -> None:
         (
             {"filtering": {"low": 0.5}, "group_size": 2},
             "filtering keeps mean scores between low=0.5 and high=1, but those of group_size=2 completions",
+        ),
+        (
+            {"rewards": {"judge": {**JUDGE, "verdicts": {"good": 1, "bad": 1}}}},
+            "verdicts: good, bad all have the reward 1, so that nothing is judged: give them different ones",
         ),
         (
             {"rewards": {"judge": {**JUDGE, "range": [0, 1], "verdicts": {"good": 2}}}},
@@ -158,6 +169,7 @@ def test_a_scorer_has_no_weight() -> None:
 
 def test_a_judge_scores_by_its_range() -> None:
     assert TypeAdapter(ScorerConfig).validate_python({**JUDGE, "range": [0, 1]}).bounds == (0, 1)
+    assert TypeAdapter(MonitorConfig).validate_python(JUDGE).bounds is None  # its rewards are logged
     with pytest.raises(ValidationError, match=r"`judge` gives scores from 0 to 1 by its `range` alone: set it"):
         TypeAdapter(ScorerConfig).validate_python(JUDGE)
 

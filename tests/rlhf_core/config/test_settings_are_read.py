@@ -47,6 +47,7 @@ USED_OTHERWISE = {
         )),
         "named_variables returns them",
     ),
+    **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{kind}Validation.also" for kind in (
             "Text", "Conversations", "Pairs", "SeenPairs", "Unpaired", "Completions", "Stepwise",

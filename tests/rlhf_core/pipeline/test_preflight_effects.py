@@ -82,7 +82,7 @@ DPO = {"stage": "preference", "dataset": "pairs", "model": "sft", "batch_size": 
         ),
         (
             put("rl", "rollout", "threads", value=4096),
-            [f"rl: threads=4096 (rollout) is more than the {os.cpu_count()} cores of this machine: in jobs"],
+            [f"rl.rollout: 4096 threads are more than this machine has cores, {os.cpu_count()}: in"],
         ),
     ],
 )

@@ -56,6 +56,14 @@ TOOLS = {"type": "tools", "parser": "hermes", "tools": {"python": {"type": "pyth
             put("evaluation", "environment", value={"type": "by_row", "choices": {"t": {**TOOLS, "max_turns": 1}}}),
             ["evaluation.environment.choices.t: max_turns is 1, so the policy never reads what a tool returns"],
         ),
+        (
+            put(
+                "rl",
+                "environment",
+                value={"type": "by_row", "choices": {"t": {"type": "retry"}, "u": {"type": "retry"}}},
+            ),
+            ["rl.environment.choices.u: no row that could be read names it, so that it may never be played"],
+        ),
     ],
 )
 def test_an_environment_that_is_never_answered_is_noted(tmp_path: Path, change: Change, expected: list[str]) -> None:

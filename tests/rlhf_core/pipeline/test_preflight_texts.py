@@ -29,7 +29,11 @@ def scored_by(template: str, **settings: Any) -> Change:
         (
             scored_by("{{ completion }} {{ row.anser }}"),
             "evaluation.scorers.judge.template: the template cannot be written for row 5e4cbdddea84285f: 'dict object' "
-            "has no attribute 'anser'",
+            "has no attribute 'anser' (prompts.jsonl line 1)",
+        ),
+        (
+            scored_by("{{ completion | shout }}"),
+            "evaluation.scorers.judge.template: line 1 of the template: No filter named 'shout'.",
         ),
         (scored_by(ENDLESS), "evaluation.scorers.judge.template: the template is not written within 2 s: correct its"),
         (

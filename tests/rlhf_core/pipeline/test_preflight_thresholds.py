@@ -23,8 +23,11 @@ def made(stage: str, *, of: str = "sampled", **settings: Any) -> Change:
             {"prompt": f"q{i}", "completions": [{"text": f"a{reward}", "reward": reward} for reward in rewards]}
             for i, rewards in enumerate(ROWS)
         ]
-        (root / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-        recipe["data"]["rows"] = {"format": "completions", "source": {"type": "files", "paths": ["rows.jsonl"]}}
+        alike = [{"prompt": "q", "completions": [{"text": text, "reward": 1.01} for text in "ab"]}]
+        for name, given in {"rows": rows, "alike": alike, "unrewarded": [{"prompt": "q", "completion": "a"}]}.items():
+            (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+            source = {"type": "files", "paths": [f"{name}.jsonl"]}
+            recipe["data"][name] = {"format": "completions", "source": source}
         recipe["sampled"] = SAMPLED
         recipe["made"] = {"stage": stage, "dataset": of, **settings}
         recipe["evaluation"]["models"] = ["sft"]
@@ -47,7 +50,7 @@ RETRY = put("rl", "environment", value={"type": "retry", "max_turns": 2})
     [
         (made("pairs", margin=1.9), []),
         (made("pairs", margin=2),
-         "made.margin is 2, and the rewards of its completions are from 0 to 2: no two of one prompt are further"),
+         "made.margin is 2, and the rewards of its completions are from 0 to 2: no two are further apart than"),
         (made("best_of_n", least_reward=2), []),
         (made("best_of_n", least_reward=2.5),
          "made.least_reward is 2.5, and the rewards of its completions are from 0 to 2: nothing would be left: lower"),
@@ -56,14 +59,25 @@ RETRY = put("rl", "environment", value={"type": "retry", "max_turns": 2})
         (made("unpaired", threshold=0), "made.threshold is 0, and the rewards of its completions are from 0 to 2"),
         (made("unpaired", threshold=1, margin=1.5), "made.threshold is 1, with a margin of 1.5, and the rewards of"),
         (made("pairs", of="rows", margin=4.9), []),
-        (made("pairs", of="rows", margin=5), "made.margin is 5, and the rewards of its completions are from 0 to 6"),
-        (made("best_of_n", of="rows", least_reward=7), "made.least_reward is 7, and the rewards of its completions"),
+        (made("pairs", of="rows", margin=5), "made.margin: no prompt of `rows` has two different completions whose"),
+        (made("best_of_n", of="rows", least_reward=7), "made.least_reward is 7, and no completion of `rows` has as"),
+        (made("unpaired", of="rows", threshold=0), "made.threshold is 0, by which no completion of `rows` is bad"),
+        (made("unpaired", of="rows", threshold=5, margin=1.5),
+         "made.threshold is 5, with a margin of 1.5, by which no completion of `rows` is good: lower it"),
+        (made("conditional", of="rows"), []),
+        (made("conditional", of="alike"), "made.decimals is 1, with which the rewards of `alike` are all written"),
+        (made("pairs", of="alike"), "made.margin: no prompt of `alike` has two different completions whose"),
+        (made("best_of_n", of="unrewarded"),
+         "made.dataset: unrewarded.jsonl line 1: a completion has no `reward`, which this stage reads"),
         (made("unpaired", of="rows", threshold=1), []),
         (grpo(cross_entropy={"coefficient": 1.0, "least_reward": 1}), []),
         (grpo(cross_entropy={"coefficient": 1.0, "least_reward": 2}),
          "rl.grpo.cross_entropy.least_reward is 2, and rewards are at most 1: no completion would be imitated"),
         (both(RETRY, grpo(rewards=ENVIRONMENT, cross_entropy={"coefficient": 1.0, "least_reward": 4})),
          "rl.grpo.cross_entropy.least_reward is 4, and rewards are at most 3: no completion would be imitated"),
+        (grpo(rewards={"j": {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "pattern": "(.)",
+                             "template": "{{ completion }}", "verdicts": {"a": 1}}}),
+         "rl.grpo.rewards: all completions get the reward 1, so that nothing tells them apart: add another"),
         (grpo(shaping={"clip": [-1, 0]}),
          "rl.grpo.shaping.clip is [-1, 0], rewards are from 0 to 1: all would be the same, and nothing would be"),
         (grpo(shaping={"clip": [-1, 0], "overlong": {"buffer": 2}}), []),
