@@ -215,7 +215,8 @@ class Episode:
         return read
 
     def _read(self, message: Any, method: str) -> dict[str, Any]:
-        shows = isinstance(message, dict) and (isinstance(message.get("content"), list) or message.get("images"))
+        content = message.get("content") if isinstance(message, dict) else None
+        shows = isinstance(content, list) or (isinstance(content, str) and message.get("images"))
         if shows and self._rules.images is None:
             self._fail(
                 f"{method}() returned a message with images, but the policy reads text alone, or something else that "

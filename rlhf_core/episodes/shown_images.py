@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,9 @@ class ShownImages:
     """How those of all episodes of a stage are read and kept."""
 
     def __init__(self, processor: ImageProcessor, folder: Path, most: int) -> None:
-        """processor: of the policy. folder: a new one, where they are kept. most: of an episode."""
-        folder.mkdir()
+        """processor: of the policy. folder: where they are kept; it may be that of a job that was killed. most: of an
+        episode."""
+        folder.mkdir(exist_ok=True)
         self._folder = folder
         self._reader = ImageReader(ImagesConfig(), None, folder)
         self._rows = RowImages(processor, folder, most)
@@ -36,7 +36,10 @@ class ShownImages:
         Raises RowError for what is no image, or an image that nobody has shown.
         """
         if isinstance(message["content"], str):
-            for digest in message.get("images", ()):
+            digests = message["images"]
+            if not isinstance(digests, list):
+                raise RowError(f"`images` is {digests!r:.100}, and no list: show an image as a part of `content`")
+            for digest in digests:
                 self._keep(digest, prompt)
             return dict(message)
         (read,) = read_messages(self._reader({"messages": [message]})["messages"], "messages")
@@ -63,4 +66,4 @@ class ShownImages:
             return
         if digest not in asked:
             raise RowError(f"`images` has {digest}, which is no image of the row: show it as a part of `content`")
-        shutil.copyfile(asked[digest], self._folder / digest)
+        self._reader.read(Path(asked[digest]).read_bytes(), "images")

@@ -306,14 +306,17 @@ from PIL import Image
 
 
 class Shows:
-    def __init__(self, name="image"):
+    def __init__(self, name="image", images=None):
         self.name = name
+        self.images = images
 
     def reset(self, row):
         self.colour = row["answer"]
         return row["prompt"] if "images" in row["prompt"][0] else [{"role": "user", "content": f"say {self.colour} 1"}]
 
     def step(self, reply):
+        if self.images is not None:
+            return {"messages": [{"role": "user", "content": "\ufffc", "images": self.images}]}
         shown = Image.new("RGB", (40, 30), self.colour)
         question = [{"type": "image", self.name: shown}, {"type": "text", "text": "colour?"}]
         return {"messages": [{"role": "user", "content": question}], "reward": float(reply == self.colour)}
@@ -359,6 +362,13 @@ def test_what_an_environment_shows_is_sampled_from_and_trained(
             r"turn 1: step\(\) returned images that cannot be shown: it has 2 images, more than",
         ),
         ({"name": "url"}, {"max_images": 4}, None),
+        (
+            {"images": ["0" * 64]},
+            {},
+            r"turn 1: step\(\) returned a message that cannot be used: `images` has 0{64}, which is",
+        ),
+        ({"images": ["../x"]}, {}, r"cannot be used: `images` has '../x', which is no SHA-256"),
+        ({"images": 5}, {}, r"cannot be used: `images` is 5, and no list"),
         (
             {"name": "picture"},
             {},
