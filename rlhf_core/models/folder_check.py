@@ -16,6 +16,7 @@ from typing import Any
 from rlhf_core.errors import StageError
 from rlhf_core.models.class_config import bias_settings, class_problems, may_tie_head, ties_head
 from rlhf_core.models.config_check import config_problems
+from rlhf_core.models.expected_tensors import tensor_problem
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, same_content, stored_tensors
 
@@ -94,6 +95,8 @@ def class_config_problems(settings: Mapping[str, Any], folder: Path, *, reward_m
     problems = [*class_problems(settings), *_misfits(settings, tensors, layers=True), *_biases(settings, tensors)]
     problems = problems or [*_unlike_layers(settings, tensors), *_lacking_ends(tensors)]
     problems = problems or list(() if reward_model else _headless(settings, tensors))
+    if not problems and (problem := tensor_problem(settings, tensors, reward_model=reward_model)) is not None:
+        problems = [f"the weights are not those of config.json: {problem}: give config.json and weights of one model"]
     yield from problems or _untied(settings, folder, tensors)
 
 

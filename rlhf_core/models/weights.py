@@ -5,7 +5,7 @@ By itself transformers fills what is missing or misshapen with random numbers, a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,12 @@ from safetensors import safe_open
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
+from rlhf_core.models.expected_tensors import misfit
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.headers import StoredTensor, stored_tensors
 from rlhf_core.models.remote_code import reads_images
 
 Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
-
-_MOST_NAMED = 3  # tensors in a message
 
 
 def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options: Any) -> transformers.PreTrainedModel:
@@ -115,29 +114,12 @@ def require_all_loaded(source: object, model: object, info: Mapping[str, Any]) -
 
     source: where they come from, as the message names it.
     """
-    parts = []
-    if missing := info["missing_keys"]:
-        parts.append(f"missing are {_some(missing)}")
-    if unexpected := info["unexpected_keys"]:
-        parts.append(f"{_some(unexpected)} belong to another model")
-    if mismatched := info["mismatched_keys"]:
-        shapes = (f"{name} ({_shape(stored)}, expected {_shape(shape)})" for name, stored, shape in mismatched)
-        parts.append(f"of another shape are {_some(shapes)}")
-    if parts:
+    problem = misfit(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    if problem is not None:
         raise StageError(
-            f"{source}: the weights are not those of config.json ({type(model).__name__}): {'; '.join(parts)}: "
+            f"{source}: the weights are not those of config.json ({type(model).__name__}): {problem}: "
             "give config.json and weights of one model"
         )
-
-
-def _some(names: Iterable[str]) -> str:
-    known = sorted(names)
-    rest = len(known) - _MOST_NAMED
-    return ", ".join(known[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
-
-
-def _shape(shape: Any) -> str:
-    return "×".join(map(str, shape)) or "a single number"
 
 
 def _tied(model: Any) -> dict[str, str]:
