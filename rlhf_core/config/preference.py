@@ -10,7 +10,7 @@ from rlhf_core.config.base import Reads
 from rlhf_core.config.preference_losses import PreferenceLossConfig
 from rlhf_core.config.reference import PairReferenceConfig, ReferencedConfig
 from rlhf_core.config.texts import JudgeName
-from rlhf_core.config.validation import SeenPairsValidation
+from rlhf_core.config.validation import PairsWithImagesValidation
 
 
 class PreferenceConfig(ReferencedConfig):
@@ -19,7 +19,7 @@ class PreferenceConfig(ReferencedConfig):
     dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
         description="name of an entry of the recipe's `data`, format preferences"
     )
-    validation: SeenPairsValidation | None = Field(
+    validation: PairsWithImagesValidation | None = Field(
         default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
     )
     losses: dict[JudgeName, PreferenceLossConfig] = Field(

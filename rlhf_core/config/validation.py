@@ -173,7 +173,7 @@ class HeldOutPairs(Config):
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True)] = _held_out("preferences")
 
 
-class HeldOutSeenPairs(HeldOutPairs):
+class HeldOutPairsWithImages(HeldOutPairs):
     """Preference pairs, whose prompts may have images."""
 
     dataset: Annotated[str, Reads("dataset", format="preferences", held_out=True, images=True)] = _held_out(
@@ -226,10 +226,10 @@ class PairsValidation(_AccuracyValidation, HeldOutPairs):
     also: dict[str, HeldOutPairs] = Field(default={}, description=_NAMED)
 
 
-class SeenPairsValidation(_AccuracyValidation, HeldOutSeenPairs):
+class PairsWithImagesValidation(_AccuracyValidation, HeldOutPairsWithImages):
     """The loss of held-out pairs, whose prompts may have images, and the share of them that are ordered right."""
 
-    also: dict[str, HeldOutSeenPairs] = Field(default={}, description=_NAMED)
+    also: dict[str, HeldOutPairsWithImages] = Field(default={}, description=_NAMED)
 
 
 class UnpairedValidation(_AccuracyValidation, HeldOutUnpaired):

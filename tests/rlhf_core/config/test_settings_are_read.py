@@ -50,7 +50,7 @@ USED_OTHERWISE = {
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
     **dict.fromkeys(
         (f"{kind}Validation.also" for kind in (
-            "Text", "Conversations", "Pairs", "SeenPairs", "Unpaired", "Completions", "Stepwise",
+            "Text", "Conversations", "Pairs", "PairsWithImages", "Unpaired", "Completions", "Stepwise",
         )),
         "SupervisedValidationConfig.names returns their names, which are those of inputs",
     ),
