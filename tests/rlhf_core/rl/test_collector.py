@@ -26,7 +26,7 @@ from rlhf_core.types import Prompt, Trajectory
 
 ROW = {"prompt": [{"role": "user", "content": "?"}]}
 TOKENIZER = word_level_tokenizer([], context_length=64)
-RIGHT, WRONG, MIXED = "right", "wrong", "mixed"  # how a prompt is answered, always
+RIGHT, WRONG, MIXED, MOSTLY = "right", "wrong", "mixed", "mostly"  # how a prompt is answered, always
 
 
 class Answered:
@@ -75,7 +75,7 @@ class Setup:
         first_of_group = self.completions % 4 == 0
         self.completions += 1
         answer = self._by_token[prompt[0]]
-        right = answer == RIGHT or (answer == MIXED and first_of_group)
+        right = answer == RIGHT or (answer == MIXED and first_of_group) or (answer == MOSTLY and not first_of_group)
         text = f"{'r' if right else 'w'}{self.completions}"
         return [*TOKENIZER(text, add_special_tokens=False)["input_ids"], TOKENIZER.eos_token_id]
 
@@ -141,12 +141,13 @@ def test_groups_that_teach_nothing_are_replaced_by_new_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("low", "high", "kept"), [(0.0, 1.0, True), (0.25, 1.0, False), (0.0, 0.25, False), (0.2, 0.3, True)]
+    ("answer", "low", "high", "kept"),
+    [(MIXED, 0.0, 1.0, True), (MIXED, 0.25, 1.0, False), (MOSTLY, 0.0, 0.75, False), (MIXED, 0.2, 0.3, True)],
 )
-def test_the_range_is_open_at_both_ends(low: float, high: float, kept: bool) -> None:
-    setup = Setup([MIXED], wanted=1, low=low, high=high, max_rounds=1)  # one of four is right
+def test_the_range_is_open_at_both_ends(answer: str, low: float, high: float, kept: bool) -> None:
+    setup = Setup([answer], wanted=1, low=low, high=high, max_rounds=1)  # one of four is right, or three are
     if kept:
-        assert groups(setup.collect()[0]) == ["0 mixed"]
+        assert groups(setup.collect()[0]) == [f"0 {answer}"]
         return
     with pytest.raises(StageError):
         setup.collect()
