@@ -114,7 +114,7 @@ class AlgorithmConfig(Config):
             return self
         if self.group_size < 2:
             raise ValueError("filtering compares the completions of one prompt, but group_size is 1; raise it")
-        scorers = {name: r for name, r in self.rewards.items() if isinstance(r, Scorer) and r.may_give_scores}
+        scorers = self.scorers
         if self.filtering.score is not None and self.filtering.score not in scorers:
             raise ValueError(
                 f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: "
@@ -136,9 +136,8 @@ class AlgorithmConfig(Config):
     def _filtering_keeps_something(self) -> AlgorithmConfig:
         if self.filtering is None:
             return self
-        scorers = [name for name, reward in self.rewards.items() if isinstance(reward, Scorer)]
-        scoring = [self.filtering.score] if self.filtering.score is not None else scorers
-        reward = self.rewards[scoring[0]] if len(scoring) == 1 else None
+        scoring = [self.filtering.score] if self.filtering.score is not None else list(self.scorers)
+        reward = self.scorers[scoring[0]] if len(scoring) == 1 else None
         if not isinstance(reward, VerifierReward) or reward.kind != "exact":
             return self
         means = [right / self.group_size for right in range(self.group_size + 1)]
@@ -168,6 +167,11 @@ class AlgorithmConfig(Config):
     def model_rewards(self) -> dict[str, ModelReward]:
         """Those of `rewards` that a reward model gives."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def scorers(self) -> dict[str, Scorer]:
+        """Those of `rewards` that may give scores, by which `filtering` chooses."""
+        return {name: r for name, r in self.rewards.items() if isinstance(r, Scorer) and r.may_give_scores}
 
     @property
     def driver_rewards(self) -> dict[str, RewardConfig]:

@@ -257,7 +257,7 @@ class EnvironmentReward(EpisodeReward, Scorer):
 
     @property
     def gives_scores(self) -> bool:
-        return self.threshold is not None
+        return self.may_give_scores
 
     @property
     def bounds(self) -> tuple[float, float] | None:

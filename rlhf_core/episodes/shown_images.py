@@ -33,7 +33,7 @@ class ShownImages:
     def canonical(self, message: Mapping[str, Any], prompt: Prompt) -> dict[str, Any]:
         """`message` with what its content shows, as rows have it. It may have the images of its row's prompt, too.
 
-        Raises RowError for what is no image, or an image that nobody has shown.
+        Raises RowError for what is no image, or one that was not shown before.
         """
         if isinstance(message["content"], str):
             digests = message["images"]

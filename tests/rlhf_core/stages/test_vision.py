@@ -270,6 +270,28 @@ RL: dict[str, Any] = {
 }  # fmt: skip
 
 
+def recorded(monkeypatch: pytest.MonkeyPatch) -> list[Trajectory]:
+    """The trajectories of the first step that will be trained."""
+    seen: list[Trajectory] = []
+
+    def pack(trajectories: list[Trajectory], processor: Any) -> Any:
+        seen.extend(trajectories if not seen else [])
+        return pack_trajectories(trajectories, processor)
+
+    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", pack)
+    return seen
+
+
+def require_log_probs_of_the_engine(trajectories: list[Trajectory], policy: Path) -> None:
+    """Of every token that was sampled, by the weights in `policy`."""
+    batch = pack_trajectories(trajectories, open_processor(policy))
+    model = PolicyModel(load_causal_model(policy, dtype=torch.float32, attention="sdpa").eval())
+    with torch.no_grad():
+        ours = model(batch)[0][batch.loss_mask]
+    assert batch.rollout_logprobs is not None
+    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
+
+
 @pytest.mark.timeout(300)
 def test_rl_trains_what_the_engine_sampled_of_pictures(
     trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -278,24 +300,13 @@ def test_rl_trains_what_the_engine_sampled_of_pictures(
     policy = local_input(trained.folder, Kind.POLICY)
     inputs = {"model": policy, "dataset": prompts, "validation.dataset": prompts}
     context = context_of(tmp_path, inputs)
-    seen: list[Trajectory] = []
-
-    def recorded(trajectories: list[Trajectory], processor: Any) -> Any:
-        seen.extend(trajectories if not seen else [])
-        return pack_trajectories(trajectories, processor)
-
-    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", recorded)
+    seen = recorded(monkeypatch)
     validation = {"dataset": "d", "every_steps": 1, "scorers": {"exact": {"type": "verifier"}}}
     output = rl.run(valid(RLConfig, {**RL, "validation": validation}), inputs, context, inline)
     assert len(context.logs) == 2
     assert context.logs[0][1]["validation/pass@1"] > 0.8
     assert {bool(t.prompt.images) for t in seen} == {True, False}
-    batch = pack_trajectories(seen, open_processor(policy.folder))
-    model = PolicyModel(load_causal_model(policy.folder, dtype=torch.float32, attention="sdpa").eval())
-    with torch.no_grad():
-        ours = model(batch)[0][batch.loss_mask]
-    assert batch.rollout_logprobs is not None
-    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
+    require_log_probs_of_the_engine(seen, policy.folder)
     before = load_file(policy.folder / "model.safetensors")
     assert any("vision_model" in n and not torch.equal(v, before[n]) for n, v in weights(output).items())
     print({k: v for k, v in context.logs[-1][1].items() if "/" not in k})
@@ -332,25 +343,14 @@ def test_what_an_environment_shows_is_sampled_from_and_trained(
     inputs = {"model": policy, "dataset": prompts}
     (tmp_path / "shows.py").write_text(SHOWS)
     context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
-    seen: list[Trajectory] = []
-
-    def recorded(trajectories: list[Trajectory], processor: Any) -> Any:
-        seen.extend(trajectories)
-        return pack_trajectories(trajectories, processor)
-
-    monkeypatch.setattr("rlhf_core.rl.loop.pack_trajectories", recorded)
+    seen = recorded(monkeypatch)
     shows = {"type": "function", "path": "shows.py", "function": "Shows", "max_turns": 2}
     grpo = {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}}
     settings = {**RL, "steps": 1, "environment": shows, "grpo": grpo, "rollout": {**ROLLOUT, "max_images": 2}}
     rl.run(valid(RLConfig, settings), inputs, context, inline)
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(0, 1), (1, 1)}
     assert sum(t.environment_reward for t in seen) > 1.6 * len(seen)  # of 2: SFT has learned to look
-    batch = pack_trajectories(seen, open_processor(policy.folder))
-    model = PolicyModel(load_causal_model(policy.folder, dtype=torch.float32, attention="sdpa").eval())
-    with torch.no_grad():
-        ours = model(batch)[0][batch.loss_mask]
-    assert batch.rollout_logprobs is not None
-    assert torch.allclose(ours, batch.rollout_logprobs[batch.loss_mask], atol=1e-4)
+    require_log_probs_of_the_engine(seen, policy.folder)
 
 
 @pytest.mark.parametrize(
