@@ -170,8 +170,12 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
             "rewards.py cannot be loaded: rewards.py, line 2: KeyboardInterrupt",
         ),
         (
-            file("rewards.py", f"{REWARD}print('here')\nimport os; os.closerange(3, 64); os._exit(5)"),
+            file("rewards.py", f"{REWARD}print('here')\nimport os; os._exit(5)"),
             "its process ended with status 5, while it ran the file; the last it wrote: here",
+        ),
+        (
+            file("rewards.py", f"{REWARD}import os; os.closerange(3, 64); os._exit(5)"),
+            "rewards.py cannot be loaded: its process ended with status 5, while it ran the file",
         ),
         (
             file("rewards.py", f"{REWARD}import os; os.closerange(0, 64)"),
