@@ -131,6 +131,14 @@ class TimedEpisodes(EnvironmentConfig):
     )
 
 
+class EpisodeProcesses(EnvironmentConfig):
+    """An environment whose episodes have processes of their own."""
+
+    parallel_episodes: Sequences = operational(
+        256, description="episodes that are played at a time, each in a process of its own"
+    )
+
+
 class SingleTurn(EnvironmentConfig):
     """One reply to the row's prompt, judged by the rewards alone."""
 
@@ -165,7 +173,7 @@ class Retry(EnvironmentConfig):
         return 0.0, 1.0
 
 
-class CodeEnvironment(EnvironmentConfig, ToleratesFailures, UserProgram):
+class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
     """Every environment of the user's Python file, where each episode has a process of its own."""
 
     parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
@@ -207,9 +215,6 @@ class Program(CodeEnvironment):
     max_turns: Turns = Field(default=8, description="replies that it may ask for in an episode")
     timeout_seconds: Seconds = operational(
         60.0, description="that an episode may take beside waiting for replies; one that takes longer is a failure"
-    )
-    parallel_episodes: Sequences = operational(
-        128, description="episodes that are played at a time, each in a process of its own"
     )
 
     @property
@@ -258,7 +263,7 @@ def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig
         )
 
 
-class ToolsEnvironment(TimedEpisodes, ToleratesFailures, CallsTools):
+class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, CallsTools):
     """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
 
     A call that cannot be read or made is answered by an error, and so is one whose tool raises.
@@ -271,6 +276,9 @@ class ToolsEnvironment(TimedEpisodes, ToleratesFailures, CallsTools):
     parser: str = Field(
         min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
     )
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.code() else frozenset({"parallel_episodes"})
 
     def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
         return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -78,6 +80,17 @@ class Environments(ABC):
     episode_seconds: float | None = None  # that the environment may take in all turns of an episode
     tools: Sequence[Mapping[str, Any]] = ()  # schemas of the functions that the policy may call
     tolerated_failures: float = 0.0  # share of the episodes that are played together
+    parallel_episodes: int | None = None  # that may be played at a time; none: all
+    _slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+
+    def slot(self) -> AbstractAsyncContextManager[None]:
+        """What an episode holds while it is played: there are `parallel_episodes` of them in an event loop."""
+        if self.parallel_episodes is None:
+            return nullcontext()
+        loop = asyncio.get_running_loop()
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = loop, asyncio.Semaphore(self.parallel_episodes)
+        return self._slots[1]
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:
         """Those of the episodes that start from this row. Raises RecipeError if there are none for it."""

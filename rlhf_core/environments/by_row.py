@@ -29,6 +29,8 @@ class EnvironmentsByRow(Environments):
         self.name = config.type
         self.max_turns = config.most_turns
         self.tolerated_failures = config.tolerated_failures
+        bounds = [each.parallel_episodes for each in choices.values() if each.parallel_episodes is not None]
+        self.parallel_episodes = min(bounds, default=None)
         self._config, self._choices, self._opened = config, choices, opened
 
     def of_row(self, row: Mapping[str, Any]) -> Environments:

@@ -31,6 +31,7 @@ class FunctionEnvironments(Environments):
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
         self.episode_seconds = config.episode_seconds
+        self.parallel_episodes = config.parallel_episodes
         self._seconds = config.timeout_seconds
         self._host = EpisodeHost(config, file, "environment")
 

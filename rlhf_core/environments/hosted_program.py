@@ -24,17 +24,8 @@ class HostedPrograms(Environments):
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
         self.config = config
+        self.parallel_episodes = config.parallel_episodes
         self.host = EpisodeHost(config, file, "program")
-        self._loop: asyncio.AbstractEventLoop | None = None
-        self._slots: asyncio.Semaphore | None = None
-
-    @property
-    def slots(self) -> asyncio.Semaphore:
-        """For `parallel_episodes` of those that are played in this event loop."""
-        loop = asyncio.get_running_loop()
-        if self._slots is None or self._loop is not loop:
-            self._loop, self._slots = loop, asyncio.Semaphore(self.config.parallel_episodes)
-        return self._slots
 
     def close(self) -> None:
         self.host.close()
@@ -47,17 +38,14 @@ class HostedProgram(EpisodeProgram):
 
     async def run(self, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
         seconds = self._programs.config.timeout_seconds
-        async with self._programs.slots:
-            try:
-                async with _own_time(policy, seconds) as timed:
-                    await self._process.begin()
-                    return await self._play(self._process, row, seed, timed)
-            except TimeoutError as error:
-                raise EpisodeError(
-                    f"it did not return within {seconds:g} s, beside those that it waited for replies, and was stopped"
-                ) from error
-            finally:
-                self._process.close()  # before its slot is another's
+        try:
+            async with _own_time(policy, seconds) as timed:
+                await self._process.begin()
+                return await self._play(self._process, row, seed, timed)
+        except TimeoutError as error:
+            raise EpisodeError(
+                f"it did not return within {seconds:g} s, beside those that it waited for replies, and was stopped"
+            ) from error
 
     def close(self) -> None:
         self._process.close()

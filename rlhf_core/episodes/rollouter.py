@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
+from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
-from rlhf_core.environments import Environments, EpisodeProgram, single_turn
+from rlhf_core.environments import Environments, EpisodeEnvironment, EpisodeProgram, single_turn
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules
 from rlhf_core.episodes.programs import play_program
@@ -87,8 +88,12 @@ class Rollouter:
         episodes = self._episodes(starts, sampling, play)
         if self._stream is not None:
             return self._stream.play(episodes)
-        side_by_side = play_in_rounds if self._config.repeatable else play_concurrently
-        return side_by_side(episodes, self._engines)
+        if not self._config.repeatable:
+            return play_concurrently(episodes, self._engines)
+        # Those of one call wait for each other, and so for no slot.
+        at_a_time = self._environments.parallel_episodes or max(1, len(episodes))
+        parts = [episodes[start : start + at_a_time] for start in range(0, len(episodes), at_a_time)]
+        return [played for part in parts for played in play_in_rounds(part, self._engines)]
 
     def _episodes(self, starts: Sequence[Start], sampling: SamplingConfig, play: _Play[T]) -> list[Play[T]]:
         parameters = SamplingParameters.of(sampling, stop_token_ids(self._tokenizer))
@@ -100,22 +105,30 @@ class Rollouter:
             self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
             environments.episode_seconds, self._images,
         )  # fmt: skip
-        environment = environments.new()
-        try:
-            if isinstance(environment, EpisodeProgram):
-                return await play_program(
-                    environment, start.prompt, rules, parameters, ask,
-                    seed=start.seed, environment_seed=start.environment_seed,
-                )  # fmt: skip
-            episode = Episode(start.prompt, environment, rules)
-            await episode.begin(start.environment_seed)
-            while not episode.over:
-                seed = start.seed(episode.turns) if parameters.temperature else None
-                of_turn = replace(parameters, max_tokens=episode.max_tokens)
-                await episode.take(await ask(Request(tuple(episode.token_ids), of_turn, seed, episode.images)))
-            return episode.trajectory()
-        finally:
-            environment.close()
+        async with environments.slot():
+            with closing(environments.new()) as environment:
+                return await self._play_in(environment, rules, start, parameters, ask)
+
+    async def _play_in(
+        self,
+        environment: EpisodeEnvironment | EpisodeProgram,
+        rules: EpisodeRules,
+        start: Start,
+        parameters: SamplingParameters,
+        ask: Ask,
+    ) -> Trajectory:
+        if isinstance(environment, EpisodeProgram):
+            return await play_program(
+                environment, start.prompt, rules, parameters, ask,
+                seed=start.seed, environment_seed=start.environment_seed,
+            )  # fmt: skip
+        episode = Episode(start.prompt, environment, rules)
+        await episode.begin(start.environment_seed)
+        while not episode.over:
+            seed = start.seed(episode.turns) if parameters.temperature else None
+            of_turn = replace(parameters, max_tokens=episode.max_tokens)
+            await episode.take(await ask(Request(tuple(episode.token_ids), of_turn, seed, episode.images)))
+        return episode.trajectory()
 
     async def _try_to_play(self, start: Start, parameters: SamplingParameters, ask: Ask) -> Trajectory | EpisodeError:
         try:

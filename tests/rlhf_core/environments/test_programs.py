@@ -109,8 +109,8 @@ def test_a_function_that_blocks_holds_up_no_other(tokenizer: Tokenizer) -> None:
     assert [played(each).environment_reward for each in made] == [3, 3]
 
 
-def test_waiting_for_replies_or_a_slot_does_not_count(tokenizer: Tokenizer) -> None:
-    given = {"type": "agent", "path": "playing.py", "function": "agent", "timeout_seconds": 3, "parallel_episodes": 1}
+def test_waiting_for_replies_does_not_count(tokenizer: Tokenizer) -> None:
+    given = {"type": "agent", "path": "playing.py", "function": "agent", "timeout_seconds": 3}
     environments = AgentEnvironments(AgentEnvironment.model_validate(given), FILE, tokenizer)
     made = play(environments, tokenizer, "slow", "fine")
     environments.close()
