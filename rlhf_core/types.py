@@ -87,7 +87,7 @@ class Trajectory:
     messages: tuple[Mapping[str, Any], ...] | None = (
         None  # that `completion` answers, in a later turn; None: the prompt
     )
-    stretches: tuple[Stretch, ...] = ()  # of its sampled tokens, where they are by weights of several versions
+    stretches: tuple[Stretch, ...] = ()  # of the sampled tokens of its `sequences`, where several versions sampled them
     feedback_images: tuple[SequenceImage, ...] = ()  # that the environment has shown, behind those of the prompt
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them

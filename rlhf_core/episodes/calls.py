@@ -13,11 +13,11 @@ import torch
 
 from rlhf_core.data.chat import Tokenizer, decode_completion
 from rlhf_core.environments.program import Call, CallError
-from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Branch, Completion, Prompt, Trajectory
+from rlhf_core.types import Branch, Completion, Prompt, Stretch, Trajectory
 
 
 class Calls:
@@ -98,8 +98,21 @@ def until_stop(completion: Completion, stop: Sequence[str], tokenizer: Tokenizer
     for count in range(1, len(completion.token_ids) + 1):
         tokens = completion.token_ids[:count]
         if any(text in decode_completion(tokenizer, tokens) for text in stop):
-            return replace(completion, token_ids=tokens, logprobs=completion.logprobs[:count], finish_reason="stop")
+            return replace(
+                completion, token_ids=tokens, logprobs=completion.logprobs[:count], finish_reason="stop",
+                stretches=_first(completion.stretches, count),
+            )  # fmt: skip
     raise AssertionError("all of its tokens have the text")
+
+
+def _first(stretches: Sequence[Stretch], tokens: int) -> tuple[Stretch, ...]:
+    """Of the first `tokens`; empty where these are by weights of one version."""
+    kept = []
+    for stretch in stretches:
+        if tokens > 0:
+            kept.append(replace(stretch, tokens=min(stretch.tokens, tokens)))
+        tokens -= stretch.tokens
+    return tuple(kept) if len(kept) > 1 else ()
 
 
 @dataclass(slots=True)
@@ -194,6 +207,7 @@ def trajectory_of(
     calls = [call for sequence in sequences for call in sequence.calls]
     last = max(calls, key=lambda call: call.number)
     main = next(sequence for sequence in sequences if last in sequence.calls)
+    others = [sequence for sequence in sequences if sequence is not main]
     asked = main.token_ids[: main.sampled.index(True)]
     return Trajectory(
         prompt=replace(prompt, token_ids=tuple(asked)),
@@ -201,6 +215,7 @@ def trajectory_of(
         loss_mask=torch.tensor(main.sampled, dtype=torch.bool),
         rollout_logprobs=torch.tensor(main.logprobs),
         weight_version=min(call.completion.weight_version for call in calls),
+        stretches=stretches_of([call.completion for each in (main, *others) for call in each.calls]),
         finish_reason="length" if any(call.completion.finish_reason == "length" for call in calls) else "stop",
         completion=decode_completion(tokenizer, last.completion.token_ids),
         messages=None if last.messages is None else tuple(last.messages),
@@ -212,7 +227,6 @@ def trajectory_of(
                 torch.tensor(each.sampled, dtype=torch.bool),
                 torch.tensor(each.logprobs),
             )
-            for each in sequences
-            if each is not main
+            for each in others
         ),
     )

@@ -128,7 +128,7 @@ class Episode:
             loss_mask=torch.tensor(self._sampled, dtype=torch.bool),
             rollout_logprobs=torch.tensor(self._logprobs),
             weight_version=min(reply.weight_version for reply in self._replies),
-            stretches=_joined(self._replies),
+            stretches=stretches_of(self._replies),
             feedback_images=self._shown,
             finish_reason="length" if self._cut else last.finish_reason,
             completion=decode_completion(self._rules.tokenizer, last.token_ids),
@@ -266,8 +266,8 @@ class Episode:
         raise EpisodeError(f"{self._where()}: {problem}")
 
 
-def _joined(replies: Sequence[Completion]) -> tuple[Stretch, ...]:
-    """Of all replies; empty where one version has sampled them."""
+def stretches_of(replies: Sequence[Completion]) -> tuple[Stretch, ...]:
+    """Of all replies, one after the other; empty where one version has sampled them."""
     each = [s for r in replies for s in r.stretches or (Stretch(len(r.token_ids), r.weight_version),)]
     runs = [(version, list(run)) for version, run in groupby(each, key=lambda stretch: stretch.weight_version)]
     if len(runs) == 1:

@@ -6,6 +6,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, traje
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Completion, FinishReason, Prompt
+from rlhf_core.types import Completion, FinishReason, Prompt, Stretch
 
 SAMPLING = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=6, stop_token_ids=(0,))
 
@@ -101,6 +102,7 @@ def test_a_trajectory_is_of_the_last_reply_and_the_others_are_its_branches() -> 
     assert (branch.token_ids.tolist(), branch.loss_mask.tolist()) == ([7, 8], [False, True])
     assert branch.rollout_logprobs.tolist() == [0, -8]
     assert made.num_sampled_tokens == 4
+    assert made.stretches == (Stretch(2, 3), Stretch(1, 0), Stretch(1, 2))  # of it, and of its branch
     cut = [*calls, Call(3, (1,), completion([4], reason="length"))]
     assert trajectory_of(joined(cut), prompt, LETTERS, 0.0).finish_reason == "length"
 
@@ -141,6 +143,9 @@ def test_a_reply_ends_where_it_has_a_stop_text() -> None:
     whole = completion([1, 2, 3, 4, 0])
     assert until_stop(whole, ["bc"], LETTERS) == completion([1, 2, 3])
     assert until_stop(whole, ["d", "b"], LETTERS) == completion([1, 2])
+    several = replace(whole, stretches=(Stretch(1, 0), Stretch(1, 1), Stretch(len(whole.token_ids) - 2, 2)))
+    assert until_stop(several, ["bc"], LETTERS).stretches == (Stretch(1, 0), Stretch(1, 1), Stretch(1, 2))
+    assert until_stop(several, ["a"], LETTERS).stretches == ()
     assert until_stop(whole, ["x"], LETTERS) is until_stop(whole, [], LETTERS) is whole
 
 
