@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -17,16 +18,20 @@ import torch
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.algorithm_table import ALGORITHMS
-from rlhf_core.config.environments import ENVIRONMENTS
+from rlhf_core.config.environments import ENVIRONMENTS, ToolsEnvironment
 from rlhf_core.config.format_table import FORMATS
 from rlhf_core.config.preference import PreferenceConfig
 from rlhf_core.config.preference_losses import PREFERENCE_LOSSES
 from rlhf_core.config.rewards import REWARDS
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.tools import TOOLS
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.templates import SHIPPED
+from rlhf_core.environments import Feedback, Reply, open_environments
 from rlhf_core.environments.opening import OwnEnvironments
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RecipeError
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.pipeline.in_process import try_node
@@ -41,6 +46,7 @@ from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import preference, rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
+from tests.rlhf_core.data.families import byte_level
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
 from tests.toys.algorithm import TOY
 from tests.toys.data_format import RIDDLES
@@ -48,6 +54,7 @@ from tests.toys.environment import GUESS, Guess
 from tests.toys.preference_loss import APART
 from tests.toys.reward import BREVITY
 from tests.toys.stage import MEASURE
+from tests.toys.tool import ADDER
 
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
 RL: dict[str, Any] = {
@@ -79,6 +86,7 @@ def _one_line_each(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(PREFERENCE_LOSSES, "apart", APART)
     monkeypatch.setitem(REWARDS, "brevity", BREVITY)
     monkeypatch.setitem(ENVIRONMENTS, "guess", GUESS)
+    monkeypatch.setitem(TOOLS, "adder", ADDER)
     monkeypatch.setitem(FORMATS, "riddles", RIDDLES)
 
 
@@ -115,6 +123,10 @@ def test_a_recipe_takes_all_of_them(recipe: str) -> None:
         ("rl.toy.rewards.short={limit: 1}", "`rl.toy.rewards.short.type` is missing"),
         ("rl.environment.type=gues", "`rl.environment.type`: there is no environment `gues`, did you mean `guess`?"),
         ("rl.environment.prize=1", "unknown key `rl.environment.prize`, did you mean `price`?"),
+        (
+            "rl.environment={type: tools, parser: hermes, tools: {sum: {type: adder, amonut: 2}}}",
+            "unknown key `rl.environment.tools.sum.amonut`, did you mean `amount`?",
+        ),
         ("data.riddles.format=ridles", "`data.riddles.format`: there is no format `ridles`, did you mean `riddles`?"),
         (
             "data.riddles.on_long_row=truncate",
@@ -183,6 +195,20 @@ def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_pa
         assert metrics["value_loss"] > 0
 
 
+def test_the_tool_answers_the_policy(tmp_path: Path) -> None:
+    async def play(environment: Any, *numbers: int) -> list[Any]:
+        await environment.reset(ROWS[0], 0)
+        calls = [f"<tool_call>{json.dumps({'name': 'add', 'arguments': {'number': n}})}</tool_call>" for n in numbers]
+        return [await environment.step(Reply(call, call)) for call in calls]
+
+    given = {"type": "tools", "parser": "hermes", "tools": {"sum": {"type": "adder", "amount": 2}}}
+    tokenizer = byte_level(SHIPPED["chatml"].text)
+    with open_environments(ToolsEnvironment.model_validate(given), context_of(tmp_path, {}), tokenizer) as environments:
+        assert [tool["function"]["name"] for tool in environments.tools] == ["add"]
+        said = asyncio.run(play(environments.new(), 1, 40))
+    assert said == [Feedback([{"role": "tool", "content": text}], metrics={"tool_calls": 1}) for text in ("3", "42")]
+
+
 def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) -> None:
     given = {"model": inputs["model"], "dataset": dataset(tmp_path / "pairs", pairs(8))}
     settings = {
@@ -210,7 +236,8 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
     environments = OwnEnvironments(config.environment, Guess)
-    trajectories = RolloutSampler(config, InlineEngines(guesses(inputs)), tokenizer, 0, environments).sample(prompts, 0)
+    rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environments)
+    trajectories = RolloutSampler(config, rollouter, 0).sample(prompts, 0)
     assert max(t.turns for t in trajectories) > 1
     batch = pack_trajectories(trajectories)
     algorithm = build_algorithm(config)

@@ -10,8 +10,9 @@ from pydantic import Field, model_validator
 from rlhf_core.config.base import Reads
 from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
 from rlhf_core.config.numbers import GroupSize, Samples
-from rlhf_core.config.rewards import ScorerConfig, require_environment
+from rlhf_core.config.rewards import require_environment
 from rlhf_core.config.rollout import SamplingConfig, require_different
+from rlhf_core.config.scorers import ScorerConfig
 from rlhf_core.config.stage import EnginesConfig, JudgedBy
 from rlhf_core.config.texts import JudgeName
 

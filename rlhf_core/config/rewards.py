@@ -6,11 +6,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Reads, operational
 from rlhf_core.config.engine import EngineConfig
@@ -279,43 +279,6 @@ REWARDS: dict[str, RewardEntry] = {
     "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
     "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
 }
-
-
-def bounds_of_sum(
-    rewards: Iterable[RewardConfig], *, environment: tuple[float, float] | None = None
-) -> tuple[float, float] | None:
-    """The lowest and the highest sum of the rewards, each by its weight; None: not known before they are given.
-
-    environment: what that gives in an episode, at least and at most.
-    """
-    low = high = 0.0
-    for reward in rewards:
-        bounds = reward.bounds or (environment if isinstance(reward, EnvironmentReward) else None)
-        if reward.weight == 0:
-            continue
-        if bounds is None:
-            return None
-        ends = [reward.weight * bound for bound in bounds]
-        low, high = low + min(ends), high + max(ends)
-    return low, high
-
-
-def _stands_alone(scorer: Scorer) -> Scorer:
-    if scorer.weight != 1.0:
-        raise ValueError("a scorer is never summed with another: leave `weight` out")
-    if isinstance(scorer, TextReward) and scorer.tolerated_failures:
-        raise ValueError("a scorer judges every completion: leave `tolerated_failures` out")
-    return scorer
-
-
-def _scores(scorer: Scorer) -> Scorer:
-    if isinstance(scorer, TextReward) and not scorer.may_give_scores:
-        raise ValueError(f"`{scorer.type}` gives scores from 0 to 1 by its `range` alone: set it, such as [0, 1]")
-    return scorer
-
-
-MonitorConfig = Annotated[Scorer, AfterValidator(_stands_alone)]  # whose rewards are logged
-ScorerConfig = Annotated[Scorer, AfterValidator(_stands_alone), AfterValidator(_scores)]  # whose scores count
 
 
 def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:

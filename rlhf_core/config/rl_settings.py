@@ -17,8 +17,8 @@ from rlhf_core.config.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.rewards import MonitorConfig
 from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.scorers import MonitorConfig
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set

@@ -10,8 +10,8 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Reads
 from rlhf_core.config.numbers import Samples, Steps
-from rlhf_core.config.rewards import ScorerConfig
 from rlhf_core.config.rollout import SamplingConfig, require_different
+from rlhf_core.config.scorers import ScorerConfig
 from rlhf_core.config.texts import JudgeName
 
 V = TypeVar("V")

@@ -56,14 +56,17 @@ class Rollouter:
         self._config = config
         self._environments = environments or single_turn()
 
+    @property
+    def tolerates_failures(self) -> bool:
+        return self._environments.tolerated_failures > 0
+
     def play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory]:
         """The trajectory of each episode, in their order. Raises EpisodeError of the first that fails."""
         return self._played(starts, sampling, self._play)
 
     def try_to_play(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Trajectory | EpisodeError]:
         """As `play`, with the errors of those that fail in their places, up to the share that is tolerated."""
-        share = self._environments.tolerated_failures
-        if not share:
+        if not self.tolerates_failures:
             return [*self.play(starts, sampling)]
         played = self._played(starts, sampling, self._try_to_play)
         self.require_tolerable([each for each in played if isinstance(each, EpisodeError)], len(starts))
@@ -71,9 +74,7 @@ class Rollouter:
 
     def episodes(self, starts: Sequence[Start], sampling: SamplingConfig) -> list[Play[Trajectory | EpisodeError]]:
         """Each, to be played by the caller. An error is raised, or returned where failures are tolerated."""
-        return self._episodes(
-            starts, sampling, self._try_to_play if self._environments.tolerated_failures else self._play
-        )
+        return self._episodes(starts, sampling, self._try_to_play if self.tolerates_failures else self._play)
 
     def require_tolerable(self, errors: Sequence[EpisodeError], episodes: int) -> None:
         """Raises EpisodeError if more of the episodes failed than is tolerated."""

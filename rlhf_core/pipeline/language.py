@@ -28,8 +28,10 @@ def walk(data: Any, location: Sequence[Any]) -> Iterator[Part]:
     Only the place tells a tag from a key: `reward_model` is a stage, and a tag below `rl.ppo.rewards.*`.
     """
     here: list[Any] = [Recipe]
+    tagged: list[type[Config]] = []
     for part in location:
-        tagged = [config for config in configs_of(here) if part in get_args(_tag(config))]
+        # After a tag comes a key, also one of the same name, such as `function` of a reward of the type `function`.
+        tagged = [] if tagged else [config for config in configs_of(here) if part in get_args(_tag(config))]
         if tagged:
             yield Part(part, True, here, tagged)
             here = tagged

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from rlhf_core.config.data import DatasetConfig
-from rlhf_core.config.rewards import bounds_of_sum
+from rlhf_core.config.rewards import EnvironmentReward, RewardConfig
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.sampled import (
     BestOfNConfig,
@@ -136,6 +136,23 @@ def _of_rl(config: RLConfig) -> Iterator[str]:
             f"cross_entropy.least_reward is {least:g}, and rewards are at most {highest:g}: no completion would be "
             "imitated: lower it"
         )
+
+
+def bounds_of_sum(rewards: Iterable[RewardConfig], *, environment: Bounds | None = None) -> Bounds | None:
+    """The lowest and the highest sum of the rewards, each by its weight; None: not known before they are given.
+
+    environment: what that gives in an episode, at least and at most.
+    """
+    low = high = 0.0
+    for reward in rewards:
+        bounds = reward.bounds or (environment if isinstance(reward, EnvironmentReward) else None)
+        if reward.weight == 0:
+            continue
+        if bounds is None:
+            return None
+        ends = [reward.weight * bound for bound in bounds]
+        low, high = low + min(ends), high + max(ends)
+    return low, high
 
 
 def _shaped(bounds: Bounds, shaping: ShapingConfig) -> Bounds:

@@ -6,14 +6,9 @@ from collections.abc import Sequence
 from functools import partial
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import Tokenizer
-from rlhf_core.environments import Environments
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.episodes.rounds import Play
-from rlhf_core.episodes.shown_images import ShownImages
-from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
-from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
@@ -21,21 +16,8 @@ _SHOWN_FAILURES = 3  # of one round
 
 
 class RolloutSampler:
-    def __init__(
-        self,
-        config: RLConfig,
-        engines: Sampler,
-        tokenizer: Tokenizer,
-        seed: int,
-        environments: Environments | None = None,
-        stream: Stream | None = None,
-        images: ShownImages | None = None,
-    ) -> None:
-        """environments: those of `config.environment`; none for single replies. stream, images: as of Rollouter."""
-        self._config = config
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, images)
-        self._seed = seed
-        self._tolerant = environments is not None and environments.tolerated_failures > 0
+    def __init__(self, config: RLConfig, rollouter: Rollouter, seed: int) -> None:
+        self._config, self._rollouter, self._seed = config, rollouter, seed
         self._failures = 0
 
     def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Trajectory]:
@@ -85,7 +67,7 @@ class RolloutSampler:
     def take_failures(self) -> dict[str, float]:
         """A metric, where failures are tolerated: the episodes that failed since the last call."""
         failures, self._failures = self._failures, 0
-        return {"environment/failures": float(failures)} if self._tolerant else {}
+        return {"environment/failures": float(failures)} if self._rollouter.tolerates_failures else {}
 
 
 def request_seed(seed: int, step: int, sampling_round: int, completion: int, turn: int) -> int:

@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import ValidationSet, named
-from rlhf_core.data.chat import Tokenizer
-from rlhf_core.environments import Environments
 from rlhf_core.episodes.rollouter import Rollouter, Start
-from rlhf_core.episodes.shown_images import ShownImages
-from rlhf_core.episodes.stream import Stream
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise
 from rlhf_core.metrics import merged
@@ -21,7 +17,6 @@ from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
-from rlhf_core.rollout.engines import Sampler
 from rlhf_core.training.best import Best
 from rlhf_core.types import Prompt, Trajectory
 
@@ -45,25 +40,19 @@ class Validation:
         self,
         config: RLConfig,
         held_out: Mapping[str, HeldOut],
-        tokenizer: Tokenizer,
+        rollouter: Rollouter,
         trainer: PolicyTrainer,
         publisher: Publisher,
-        engines: Sampler,
         turns: Turns,
         *,
         seed: int,
-        environments: Environments | None = None,
-        stream: Stream | None = None,
-        images: ShownImages | None = None,
     ) -> None:
-        """held_out: the sets of the settings, by name. environments: those that the policy is trained in, if any.
-        stream, images: as of Rollouter."""
+        """held_out: the sets of the settings, by name. rollouter: that the policy is trained with."""
         assert config.validation is not None
         self._config, self._settings = config, config.validation
         self._held_out = held_out
         self._trainer, self._publisher, self._turns = trainer, publisher, turns
-        self._rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, images)
-        self._seed = seed
+        self._rollouter, self._seed = rollouter, seed
         self.best = Best(config.validation.metric, maximise=True)
 
     def after(self, step: int, phase: PhaseTimer) -> dict[str, float]:

@@ -21,6 +21,7 @@ from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
 from rlhf_core.environments import Environments, open_environments, rows_to_play
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import StageError
@@ -110,10 +111,11 @@ def _run(
             **{name: model.reward(scores[name]) for name, model in reward_models.items()},
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
+        rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, shown)
         parts = (
             config,
             PromptSampler(prompts, context.seed),
-            RolloutSampler(config, engines, tokenizer, context.seed, environments, stream, shown),
+            RolloutSampler(config, rollouter, context.seed),
             RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
             monitors,
         )
@@ -121,10 +123,7 @@ def _run(
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
         validation = None
         if config.validation is not None:
-            validation = Validation(
-                config, held_out, tokenizer, trainer, publisher, engines, turns,
-                seed=context.seed, environments=environments, stream=stream, images=shown,
-            )  # fmt: skip
+            validation = Validation(config, held_out, rollouter, trainer, publisher, turns, seed=context.seed)
             driver["validation"] = validation.best
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
         keeper = None

@@ -15,12 +15,10 @@ from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rewards import (
     FunctionReward,
     HTTPReward,
-    MonitorConfig,
     RewardConfig,
-    ScorerConfig,
-    bounds_of_sum,
 )
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.scorers import MonitorConfig, ScorerConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
 EXACT = {"type": "verifier"}
@@ -172,21 +170,6 @@ def test_a_judge_scores_by_its_range() -> None:
     assert TypeAdapter(MonitorConfig).validate_python(JUDGE).bounds is None  # its rewards are logged
     with pytest.raises(ValidationError, match=r"`judge` gives scores from 0 to 1 by its `range` alone: set it"):
         TypeAdapter(ScorerConfig).validate_python(JUDGE)
-
-
-def test_the_bounds_of_a_sum() -> None:
-    rewards: list[RewardConfig] = [
-        TypeAdapter(RewardConfig).validate_python(given)
-        for given in (
-            {**EXACT, "weight": 2.0},
-            {**JUDGE, "verdicts": {"good": 3, "bad": -1}, "weight": -0.5},
-            {"type": "environment", "weight": 1.0},
-            {"type": "reward_model", "weight": 0.0},
-        )
-    ]
-    assert bounds_of_sum(rewards[:2]) == (-1.5, 2.5)
-    assert bounds_of_sum(rewards, environment=(0.0, 1.0)) == (-1.5, 3.5)
-    assert bounds_of_sum(rewards) is None
 
 
 def test_no_option_has_the_name_of_what_every_call_passes() -> None:

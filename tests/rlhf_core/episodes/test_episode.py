@@ -22,6 +22,7 @@ from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
 from rlhf_core.environments.retry import RetryEnvironment
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.episodes.episode import Episode, EpisodeRules
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
@@ -268,7 +269,8 @@ def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
 
     of_run = config()
     engine = ScriptedEngine(lambda *_: [WORDS.convert_tokens_to_ids("x")] * 4, max_length=64)
-    ours = RolloutSampler(of_run, InlineEngines(engine), WORDS, 0, OwnEnvironments(of_run.environment, Asks))
+    environments = OwnEnvironments(of_run.environment, Asks)
+    ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environments), 0)
     made = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
     assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
 
@@ -321,7 +323,8 @@ def sampler(script: Callable[[Sequence[int], int | None], Sequence[int]], **sett
     of_run = config(**settings)
     implementation = RetryEnvironment if isinstance(of_run.environment, Retry) else SingleTurnEnvironment
     environments = OwnEnvironments(of_run.environment, implementation)
-    return RolloutSampler(of_run, InlineEngines(ScriptedEngine(script, max_length=64)), WORDS, 0, environments)
+    engines = InlineEngines(ScriptedEngine(script, max_length=64))
+    return RolloutSampler(of_run, Rollouter(engines, WORDS, of_run.rollout, environments), 0)
 
 
 def test_retry_says_that_a_reply_is_wrong_until_it_is_right() -> None:

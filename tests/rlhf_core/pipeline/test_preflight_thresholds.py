@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
+from rlhf_core.config.rewards import RewardConfig
+from rlhf_core.pipeline.preflight_thresholds import bounds_of_sum
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, put
 
 SAMPLED = {"stage": "generate", "model": "sft", "dataset": "prompts", "sampling": {"max_tokens": 8}, "samples": 2,
@@ -93,3 +96,19 @@ def test_what_no_reward_can_reach_is_one_sentence(
         return
     (problem,) = said
     assert problem.startswith(str(expected))
+
+
+def test_the_bounds_of_a_sum() -> None:
+    judge = {"type": "judge", "url": "http://a.b", "model": "m", "pattern": "(.*)", "template": "{{ completion }}"}
+    rewards: list[RewardConfig] = [
+        TypeAdapter(RewardConfig).validate_python(given)
+        for given in (
+            {"type": "verifier", "weight": 2.0},
+            {**judge, "verdicts": {"good": 3, "bad": -1}, "weight": -0.5},
+            {"type": "environment", "weight": 1.0},
+            {"type": "reward_model", "weight": 0.0},
+        )
+    ]
+    assert bounds_of_sum(rewards[:2]) == (-1.5, 2.5)
+    assert bounds_of_sum(rewards, environment=(0.0, 1.0)) == (-1.5, 3.5)
+    assert bounds_of_sum(rewards) is None

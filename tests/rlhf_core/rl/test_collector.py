@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.base import RewardResult
 from rlhf_core.rewards.text import RewardOfText
@@ -66,7 +67,7 @@ class Setup:
         self.collector = Collector(
             config,
             self.prompts,
-            RolloutSampler(config, engines, TOKENIZER, 0),
+            RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),
             RewardPipeline(config.settings, 16, {"own": RewardOfText(self.judge)}, TOKENIZER),
             {"all": RewardOfText(self.monitor)},
         )

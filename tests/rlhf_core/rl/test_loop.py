@@ -17,6 +17,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
@@ -93,7 +94,7 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     collector = Collector(
         config,
         PromptSampler(prompts, 0),
-        RolloutSampler(config, engines, TOKENIZER, 0),
+        RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),
         RewardPipeline(config.settings, config.sampling.max_tokens, {"own": RewardOfText(reward)}, TOKENIZER),
         {"long": RewardOfText(FunctionOf(lambda c: float(len(c) > 1)))},
     )

@@ -6,6 +6,7 @@ import torch
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.rl.rollouts import RolloutSampler, request_seed
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -20,6 +21,10 @@ CONFIG = RLConfig.model_validate({
 })  # fmt: skip
 
 
+def rollouter(engine: ScriptedEngine) -> Rollouter:
+    return Rollouter(InlineEngines(engine), TOKENIZER, CONFIG.rollout)
+
+
 def sampled_seeds(seed: int, *rounds: tuple[int, int]) -> list[int]:
     """The seed of every request of some (step, round), as the engine sees them."""
     seen: list[int] = []
@@ -29,7 +34,7 @@ def sampled_seeds(seed: int, *rounds: tuple[int, int]) -> list[int]:
         seen.append(request_seed)
         return [TOKENIZER.eos_token_id]
 
-    sampler = RolloutSampler(CONFIG, InlineEngines(ScriptedEngine(script)), TOKENIZER, seed)
+    sampler = RolloutSampler(CONFIG, rollouter(ScriptedEngine(script)), seed)
     prompts = [Prompt(str(i), "", (7,), ROW) for i in range(3)]
     for step, sampling_round in rounds:
         sampler.sample(prompts, step, sampling_round)
@@ -64,8 +69,8 @@ def test_requests_differ_in_the_bits_that_generators_keep() -> None:
 
 
 def test_trajectories_are_prompt_and_completion_with_the_completion_trained() -> None:
-    engines = InlineEngines(ScriptedEngine(lambda prompt, seed: [9, 10, 11, 12], logprob=-0.5))
-    one, two, *_ = RolloutSampler(CONFIG, engines, TOKENIZER, 0).sample([Prompt("p", "", (7, 8), ROW)], 0)
+    engine = ScriptedEngine(lambda prompt, seed: [9, 10, 11, 12], logprob=-0.5)
+    one, two, *_ = RolloutSampler(CONFIG, rollouter(engine), 0).sample([Prompt("p", "", (7, 8), ROW)], 0)
     assert one.token_ids.tolist() == two.token_ids.tolist() == [7, 8, 9, 10, 11]
     assert one.loss_mask.tolist() == [False, False, True, True, True]
     torch.testing.assert_close(one.rollout_logprobs, torch.tensor([0.0, 0.0, -0.5, -0.5, -0.5]))

@@ -12,6 +12,7 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
 from rlhf_core.rl.rollouts import RolloutSampler
@@ -68,7 +69,8 @@ def test_steps_sample_with_random_numbers_of_their_own(served: Served) -> None:
     """torch's generator on CPU keeps the low 32 bits of a seed: seeds that differed above them only made step k + 16
     repeat the random numbers of step k. A request keeps its own whatever else is in the batch."""
     _, engine = served
-    sampler = RolloutSampler(RL, InlineEngines(engine), word_level_tokenizer([], context_length=64), seed=0)
+    rollouter = Rollouter(InlineEngines(engine), word_level_tokenizer([], context_length=64), RL.rollout)
+    sampler = RolloutSampler(RL, rollouter, seed=0)
     prompts = [Prompt(str(i), "", tuple(ids), {"prompt": [{"role": "user", "content": "?"}]}) for i, ids in PAIRS]
 
     def tokens(count: int, step: int, sampling_round: int = 0) -> list[list[int]]:
