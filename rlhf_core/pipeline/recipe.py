@@ -67,9 +67,11 @@ class Recipe(KeyedConfig):
         given = raw.get("stage") if isinstance(raw, Mapping) else None
         if given is None:
             return STAGES[key].config if key in cls.block_names() else None
+        if not isinstance(given, str):
+            raise ValueError(f"`stage` must be text, one of {', '.join(cls.block_names())}")
         if given not in cls.block_names():
             raise ValueError(
-                f"there is no stage `{given}` to write here{did_you_mean(str(given), cls.block_names())}; "
+                f"there is no stage `{given}` to write here{did_you_mean(given, cls.block_names())}; "
                 f"there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):

@@ -59,6 +59,14 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("RL.steps=1", "unknown key `RL`, did you mean `rl`?"),
         ("''=1", "unknown key `''`"),
         ("rl.grpo.learning_rate=1e-4", "unknown key `rl.grpo.learning_rate`, did you mean `optimizer.learning_rate`?"),
+        # Keys that are the name of a type too.
+        ("rl.grpo.rewards.own.function=3", "`rl.grpo.rewards.own.function` is 3: it must be text"),
+        ("data.questions.source.function=[3]", "`data.questions.source.function` is the list [3]: it must be text"),
+        (
+            "rl.environment={type: tools, parser: hermes, tools: {tools: {type: python, timeout_secnds: 2}}}",
+            "unknown key `rl.environment.tools.tools.timeout_secnds`, did you mean `timeout_seconds`?",
+        ),
+        ("more={stage: [sft]}", "`more`: `stage` must be text, one of base, "),
         (".".join(["a"] * 51) + "=1", "write it as key.key=value"),
         ("rl.steps=0", "`rl.steps` is 0: it must be from 1 to 10000000"),
         ("rl.steps=-5", "`rl.steps` is -5: it must be from 1 to 10000000"),
