@@ -133,6 +133,10 @@ MixtureWeight = Annotated[
 DistillationTemperature = Annotated[
     float, Limits(0.01, 1000, "any two distributions are uniform", "only the most probable token would count")
 ]
+DivergenceAlpha = Annotated[
+    float,
+    Limits(0, 1, "1 is `divergence: forward_kl`", "0 is `divergence: reverse_kl`", above=True, below=True),
+]
 PreferenceBeta = Annotated[float, Limits(0, 1000, "any difference would be certain", "nothing would train", above=True)]
 _MORE_WRONG = "where more than half of the labels are wrong, exchange chosen and rejected"
 LabelSmoothing = Annotated[float, Limits(0, 0.5, _MORE_WRONG)]

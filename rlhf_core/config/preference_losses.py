@@ -16,6 +16,7 @@ from pydantic import Field, model_validator
 
 from rlhf_core.config.numbers import (
     Coefficient,
+    DivergenceAlpha,
     ExoSmoothing,
     LabelSmoothing,
     PositiveCoefficient,
@@ -64,7 +65,7 @@ class DivergenceLoss(ReferenceLoss):
         description="what holds the policy to the reference; with u = exp(r) the reward is beta log u, -beta / u, "
         "beta log(2 u / (1 + u)) or beta (1 - u^-alpha) / alpha",
     )
-    alpha: float | None = Field(default=None, gt=0, lt=1, description="of the alpha-divergence, between 0 and 1")
+    alpha: DivergenceAlpha | None = Field(default=None, description="of the alpha-divergence")
 
     @model_validator(mode="after")
     def _alpha_is_used(self) -> Self:
