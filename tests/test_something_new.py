@@ -206,7 +206,9 @@ def test_the_tool_answers_the_policy(tmp_path: Path) -> None:
     with open_environments(ToolsEnvironment.model_validate(given), context_of(tmp_path, {}), tokenizer) as environments:
         assert [tool["function"]["name"] for tool in environments.tools] == ["add"]
         said = asyncio.run(play(environments.new(), 1, 40))
-    assert said == [Feedback([{"role": "tool", "content": text}], metrics={"tool_calls": 1}) for text in ("3", "42")]
+    assert said == [
+        Feedback([{"role": "tool", "name": "add", "content": text}], metrics={"tool_calls": 1}) for text in ("3", "42")
+    ]
 
 
 def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) -> None:
