@@ -28,7 +28,7 @@ from tests.rlhf_core.data.families import byte_level
 
 CHATML = byte_level(SHIPPED["chatml"].text)
 EPISODES, AT_A_TIME = 5, 2
-# Each process notes how many there are when it begins.
+# Each process notes how many there are when it begins, and lives for a while, in which others could begin.
 CODE = """
 import os, time
 
@@ -49,8 +49,8 @@ class Tools:
         "What there is."
         return "seen"
 
-async def run(engine, row, folder):
-    noted(folder)
+async def run(engine, row, folder, seconds=0.3):
+    noted(folder, seconds)
     await engine.generate(await engine.encode(row["prompt"]))
     return 1.0
 """
@@ -72,9 +72,13 @@ class NoCalls:
     def close(self) -> None: ...
 
 
-def of_function(file: Path, at_a_time: int = AT_A_TIME, **limits: Any) -> Environments:
-    options = {"folder": str(file.parent), **limits.pop("options", {})}
-    given = {"type": "function", "path": file.name, "options": options, "parallel_episodes": at_a_time, **limits}
+def of_code(kind: str, file: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    options = {"folder": str(file.parent), **settings.pop("options", {})}
+    return {"type": kind, "path": file.name, "options": options, "parallel_episodes": AT_A_TIME, **settings}
+
+
+def of_function(file: Path, **settings: Any) -> Environments:
+    given = of_code("function", file, settings)
     return FunctionEnvironments(FunctionEnvironment.model_validate(given), file)
 
 
@@ -90,9 +94,8 @@ def of_tools(file: Path) -> Environments:
     return ToolEnvironments(config, [toolset], parser, opened)
 
 
-def of_executor(file: Path) -> Environments:
-    options = {"folder": str(file.parent)}
-    given = {"type": "executor", "path": file.name, "options": options, "parallel_episodes": AT_A_TIME}
+def of_executor(file: Path, **settings: Any) -> Environments:
+    given = of_code("executor", file, settings)
     return ExecutorEnvironments(ExecutorEnvironment.model_validate(given), file)
 
 
@@ -127,6 +130,9 @@ def test_no_more_are_played_at_a_time(made: Callable[[Path], Environments], repe
     assert (len(seen), max(seen)) == (EPISODES, AT_A_TIME)
 
 
-def test_waiting_for_others_does_not_count_as_time_of_an_episode(file: Path) -> None:
-    with closing(of_function(file, 1, options={"seconds": 1.2}, episode_seconds=3)) as environments:
+@pytest.mark.parametrize(("made", "limit"), [(of_function, "episode_seconds"), (of_executor, "timeout_seconds")])
+def test_waiting_for_others_does_not_count_as_time_of_an_episode(
+    made: Callable[..., Environments], limit: str, file: Path
+) -> None:
+    with closing(made(file, parallel_episodes=1, options={"seconds": 1.2}, **{limit: 3})) as environments:
         assert len(played(environments, repeatable=False, episodes=3)) == 3  # the last one begins after 2.4 s

@@ -26,6 +26,7 @@ Place = tuple[tuple[str, dict[str, Any]], ...]  # keys from the outermost, each 
 UNKNOWN = "xyzzy"
 NOTHING_TAKES = {"zzz": [{"zz": 1}]}
 ANY_MAPPING = ("options", "parameters")  # of functions and models
+ALGORITHM_OF = {entry.block: name for name, entry in ALGORITHMS.items()}
 
 
 def places(config: type[Config], at: Place, seen: set[type[Config]]) -> Iterator[tuple[type[Config], Place]]:
@@ -39,9 +40,8 @@ def places(config: type[Config], at: Place, seen: set[type[Config]]) -> Iterator
             for below in configs_of([annotation]):
                 kinds = get_args(below.model_fields["type"].annotation) if "type" in below.model_fields else ()
                 chosen = {"type": kinds[0]} if kinds else {}
-                yield from places(
-                    below, (*at, *(((name, {}), ("k", chosen)) if in_mapping else ((name, chosen),))), seen
-                )
+                last = ((name, {}), ("k", chosen)) if in_mapping else ((name, chosen),)
+                yield from places(below, (*at, *last), seen)
 
 
 def types_in(annotation: Any) -> Iterator[tuple[Any, bool]]:
@@ -56,28 +56,22 @@ def types_in(annotation: Any) -> Iterator[tuple[Any, bool]]:
 
 
 def all_places() -> Iterator[tuple[type[Config], Place]]:
-    seen: set[type[Config]] = {STAGES["rl"].config}
-    written = [name for name in Recipe.block_names() if name not in ("rl", "merge")]
-    for name in written:
-        yield from places(STAGES[name].config, (("x", {"stage": name}),), seen)
+    seen: set[type[Config]] = set()
+    yield from places(STAGES["rl"].config, (("rl", {}),), seen)
+    for block in ALGORITHM_OF:
+        yield from places(ALGORITHMS[ALGORITHM_OF[block]].config, (("rl", {}), (block, {})), seen)
+    for name in Recipe.block_names():
+        if name not in ("rl", "merge"):  # the recipe's `merge` is no stage
+            yield from places(STAGES[name].config, (("x", {"stage": name}),), seen)
     yield from places(DatasetConfig, (("data", {}), ("d", {})), seen)
-    for entry in ALGORITHMS.values():
-        yield from places(entry.config, (("rl", {}), (entry.block, {})), seen)
-    for name, field in STAGES["rl"].config.model_fields.items():
-        for below in configs_of([field.annotation]):
-            kinds = get_args(below.model_fields["type"].annotation) if "type" in below.model_fields else ()
-            yield from places(below, (("rl", {}), (name, {"type": kinds[0]} if kinds else {})), seen)
 
 
 def override(at: Place, key: str, value: Any) -> str:
-    """That sets `key` there, and nothing beside it in `rl`, which other settings need."""
-    names = [name for name, _ in at]
-    written: Any = {**at[-1][1], key: value}
-    for index in range(len(at) - 1, 0, -1):
-        if names[0] == "rl" and index == 1:
-            return f"rl.{names[1]}={json.dumps(written)}"
-        written = {**at[index - 1][1], names[index]: written}
-    return f"{names[0]}={json.dumps(written)}"
+    """That sets `key` there, beside what else the mapping needs; of `rl` that is what the recipe has."""
+    within = 1 if at[0][0] == "rl" else 0
+    for name, given in reversed(at[within:]):
+        key, value = name, {**given, key: value}
+    return f"{'rl.' * within}{key}={json.dumps(value)}"
 
 
 @pytest.mark.parametrize("at", [pytest.param((config, place), id=config.__name__) for config, place in all_places()])
@@ -88,10 +82,8 @@ def test_a_mistake_is_named_by_its_whole_path(at: tuple[type[Config], Place], tm
     names = [name for name, _ in place]
     keys = [name for name in config.model_fields if name not in ("type", "stage", *ANY_MAPPING)]
     for key, value in [(UNKNOWN, 1), *((key, NOTHING_TAKES) for key in keys)]:
-        overrides = [override(place, key, value)]
-        if names[0] == "rl" and names[1] in {entry.block for entry in ALGORITHMS.values()}:
-            algorithm = next(name for name, entry in ALGORITHMS.items() if entry.block == names[1])
-            overrides.insert(0, f"rl.algorithm={algorithm}")
+        chosen = [f"rl.algorithm={ALGORITHM_OF[name]}" for name in names[1:2] if name in ALGORITHM_OF]
+        overrides = [*chosen, override(place, key, value)]
         with pytest.raises(RecipeError) as raised:
             load_recipe(str(recipe), overrides)
         path = ".".join([*names, key])

@@ -260,9 +260,10 @@ SETTINGS = settings(
 )
 
 
-def test_the_small_recipe_is_right_before_it_is_changed(folder: Path) -> None:
-    (folder / "right.yaml").write_text(json.dumps(SMALL), encoding="utf-8")
-    check(str(folder / "right.yaml"), [])
+def test_the_recipes_are_right_before_they_are_changed(folder: Path) -> None:
+    for recipe in (SMALL, *SHIPPED.values()):
+        (folder / "right.yaml").write_text(json.dumps(recipe), encoding="utf-8")
+        check(str(folder / "right.yaml"), [])
 
 
 @SETTINGS
