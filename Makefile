@@ -26,8 +26,8 @@ test: setup  ## all tests
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes
 
-chaos: setup  ## every part of a run is killed once, as in the tests, RL with its engine, and a loop of twenty rounds
-	@CHAOS_LONG=1 $(QUICK) $(BIN)/python -m pytest -q tests/chaos
+chaos: setup  ## every part of a run is killed once, as in the tests, and a loop has twenty rounds; CHAOS_ROUNDS=50
+	@CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),20) $(QUICK) $(BIN)/python -m pytest -q tests/chaos
 
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix

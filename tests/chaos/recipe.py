@@ -1,4 +1,4 @@
-"""The recipe of a run whose parts are killed: a model that is trained for many small steps."""
+"""The recipe of a run whose parts are killed: a model that is trained for many small steps, then with RL."""
 
 from __future__ import annotations
 
@@ -7,9 +7,14 @@ from pathlib import Path
 from typing import Any
 
 CHECKPOINT_STEPS = 5
+# So that a run of RL fits beside ranks that are held.
+_HALF = 0.5  # of a CPU
 RECIPE: dict[str, Any] = {
     "name": "chaos", "tracking": {"wandb": False, "tensorboard": False},
-    "data": {"talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}}},
+    "data": {
+        "talks": {"format": "conversations", "source": {"type": "files", "paths": ["talks.jsonl"]}},
+        "asked": {"format": "prompts", "source": {"type": "files", "paths": ["asked.jsonl"]}},
+    },
     "base": {
         "dtype": "float32",
         "source": {"type": "scratch", "hidden_size": 64, "intermediate_size": 64, "layers": 1, "heads": 1,
@@ -18,32 +23,27 @@ RECIPE: dict[str, Any] = {
     "sft": {
         "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 600, "max_steps": 1000,
         "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
-        "checkpoint": {"every_steps": CHECKPOINT_STEPS},
+        "placement": {"cpus_per_worker": _HALF}, "checkpoint": {"every_steps": CHECKPOINT_STEPS},
     },
-}  # fmt: skip
-# The long form continues with RL, whose engine is killed too.
-RL: dict[str, Any] = {
-    "algorithm": "grpo", "dataset": "asked", "steps": 60, "prompts_per_step": 2,
-    "sampling": {"max_tokens": 4}, "rollout": {"max_length": 24, "cpu_cache_gib": 0.25},
-    "grpo": {
-        "rewards": {"exact": {"type": "verifier", "kind": "exact"}}, "group_size": 2,
-        "optimizer": {"learning_rate": 1e-2},
+    "rl": {
+        "algorithm": "grpo", "dataset": "asked", "steps": 20, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+        "rollout": {"max_length": 24, "cpu_cache_gib": 0.25, "cpus_per_engine": _HALF},
+        "grpo": {
+            "rewards": {"exact": {"type": "verifier", "kind": "exact"}}, "group_size": 2,
+            "optimizer": {"learning_rate": 1e-2},
+        },
+        "engine": {"dtype": "float32", "zero_stage": 0}, "placement": {"cpus_per_worker": _HALF},
+        "checkpoint": {"every_steps": 1},
     },
-    "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
 }  # fmt: skip
 
 
-def write_recipe(folder: Path, *, long: bool = False) -> Path:
+def write_recipe(folder: Path) -> Path:
     folder.mkdir()
     talks = [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)]
     (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
-    (folder / "asked.jsonl").write_text(
-        "".join(json.dumps({"prompt": f"a{i}", "answer": "1"}) + "\n" for i in range(4))
-    )
-    recipe = RECIPE
-    if long:
-        asked = {"format": "prompts", "source": {"type": "files", "paths": ["asked.jsonl"]}}
-        recipe = {**RECIPE, "data": {**RECIPE["data"], "asked": asked}, "rl": RL}
+    asked = [{"prompt": f"a{i}", "answer": "1"} for i in range(4)]
+    (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
     path = folder / "chaos.yaml"
-    path.write_text(json.dumps(recipe))  # which is YAML too
+    path.write_text(json.dumps(RECIPE))  # which is YAML too
     return path

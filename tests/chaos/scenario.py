@@ -78,9 +78,9 @@ class Place:
 
 
 @contextmanager
-def started_stack(folder: Path, patch: Any, *, long: bool = False) -> Any:
+def started_stack(folder: Path, patch: Any) -> Any:
     """The local stack; afterwards nothing of it is left."""
-    write_recipe(folder / "recipe", long=long)
+    write_recipe(folder / "recipe")
     for name in [n for n in os.environ if n.startswith(("ALIGNMENT_", "AWS_", "RAY_", "PREFECT_"))]:
         patch.delenv(name)
     folders = {"ALIGNMENT_STACK_DIR": "stack", "ALIGNMENT_CACHE": "cache", "ALIGNMENT_WORKDIR": "work"}
@@ -140,6 +140,7 @@ class Run:
     def hold(self, node: str, steps: int) -> int:
         """Freezes the ranks of `node` once it has `steps` more in a checkpoint; the step of the newest checkpoint."""
         wanted = self.checkpoint(node) + steps
+        until(lambda: self._reached(node), f"the first checkpoint of {node}")  # nothing is held while it starts
 
         def reached() -> bool:
             """Lets the ranks run for a moment, so that however fast they are they do not get far."""
@@ -150,9 +151,7 @@ class Run:
             for rank in ranks:
                 with suppress(psutil.NoSuchProcess):
                     rank.suspend()
-            state = self.state()
-            assert not state.is_final(), f"the run has ended before {node}: {state}"
-            return self.checkpoint(node) >= wanted
+            return self._reached(node) >= wanted
 
         until(reached, lambda: f"a checkpoint of {node} (the run is {self.state()})")
         return self.checkpoint(node)
@@ -162,6 +161,12 @@ class Run:
             with suppress(psutil.NoSuchProcess):
                 rank.resume()
         self._held = []
+
+    def _reached(self, node: str) -> int:
+        """As `checkpoint`, while the run is under way."""
+        state = self.state()
+        assert not state.is_final(), f"the run has ended before {node}: {state}"
+        return self.checkpoint(node)
 
     def checkpoint(self, node: str) -> int:
         """The step of the newest; 0 if there is none."""

@@ -10,6 +10,7 @@ import copy
 import json
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -260,10 +261,17 @@ SETTINGS = settings(
 )
 
 
-def test_the_recipes_are_right_before_they_are_changed(folder: Path) -> None:
-    for recipe in (SMALL, *SHIPPED.values()):
-        (folder / "right.yaml").write_text(json.dumps(recipe), encoding="utf-8")
-        check(str(folder / "right.yaml"), [])
+def test_the_recipes_are_right_before_they_are_changed_and_planned_without_torch(folder: Path) -> None:
+    paths = []
+    for name, recipe in {"small": SMALL, **SHIPPED}.items():
+        paths.append(folder / f"right-{name}.yaml")
+        paths[-1].write_text(json.dumps(recipe), encoding="utf-8")
+    code = (
+        "import sys\nfrom rlhf_core.pipeline.prepare import check\n"
+        "for path in sys.argv[1:]:\n    print(path, flush=True)\n    check(path, [])\n"
+        "assert 'torch' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code, *map(str, paths)], check=True)
 
 
 @SETTINGS
