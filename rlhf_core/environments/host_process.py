@@ -2,7 +2,7 @@
 episode.
 
 A fork has at once what the file has loaded. It may raise, hang, crash or fill its memory without touching another
-episode. Started by hosting.py, which sends it a socket for each episode.
+episode. Started by hosting.py, which sends it a socket for each episode, and a pipe to tell how its process ended.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.rewards.function_process import check_signature
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
+STATUS = struct.Struct("!i")  # with which an episode's process ended; below 0 of a signal
 BEGIN, END = b"b", b"e"
 _SHOWN_OUTPUT = 64 * 1024  # bytes that an episode may print to the log
 
@@ -81,6 +82,27 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[s
     return made, schemas
 
 
+@dataclass(frozen=True)
+class _Child:
+    """The process of an episode, the first of its group."""
+
+    process: int
+    watch: int  # descriptor that can be read once the process has ended
+    status: int  # pipe for how it ended
+
+    def tell(self) -> None:
+        """Of a process that has ended: how. It is not reaped, so that no other process can have its id."""
+        ended = os.waitid(os.P_PIDFD, self.watch, os.WEXITED | os.WNOWAIT)
+        assert ended is not None
+        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
+        with suppress(BrokenPipeError):  # nobody asks any more
+            os.write(self.status, STATUS.pack(status))
+
+    def close(self) -> None:
+        os.close(self.watch)
+        os.close(self.status)
+
+
 @dataclass
 class _Host:
     """One thread, so that it may fork."""
@@ -88,7 +110,7 @@ class _Host:
     control: socket.socket
     function: Callable[..., Any]
     memory_gib: float
-    children: dict[int, int] = field(default_factory=dict)  # episode -> process, each the first of its group
+    children: dict[int, _Child] = field(default_factory=dict)  # by the episode
 
     def run(self) -> None:
         """Until the other end of `control` is closed."""
@@ -96,16 +118,21 @@ class _Host:
             selector.register(self.control, selectors.EVENT_READ)
             while True:
                 for key, _ in selector.select():
-                    if key.fileobj is not self.control:
+                    if selector.get_map().get(key.fd) is not key:
+                        continue  # an order before it has ended the episode
+                    if isinstance(key.data, _Child):
+                        selector.unregister(key.fd)
+                        key.data.tell()
+                    elif key.fileobj is not self.control:
                         _forward(selector, key)
                     elif not self._obey(selector):
                         for number in list(self.children):
-                            self._end(number)
+                            self._end(selector, number)
                         return
 
     def _obey(self, selector: selectors.BaseSelector) -> bool:
         """False: there are no more orders."""
-        order, descriptors, _, _ = socket.recv_fds(self.control, ORDER.size, 1)
+        order, descriptors, _, _ = socket.recv_fds(self.control, ORDER.size, 2)
         while order and len(order) < ORDER.size:
             more = self.control.recv(ORDER.size - len(order))
             order = order + more if more else b""
@@ -113,19 +140,19 @@ class _Host:
             return False
         kind, number = ORDER.unpack(order)
         if kind == BEGIN:
-            self._begin(selector, number, descriptors[0])
+            self._begin(selector, number, *descriptors)
         else:
-            self._end(number)
+            self._end(selector, number)
         return True
 
-    def _begin(self, selector: selectors.BaseSelector, number: int, connection: int) -> None:
+    def _begin(self, selector: selectors.BaseSelector, number: int, connection: int, status: int) -> None:
         output, written = os.pipe()
         process = os.fork()
         if process == 0:
             try:
                 os.setsid()  # a group of its own, to be ended with all that it starts
-                for key in selector.get_map().values():
-                    os.close(key.fd)
+                for descriptor in {key.fd for key in selector.get_map().values()} | {status, *self._descriptors()}:
+                    os.close(descriptor)
                 os.dup2(written, 1)
                 os.dup2(written, 2)
                 _play(socket.socket(fileno=connection), self.function, self.memory_gib)
@@ -136,15 +163,23 @@ class _Host:
         os.close(written)
         os.close(connection)
         selector.register(output, selectors.EVENT_READ, data=_SHOWN_OUTPUT)
-        self.children[number] = process
+        child = self.children[number] = _Child(process, os.pidfd_open(process), status)
+        selector.register(child.watch, selectors.EVENT_READ, data=child)
 
-    def _end(self, number: int) -> None:
+    def _descriptors(self) -> set[int]:
+        """Of other episodes, which no fork may hold open."""
+        return {descriptor for child in self.children.values() for descriptor in (child.watch, child.status)}
+
+    def _end(self, selector: selectors.BaseSelector, number: int) -> None:
         # Not reaped before: no other process can have its id.
-        process = self.children.pop(number)
-        os.kill(process, signal.SIGKILL)  # it may not have its group yet
+        child = self.children.pop(number)
+        os.kill(child.process, signal.SIGKILL)  # it may not have its group yet
         with suppress(ProcessLookupError):
-            os.killpg(process, signal.SIGKILL)
-        os.waitpid(process, 0)
+            os.killpg(child.process, signal.SIGKILL)
+        os.waitpid(child.process, 0)
+        if child.watch in selector.get_map():
+            selector.unregister(child.watch)
+        child.close()
 
 
 def _forward(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:

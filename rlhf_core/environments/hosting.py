@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import os
 import resource
 import socket
 from collections.abc import Mapping
@@ -12,15 +13,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.children import how_it_ended
 from rlhf_core.config.environments import CodeEnvironment
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.data.user_code import CodeKind
-from rlhf_core.environments.host_process import BEGIN, END, ORDER
+from rlhf_core.environments.host_process import BEGIN, END, ORDER, STATUS
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 _LONGEST_ANSWER = 2**20  # bytes: more than any context holds, and tokenised in less than a second
 _OPEN_FILES = 65_536
+_ENDING_SECONDS = 2.0  # that the host has to learn that a process has ended
 
 
 class EpisodeHost:
@@ -53,15 +56,21 @@ class EpisodeProcess:
     def __init__(self, control: socket.socket, number: int) -> None:
         self._control, self._number = control, number
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._status = -1  # descriptor of the pipe from which can be read how the process has ended
 
     async def begin(self) -> None:
         ours, theirs = socket.socketpair()
-        with theirs:
+        self._status, status = os.pipe()
+        os.set_blocking(self._status, False)
+        with theirs, os.fdopen(status, "wb") as told:
             self._streams = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
-            self._order(BEGIN, theirs)
+            self._order(BEGIN, theirs.fileno(), told.fileno())
 
     def close(self) -> None:
         """End the process with all that it has started. Idempotent."""
+        if self._status >= 0:
+            os.close(self._status)
+            self._status = -1
         if self._streams is None:
             return
         self._streams[1].close()
@@ -69,11 +78,11 @@ class EpisodeProcess:
         if self._control.fileno() >= 0:  # else the host has ended, and the episode with it
             self._order(END)
 
-    def _order(self, kind: bytes, *sockets: socket.socket) -> None:
+    def _order(self, kind: bytes, *descriptors: int) -> None:
         order = ORDER.pack(kind, self._number)
         with suppress(BrokenPipeError):  # its host has died, and what waits for an answer learns it
-            if sockets:
-                socket.send_fds(self._control, [order], [each.fileno() for each in sockets])
+            if descriptors:
+                socket.send_fds(self._control, [order], descriptors)
             else:
                 self._control.sendall(order)
 
@@ -85,7 +94,7 @@ class EpisodeProcess:
             writer.write(json.dumps(message).encode() + b"\n")
             await writer.drain()
         except ConnectionError as error:
-            raise _ended() from error
+            raise await self._ended() from error
 
     async def receive(self) -> dict[str, Any]:
         """The next message. Raises EpisodeError if it is none, or the user's code has raised an error."""
@@ -97,12 +106,26 @@ class EpisodeProcess:
         except asyncio.LimitOverrunError as error:
             raise EpisodeError(f"it answered with more than {_LONGEST_ANSWER // 2**20} MiB") from error
         except (asyncio.IncompleteReadError, ConnectionError) as error:
-            raise _ended() from error
+            raise await self._ended() from error
         if not isinstance(message, dict):
             raise _no_answer()
         if "error" in message:
             raise EpisodeError(f"it raised:\n{message['error']}")
         return message
+
+    async def _ended(self) -> EpisodeError:
+        """Of a process that will answer no more. How it ended is not known where its host has ended too."""
+        deadline = asyncio.get_running_loop().time() + _ENDING_SECONDS
+        how = "ended"
+        while asyncio.get_running_loop().time() < deadline:
+            try:
+                told = os.read(self._status, STATUS.size)
+            except BlockingIOError:
+                await asyncio.sleep(0.02)
+                continue
+            how = how_it_ended(*STATUS.unpack(told)) if told else how
+            break
+        return EpisodeError(f"before it answered, its process {how}; see the log")
 
     async def value(self) -> Any:
         """What the user's code returns, which is the next message."""
@@ -110,10 +133,6 @@ class EpisodeProcess:
         if "value" not in message:
             raise _no_answer()
         return message["value"]
-
-
-def _ended() -> EpisodeError:
-    return EpisodeError("its process ended before it answered; see the log")
 
 
 def _no_answer() -> EpisodeError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import signal
 import subprocess
 import sys
 import time
@@ -44,6 +45,9 @@ class Environment:
 
     def dies(self):
         os._exit(4)
+
+    def crashes(self):
+        os.kill(os.getpid(), signal.SIGSEGV)
 
     def prints_without_end(self):
         while True:

@@ -65,7 +65,7 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
         ("hangs", "it did not return within 3 s and was stopped"),
         ("hangs_in_c", "it did not return within 3 s and was stopped"),
         ("exits", "SystemExit: 3"),
-        ("dies", "its process ended before it answered"),
+        ("dies", "before it answered, its process ended with status 4; see the log"),
         ("prints_without_end", "it did not return within 3 s and was stopped"),
         ("grows", "MemoryError"),
         ("returns_a_list", "step() returned list, expected a mapping {messages, reward, done}"),
@@ -75,7 +75,8 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
         ),
         ("returns_an_object", "TypeError: object is no text, number, list, mapping or image"),
         ("answers_at_length", "it answered with more than 1 MiB"),
-        ("closes_everything", "its process ended before it answered"),
+        ("crashes", "its process was ended by signal 11 (SIGSEGV), a crash in compiled code"),
+        ("closes_everything", "before it answered, its process ended with status 1"),
     ],
 )
 def test_a_failure_is_told_and_touches_no_other_episode(
