@@ -92,7 +92,7 @@ class Trajectory:
     turns: int = 1  # replies
     environment_reward: float = 0.0  # what the environment gave for them
     environment_metrics: Mapping[str, float] = field(default_factory=dict)  # what it counted, by name
-    reward: float = float("nan")  # what trains
+    reward: float = float("nan")  # of the whole completion
     score: float | None = None  # 0-1, what filters and evaluates
     step_rewards: Tensor | None = None  # (T,) float32, a step's reward at its last token; 0 elsewhere
     step_ends: Tensor | None = None  # (T,) bool, true at the last token of each step, where the policy sampled it
@@ -102,6 +102,11 @@ class Trajectory:
     @property
     def sequences(self) -> tuple[Trajectory | Branch, ...]:
         return (self, *self.branches)
+
+    @property
+    def total_reward(self) -> float:
+        """All that trains: `reward`, and those of its steps."""
+        return self.reward + (0.0 if self.step_rewards is None else float(self.step_rewards.sum()))
 
     @property
     def num_sampled_tokens(self) -> int:

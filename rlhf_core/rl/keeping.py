@@ -59,7 +59,7 @@ def rollout_rows(trajectories: Sequence[Trajectory], rewards: Sequence[str], ste
         entries = [
             {
                 **completion_entry(t, tokens=True),
-                "reward": t.reward + (0.0 if t.step_rewards is None else float(t.step_rewards.sum())),
+                "reward": t.total_reward,
                 "rewards": {name: t.extra[name] for name in rewards},
             }
             for t in completions

@@ -70,7 +70,7 @@ class Loop:
             experience = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
 
         with phase("advantage"):
-            rewards = torch.tensor([t.reward for t in trajectories])
+            rewards = torch.tensor([t.total_reward for t in trajectories])
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             experience = self.algorithm.advantages(experience, rewards, groups, self.trainer.kl_coefficient)
@@ -93,14 +93,14 @@ class Loop:
 
 
 def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:
-    """What a person watches: reward, each reward by its name, score, length, entropy, diversity.
+    """What a person watches: all that trains, each reward by its name, score, length, entropy, diversity.
 
     `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
     `distinct` is the share of different completions among those of one prompt.
     """
     mask = experience.loss_mask
     tokens = max(experience.num_trained_tokens, 1)
-    rewards = torch.tensor([t.reward for t in trajectories])
+    rewards = torch.tensor([t.total_reward for t in trajectories])
     assert experience.rollout_logprobs is not None
     metrics = {
         "reward": float(rewards.mean()),

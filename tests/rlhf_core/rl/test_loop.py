@@ -134,7 +134,7 @@ def test_rewards_of_steps_train(tmp_path: Path) -> None:
     before = sum(ours.trainer.probe(probe)[len(prompt) :])
     last = ours.run()
     assert sum(ours.trainer.probe(probe)[len(prompt) :]) > before
-    assert (last["reward"], last["reward/own"], last["reward/own/steps"]) == (0.0, 0.5, 1.0)
+    assert (last["reward"], last["reward_std"], last["reward/own"], last["reward/own/steps"]) == (0.5, 0.5, 0.5, 1.0)
 
 
 def filtering(steps: int, **settings: Any) -> RLConfig:
