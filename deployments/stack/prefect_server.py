@@ -1,16 +1,23 @@
 """The Prefect server of the local stack: `python -m deployments.stack.prefect_server --host HOST --port PORT`.
 
-It is `prefect server start` with one difference (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1). There a statement
-that fails, most often since another one writes, leaves its cursor to the garbage collector. That resets the statement
-in the event loop's thread, which waits for the connection; if that is in use again and waits for another's write, which
-waits for the event loop, it is a deadlock: the server hangs until SQLite's wait times out after 60 s, again and again.
+It is `prefect server start` with two differences (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1), each against a
+deadlock of its event loop, of which the server hangs.
+
+A statement that fails, most often since another one writes, leaves its cursor to the garbage collector. That resets the
+statement in the event loop's thread, which waits for the connection; if that is in use again and waits for another's
+write, which waits for the event loop, the server hangs until SQLite's wait times out after 60 s, again and again.
 Here the cursor is closed by the connection's own thread, before anything else happens there.
+
+An automation that is created or changed is loaded by another event loop, for which the server's waits, under a lock
+that a coroutine of the server's own loop may hold, as it compares automations with the database every few seconds: then
+it waits for ever. Here the server's loop loads it (PrefectHQ/prefect issue 23055).
 """
 
 from __future__ import annotations
 
+import asyncio
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 import aiosqlite
@@ -29,8 +36,25 @@ async def _execute(self: aiosqlite.Cursor, function: Callable[..., Any], *argume
         raise
 
 
+def load_automations_in_the_loop() -> None:
+    """For all automations that this process creates or changes."""
+    from prefect.server.events.models import automations
+
+    automations.run_coro_as_sync = _in_the_loop  # type: ignore[assignment]
+
+
+_tasks: set[asyncio.Task[Any]] = set()  # a loop keeps no reference to its tasks
+
+
+def _in_the_loop(coroutine: Coroutine[Any, Any, Any]) -> None:
+    task = asyncio.get_running_loop().create_task(coroutine)
+    _tasks.add(task)
+    task.add_done_callback(_tasks.discard)
+
+
 def main() -> None:
     close_failed_cursors()
+    load_automations_in_the_loop()
     from prefect.cli import app
 
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]

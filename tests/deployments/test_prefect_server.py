@@ -1,6 +1,7 @@
 """What the Prefect server of the local stack does otherwise than Prefect's own."""
 
 import asyncio
+import faulthandler
 import gc
 import subprocess
 import sys
@@ -10,6 +11,8 @@ import pytest
 from sqlalchemy import event
 from sqlalchemy.exc import OperationalError
 from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
+
+from tests.cluster import service_environment
 
 # SQLite's wait for another's write, in place of Prefect's 60 s: it times out only if the event loop blocks.
 BUSY_SECONDS = 5
@@ -81,3 +84,47 @@ def test_a_failed_statement_does_not_block_the_event_loop(tmp_path: Path, before
     )
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.db"], capture_output=True, text=True, check=True)
     assert done.stdout == f"{result}\n"
+
+
+async def create_an_automation_while_all_are_compared() -> str:
+    from prefect.server.database import provide_database_interface
+    from prefect.server.events import triggers
+    from prefect.server.events.models import automations
+    from prefect.server.events.schemas.automations import Automation
+
+    database = provide_database_interface()
+    async with (await database.engine()).begin() as connection:
+        tables = [database.Automation.__table__, database.AutomationRelatedResource.__table__]
+        await connection.run_sync(database.Base.metadata.create_all, tables=tables)
+    trigger = {"type": "event", "posture": "Reactive", "expect": ["x"], "threshold": 1, "within": 0}
+    given = {"name": "test", "trigger": trigger, "actions": [{"type": "do-nothing"}]}
+
+    async def create() -> None:
+        async with automations.automations_session(begin_transaction=True) as session:
+            await automations.create_automation(session=session, automation=Automation.model_validate(given))
+
+    faulthandler.dump_traceback_later(8, exit=True)
+    async with triggers._automations_lock():  # as `reconcile_automations` holds it
+        await asyncio.create_task(create())
+    while not triggers.automations_by_id:
+        await asyncio.sleep(0.01)
+    faulthandler.cancel_dump_traceback_later()
+    return ", ".join(automation.name for automation in triggers.automations_by_id.values())
+
+
+@pytest.mark.parametrize(("before", "result"), [("load_automations_in_the_loop()", "test\n"), ("pass", "")])
+def test_an_automation_that_is_created_does_not_block_the_event_loop(tmp_path: Path, before: str, result: str) -> None:
+    """Without our server's difference it does, for ever. Once that fails, the difference can go."""
+    code = (
+        "import asyncio\n"
+        "from deployments.stack.prefect_server import load_automations_in_the_loop\n"
+        "from tests.deployments.test_prefect_server import create_an_automation_while_all_are_compared\n"
+        f"{before}\nprint(asyncio.run(create_an_automation_while_all_are_compared()))"
+    )
+    environment = service_environment(
+        PREFECT_HOME=str(tmp_path), PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{tmp_path}/x.db"
+    )
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout == result, done.stderr
+    assert ("in update_cache_after_commit" in done.stderr) == (not result)
