@@ -22,6 +22,7 @@ from rlhf_core.models.packed import PolicyModel
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.pictures import picture, vision_model
+from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
 from tests.rlhf_core.training.muon_reference import reference_steps
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
@@ -34,7 +35,7 @@ from tests.rlhf_core.training.tiny_engine import (
     loss,
     tiny_model,
 )
-from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker, picture_and_text
+from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
 
 Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
@@ -53,7 +54,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).save_pretrained(path / "experts")  # fmt: skip
     small_model(small_config("lfm2", vocab_size=23)).save_pretrained(path / "leaky")
     vision_model(path / "vision")
-    (path / "picture").write_bytes(picture("red"))
+    for colour in ("red", "blue"):
+        (path / colour).write_bytes(picture(colour))
     return path
 
 
@@ -104,6 +106,25 @@ def test_a_rank_without_a_picture_steps_with_one_that_has_one(folder: Path, answ
     for name, value in gradient(alone).items():
         assert torch.allclose(got[name], value, atol=1e-5 * norm), name
     assert any("vision_model" in name and value.any() for name, value in got.items())
+
+
+@pytest.mark.parametrize("name", SPLITS)
+def test_two_ranks_train_on_images_what_one_trains(folder: Path, answers: Answers, tmp_path: Path, name: str) -> None:
+    """Each rank has micro-batches with images where the other's have none."""
+    settings, _ = SPLITS[name]
+    alone = trained_on_images(folder, tmp_path, {**settings, "zero_stage": 0, "gradient_checkpointing": False})
+    one, other = (numbers[f"images {name}"] for numbers in answers[0])
+    assert one["losses"] == other["losses"] == pytest.approx(alone.losses, rel=1e-5)
+    assert (one["pictures"], other["pictures"]) == ([0, 0, 1], [2, 1, 0])
+    before = load_file(folder / "vision" / "model" / "model.safetensors")
+    found, wanted = of(answers, f"images {name}"), alone.engine.full_state_dict() or {}
+    assert found.keys() == wanted.keys()
+    for key, weight in wanted.items():
+        if key.endswith("k_proj.bias"):
+            continue  # of a softmax it changes nothing: its gradient is rounding, which AdamW enlarges
+        change = (weight - before[key]).norm()
+        assert (change > 0) != ("vision_model" in key and bool(settings.get("freeze_vision"))), key
+        assert (found[key] - weight).norm() <= 1e-3 * change, key
 
 
 def test_the_gradient_is_that_of_one_plain_pass(folder: Path, answers: Answers) -> None:

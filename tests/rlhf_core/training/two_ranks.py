@@ -26,8 +26,6 @@ from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean
 from rlhf_core.models import layouts
 from rlhf_core.models.distillation import StudentModel
-from rlhf_core.models.vision import open_processor, with_images
-from rlhf_core.packing import pack
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.supervised.distillation import DistillationWorker
@@ -38,9 +36,10 @@ from rlhf_core.training.distributed import join_group
 from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.state import RankState
-from rlhf_core.types import PackedBatch, SequenceImage
+from rlhf_core.types import PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, use_layout
 from tests.rlhf_core.stages.context import LocalContext, local_input
+from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
     MUON,
@@ -254,22 +253,14 @@ def distillation_worker(folder: Path, work: Path, student: int, teacher: int) ->
 
 
 def images(rank: int, folder: Path) -> Iterator[Answer]:
-    """One rank has a picture, and the other text alone."""
+    """One rank has a picture, and the other text alone; and SFT of many sequences, in small buckets."""
     for stage in (0, 2):
         engine = build(folder / "vision" / "model", optimizer=GRADIENT, zero_stage=stage)
         norm = engine.step([picture_and_text(folder)[rank]], loss).gradient_norm
         yield f"images {stage}", {"norm": norm}, {} if stage else gradient(engine)
-
-
-def picture_and_text(folder: Path) -> list[PackedBatch]:
-    """A sequence with a picture, and one without."""
-    processor = open_processor(folder / "vision" / "model")
-    assert processor is not None
-    path = str(folder / "picture")
-    ids = [1, *processor.read(path).token_ids, 7, 8]
-    seen = pack([ids], [[False] * (len(ids) - 2) + [True] * 2])
-    found = SequenceImage(path, 1, len(ids) - 3)
-    return [with_images(seen, [[found]], processor), pack([SEQUENCES[0]], [[i > 0 for i in range(5)]])]
+    for name, (settings, tokens) in SPLITS.items():
+        trained = trained_on_images(folder, folder / f"work{rank}", settings, rank=rank, ranks=2, tokens=tokens)
+        yield f"images {name}", {"losses": trained.losses, "pictures": trained.pictures}, weights(trained.engine)
 
 
 def balanced_step(engine: DeepSpeedEngine, parts: list[PackedBatch]) -> StepMetrics:
