@@ -44,7 +44,7 @@ class LoopConfig(Config):
 class RoundPromptsConfig(StageConfig):
     """A round's prompts, which the pipeline takes from the loop's: the first that no earlier round had."""
 
-    dataset: Annotated[str, Reads("dataset", format="prompts")] = Field(description="the loop's prompts")
+    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(description="the loop's prompts")
     previous: Annotated[str | None, Reads("dataset", optional=True)] = Field(
         default=None, description="the prompts of the round before"
     )

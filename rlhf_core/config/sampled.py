@@ -29,7 +29,7 @@ class GenerateConfig(EnginesConfig):
 
     made_format: ClassVar[str] = "completions"
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     model: Annotated[str | None, Reads("model")] = Field(
@@ -69,6 +69,11 @@ class GenerateConfig(EnginesConfig):
     def model_rewards(self) -> dict[str, ModelReward]:
         """Those of `rewards` that a reward model gives."""
         return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """Reward models are trained on text alone."""
+        return tuple(f"rewards.{name}" for name in self.model_rewards)
 
     @property
     def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
@@ -150,7 +155,7 @@ class _FromDataset(NamedStageConfig):
 
 
 class FromCompletions(_FromDataset):
-    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True, images=True)] = Field(
         description="a stage `generate`, or an entry of the recipe's `data`, format completions"
     )
 
@@ -179,6 +184,12 @@ class PairsConfig(FromCompletions):
     def reads_rewards(self) -> bool:
         return self.judge is None or self.select == "best_worst"
 
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """A judge is asked in text, and knows no more of a pair than that: it would compare answers about an image that
+        it does not see."""
+        return () if self.judge is None else ("judge",)
+
     @model_validator(mode="after")
     def _one_decides(self) -> Self:
         if self.judge is not None and self.margin:
@@ -191,6 +202,10 @@ class UnpairedConfig(FromCompletions):
 
     made_format: ClassVar[str] = "unpaired"
 
+    # Without images: nothing could read the result, since KTO reads text alone.
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
+        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
+    )
     threshold: Reward = Field(description="completions of this reward or more are good, those of less are bad")
     margin: RewardGap = Field(default=0.0, description="rewards that are closer to the threshold are left out")
 
@@ -235,7 +250,7 @@ class ConditionalPromptsConfig(_FromDataset, _Condition):
 
     made_format: ClassVar[str] = "prompts"
 
-    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True)] = Field(
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
         description="name of an entry of the recipe's `data`, format prompts"
     )
     reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")

@@ -98,6 +98,11 @@ class StageConfig(Config):
         where it cannot read them."""
         return {}
 
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """Settings by which something reads text alone, where the stage itself reads images: its rows may have none."""
+        return ()
+
     def row_limit(self, dataset: str) -> RowLimit | None:
         """Of the rows of the input `dataset`; None: rows of any length can be used."""
         return None

@@ -16,6 +16,7 @@ from rlhf_core.errors import ConversationError
 IMAGE = "\ufffc"  # the object replacement character
 _ATTRIBUTE = "image_token"  # of a tokenizer; transformers' processors use it, too
 _WORD = 4  # hex digits
+_COLUMNS = ("messages", "prompt", "chosen", "rejected")  # of canonical rows: those that may be messages
 _TEXT = "text-of-a-part"
 
 
@@ -39,6 +40,13 @@ def image_token(tokenizer: Any) -> str | None:
 def images_of(messages: Sequence[Mapping[str, Any]]) -> list[str]:
     """The SHA-256 of each image, in their order."""
     return [digest for message in messages for digest in message.get("images", ())]
+
+
+def images_of_row(row: Mapping[str, Any]) -> list[str]:
+    """The SHA-256 of each image of a canonical row of any format."""
+    return [
+        digest for column in _COLUMNS if isinstance(messages := row.get(column), list) for digest in images_of(messages)
+    ]
 
 
 def images_in(content: Any) -> list[str]:

@@ -7,6 +7,7 @@ one tool call the names of all others'. `datasets.Dataset.from_file` reads the f
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from rlhf_core.config.format_table import FORMATS
 from rlhf_core.data.arrow_file import ArrowWriter, record_batches
 from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.formats import Rows, format_of
+from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.errors import StageError
 
 DATA_FILE = "data.arrow"
@@ -72,10 +74,33 @@ def dataset_info(folder: Path) -> dict[str, Any]:
     return info
 
 
-def write_dataset(folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any]) -> None:
-    """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes."""
-    write_rows(folder, ((row["id"], row_text(row)) for row in rows))
-    write_info(folder, info)
+def write_dataset(
+    folder: Path, rows: Iterable[Mapping[str, Any]], info: Mapping[str, Any], *, images_from: Path | None = None
+) -> dict[str, int]:
+    """Write `rows` and `info` as a dataset artifact; the same rows give the same bytes.
+
+    images_from: the folder of the dataset artifact that the rows are made of, whose files of the images that they name
+    are copied; none: they have no images. Returns how many `images` there are, if any, for the metrics.
+    Raises StageError if a row names an image whose file is not there.
+    """
+    named: set[str] = set()
+
+    def texts() -> Iterator[tuple[str, str]]:
+        for row in rows:
+            named.update(images_of_row(row))
+            yield row["id"], row_text(row)
+
+    write_rows(folder, texts())
+    counted = {"images": len(named)} if named else {}
+    if named:
+        (folder / IMAGES_FOLDER).mkdir()
+    for digest in sorted(named):
+        file = None if images_from is None else images_from / IMAGES_FOLDER / digest
+        if file is None or not file.is_file():
+            raise StageError(f"a row has the image {digest}, whose file is not in {images_from or 'any dataset'}")
+        shutil.copyfile(file, folder / IMAGES_FOLDER / digest)
+    write_info(folder, {**{name: value for name, value in info.items() if name != "images"}, **counted})
+    return counted
 
 
 def write_rows(folder: Path, rows: Iterable[tuple[str, str]]) -> None:

@@ -61,7 +61,8 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     samples, problems = check_datasets(recipe, uses, root)
     rows = {name: sample.rows for name, sample in samples.items()}
     # What reads another format than its own has a problem already, and cannot read the rows.
-    uses = [use for use in uses if use.dataset in recipe.data and recipe.data[use.dataset].format == use.format]
+    all_uses = [use for use in uses if use.dataset not in recipe.data or recipe.data[use.dataset].format == use.format]
+    uses = [use for use in all_uses if use.dataset in recipe.data]
     problems += check_columns(recipe, samples)
     problems += check_overlaps(nodes, recipe, samples)
     counted = {
@@ -79,7 +80,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     problems += check_models(nodes, models, root)
     too_long, notes = check_lengths(recipe, uses, rows, models, root)
     problems += too_long
-    problems += check_images(uses, rows, models)
+    problems += check_images(all_uses, rows, models)
     problems += check_hints(recipe, uses, rows, models, root)
     problems += check_feedback(nodes, rows, models, root)
     if problems:

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.image_messages import images_of
+from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.data.reading import NO_IMAGES
 from rlhf_core.models.remote_code import reads_images
 from rlhf_core.pipeline.preflight_data import Located, Use
@@ -17,10 +16,11 @@ def check_images(
 ) -> Iterator[str]:
     """One sentence for each setting that names a dataset with images which its stage or its model cannot read.
 
-    models: by node, of those whose base model is at hand.
+    uses: also of datasets that stages make. models: by node, of those whose base model is at hand.
     """
+    makers = {use.node.section: use for use in uses if use.dataset == use.node.config.prompts_of}
     for use in uses:
-        where = next((where for where, row in samples.get(use.dataset, []) if _has_images(row)), None)
+        where = _first_image(use.dataset, makers, samples)
         if where is None:
             continue
         model = models.get(use.node.name)
@@ -28,15 +28,26 @@ def check_images(
             problem = f"{use.reader} reads text alone: {NO_IMAGES}"
         elif model is not None and not reads_images(model.settings):
             problem = "its model reads text alone: take a model that reads images, or drop such rows"
-        elif isinstance(use.node.config, RLConfig) and (settings := use.node.config.text_readers):
+        elif settings := use.node.config.text_readers:
             problem = f"{use.node.section}.{settings[0]} reads text alone: leave it out"
         else:
             continue
-        yield f"{use.setting}: {where} in `data.{use.dataset}` has images, and {problem}"
+        yield f"{use.setting}: {where}, and {problem}"
 
 
-def _has_images(row: Mapping[str, object]) -> bool:
-    return any(
-        isinstance(value, list) and all(isinstance(each, dict) for each in value) and bool(images_of(value))
-        for value in (row.get("messages"), row.get("prompt"))
-    )
+def _first_image(dataset: str, makers: Mapping[str, Use], samples: Mapping[str, list[Located]]) -> str | None:
+    """Which row of a dataset has images; of one that a stage makes, which row of that whose prompts it keeps.
+
+    makers: the use of its dataset by each stage that makes one. None: no row is known to have any, or a stage before
+    refuses them.
+    """
+    made = dataset
+    while dataset in makers and dataset not in samples:
+        maker = makers[dataset]
+        if not maker.read_by.reads.images or maker.node.config.text_readers:
+            return None
+        dataset = maker.dataset
+    where = next((where for where, row in samples.get(dataset, []) if images_of_row(row)), None)
+    if where is None:
+        return None
+    return f"{where} in `data.{dataset}` has images" + (f", which `{made}` keeps" if made != dataset else "")

@@ -17,6 +17,7 @@ from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
 from rlhf_core.models.readers import Scale, reader_problem, same_tokens, stored_scale
+from rlhf_core.models.remote_code import reads_images
 
 POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 
@@ -162,9 +163,15 @@ def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str
 
 
 def require_same_tokens(
-    readers: Mapping[str, tuple[str, str]], inputs: Mapping[str, Input], bound: str, tokens: int
+    readers: Mapping[str, tuple[str, str]],
+    inputs: Mapping[str, Input],
+    bound: str,
+    tokens: int,
+    *,
+    images: bool = False,
 ) -> None:
-    """Other models read the policy's tokens. Raises StageError if one has another tokenizer, or no room for them.
+    """Other models read the policy's tokens, and with `images` images among them. Raises StageError if one has another
+    tokenizer, no room for them, or no encoder of images.
 
     readers: as StageConfig.token_readers; bound: the setting that bounds a sequence to `tokens`.
     """
@@ -172,7 +179,10 @@ def require_same_tokens(
     for setting, (name, advice) in readers.items():
         folder = inputs[name].folder
         reads = same_tokens(folder, policy)
-        if problem := reader_problem(read_config(folder), bound, tokens, reads_tokens=reads):
+        problem = reader_problem(config := read_config(folder), bound, tokens, reads_tokens=reads)
+        if problem is None and images and not reads_images(config):
+            problem = "the prompts have images, and it reads text alone"
+        if problem is not None:
             where = setting if name == setting else f"{setting}: the input {name}"
             raise StageError(f"{where}: {problem}: {advice}")
 

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from rlhf_core.config.data import IMAGE_SUFFIXES, DatasetConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.data.image_messages import images_of
+from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows
 from rlhf_core.data.remote import fetch_folder
@@ -32,21 +31,10 @@ def move_images(store: Path, folder: Path) -> dict[str, int]:
     """Move the images of the rows that are in the result there, and count them. Those of other rows stay."""
     if not any(store.iterdir()):
         return {}
-    named = {
-        digest
-        for row in iterate_rows(folder, images=True)
-        for messages in row.values()
-        for digest in _named_images(messages)
-    }
+    named = {digest for row in iterate_rows(folder, images=True) for digest in images_of_row(row)}
     if not named:
         return {}
     (folder / IMAGES_FOLDER).mkdir()
     for digest in sorted(named):
         (store / digest).rename(folder / IMAGES_FOLDER / digest)
     return {"images": len(named)}
-
-
-def _named_images(value: Any) -> list[str]:
-    """value: of a column, which may be messages."""
-    messages = isinstance(value, list) and all(isinstance(message, dict) for message in value)
-    return images_of(value) if messages else []

@@ -13,14 +13,16 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import read_rows, row_policy, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy, write_dataset
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
 from rlhf_core.models.folder import stored_dtype
+from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rl.reward_models import read_reward_models
 from rlhf_core.rl.roles import require_same_tokens
@@ -34,15 +36,11 @@ from rlhf_core.types import Prompt, Trajectory
 
 def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
     """A killed job begins again, with the same seeds: each depends on its prompt and its number alone."""
-    model, dataset = inputs["model"], inputs["dataset"].folder
-    tokenizer, longest = load_tokenizer(model.folder), config.rollout.max_length
-    room = longest - config.sampling.max_tokens
-    fitted = fit_prompts(read_rows(dataset), tokenizer, max_tokens=room, policy=row_policy(dataset))
-    if not fitted.rows:
-        raise StageError("the dataset has no prompt to complete")
-    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest)
+    model, longest = inputs["model"], config.rollout.max_length
+    tokenizer, processor = load_tokenizer(model.folder), open_processor(model.folder)
+    fitted = _prompts(config, inputs, tokenizer, processor)
     judges = read_reward_models(config.model_rewards, "rewards", inputs, longest)
-    readers = Readers(config, inputs, judges, context, cluster)
+    readers = Readers(config, inputs, judges, context, cluster, processor)
     done, total = 0, len(fitted.rows) * config.samples * (1 + readers.passes)
     context.progress(done, total, "start engines")
     sampled: list[Trajectory] = []
@@ -83,10 +81,28 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         for index, prompt in enumerate(fitted.rows)
     ]
     folder = context.workdir / "dataset"
-    write_dataset(folder, rows, {"format": config.made_format})
-    metrics = {**_metrics(rows), **compared, **fitted.metrics()}
+    kept = write_dataset(folder, rows, {"format": config.made_format}, images_from=inputs["dataset"].folder)
+    metrics = {**_metrics(rows), **compared, **fitted.metrics(), **kept}
     context.log(0, {**{name: float(value) for name, value in metrics.items()}, "sampling_seconds": seconds})
     return Output(Kind.DATASET, folder, metrics)
+
+
+def _prompts(
+    config: GenerateConfig, inputs: Mapping[str, Input], tokenizer: Tokenizer, processor: ImageProcessor | None
+) -> Fitted[list[Prompt]]:
+    """processor: of the model. Raises StageError if there are none, or images that another model cannot read."""
+    dataset, longest = inputs["dataset"].folder, config.rollout.max_length
+    images = RowImages(processor, dataset / IMAGES_FOLDER, config.rollout.max_images)
+    room = longest - config.sampling.max_tokens
+    rows = read_rows(dataset, images=True)
+    fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
+    if not fitted.rows:
+        raise StageError("the dataset has no prompt to complete")
+    has_images = any(prompt.images for prompt in fitted.rows)
+    if has_images and config.text_readers:
+        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
+    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
+    return fitted
 
 
 def completed(

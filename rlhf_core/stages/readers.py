@@ -14,6 +14,7 @@ from rlhf_core.config.placement import Placement
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.division import Division
+from rlhf_core.models.vision import ImageProcessor, with_images
 from rlhf_core.packing import pack
 from rlhf_core.rewards.model import RewardReader, TokenScores
 from rlhf_core.rl.roles import REFERENCE, Role, reward_role
@@ -37,6 +38,7 @@ class Readers:
     rewards: Mapping[str, RewardReader]
     context: StageContext
     cluster: Cluster
+    processor: ImageProcessor | None  # of the model that sampled
 
     @property
     def passes(self) -> int:
@@ -67,6 +69,7 @@ class Readers:
             with self._scores(Role(REFERENCE, ref, "causal", engine, placement=placement), "ref_logprobs") as scores:
                 for part in _parts(sampled):
                     batch = pack([t.token_ids for t in part], [t.loss_mask for t in part])
+                    batch = with_images(batch, [t.prompt.images for t in part], self.processor)
                     each = scores(batch).double().split(batch.sequence_lengths.tolist())
                     found[ref] += [float(logprobs.sum()) for logprobs in each]
                     progress(len(part))

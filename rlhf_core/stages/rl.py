@@ -73,13 +73,15 @@ def _run(
     prompts = fitted.rows
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
-    if any(prompt.images for prompt in prompts) and config.text_readers:
+    has_images = any(prompt.images for prompt in prompts)
+    if has_images and config.text_readers:
         raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
     row_counts = fitted.metrics()
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer, processor, environments)
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
-    require_same_tokens(token_readers(config), inputs, "rollout.max_length", config.rollout.max_length)
+    longest = config.rollout.max_length
+    require_same_tokens(token_readers(config), inputs, "rollout.max_length", longest, images=has_images)
     require_same_positions(config, inputs)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)

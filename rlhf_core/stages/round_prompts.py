@@ -20,7 +20,8 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
     """Two rows whose prompts differ in whitespace only count as one. Raises StageError if too few rows are left."""
     used = set(_earlier_prompts(inputs.get("previous"), context))
     before = len(used)
-    dataset = read_dataset(inputs["dataset"].folder)
+    given = inputs["dataset"].folder
+    dataset = read_dataset(given, images=True)
 
     def fresh() -> Iterator[Row]:
         for row in dataset.rows:
@@ -33,8 +34,8 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
     if len(rows) < config.count:
         raise StageError(out_of_prompts(len(rows), config.count, before))
     folder = context.workdir / "dataset"
-    write_dataset(folder, rows, dataset_info(inputs["dataset"].folder))
-    return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before})
+    images = write_dataset(folder, rows, dataset_info(given), images_from=given)
+    return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before, **images})
 
 
 def out_of_prompts(left: int, needed: int, used: int) -> str:
@@ -47,7 +48,7 @@ def out_of_prompts(left: int, needed: int, used: int) -> str:
 
 def _earlier_prompts(previous: Input | None, context: StageContext) -> Iterator[str]:
     while previous is not None:
-        earlier = read_dataset(previous.folder)
+        earlier = read_dataset(previous.folder, images=True)
         yield from (normalised(earlier.format.asked_text(row)) for row in earlier.rows)
         parent = previous.manifest.parents.get("previous")
         previous = None if parent is None else context.fetch(parent)

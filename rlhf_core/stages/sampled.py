@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
+from pathlib import Path
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.sampled import (
@@ -17,7 +18,7 @@ from rlhf_core.config.sampled import (
 )
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
-from rlhf_core.data.reading import iterate_rows, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, write_dataset
 from rlhf_core.data.sampled import (
     Comparison,
     Outcome,
@@ -43,7 +44,8 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
     """Raises NothingLeftError if no prompt has a pair, StageError if the judge fails for more pairs than it may."""
     judge, every = config.judge, config.select == "all"
     counts = Counter(dict.fromkeys(_PAIR_COUNTS if judge is None else _JUDGED_COUNTS, 0))
-    completions = iterate_rows(inputs["dataset"].folder)
+    given = inputs["dataset"].folder
+    completions = _completions(config, given)
     made: list[Row] = []
     asked = 0
     with ExitStack() as stack:
@@ -66,7 +68,14 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
         )
     if not made:
         raise NothingLeftError(_no_pair(config, counts))
-    return _dataset(config.made_format, made, counts, context)
+    return _dataset(config.made_format, made, counts, context, given)
+
+
+def _completions(config: PairsConfig, folder: Path) -> Iterator[Row]:
+    """Raises StageError if they answer images which the judge does not see."""
+    if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
+        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
+    return iterate_rows(folder, images=True)
 
 
 def _comparing(config: PairsConfig, stack: ExitStack) -> Callable[[Sequence[Comparison]], list[Outcome]]:
@@ -103,7 +112,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
                 f"no completion is {label} by a threshold of {threshold:g} and a margin of {margin:g}: "
                 f"{_listed(counts)}; {change} `threshold`, or sample more of each prompt: KTO needs both"
             )
-    return _dataset(config.made_format, rows, counts, context)
+    return _dataset(config.made_format, rows, counts, context, inputs["dataset"].folder)
 
 
 def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -111,12 +120,12 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
     counts = Counter(dict.fromkeys(_BEST_COUNTS, 0))
     rows = [
         best
-        for row in iterate_rows(inputs["dataset"].folder)
+        for row in iterate_rows(inputs["dataset"].folder, images=True)
         for best in best_of(row, least_reward=config.least_reward, counts=counts)
     ]
     if not rows:
         raise NothingLeftError(f"no prompt has a completion of this reward: {_listed(counts)}; lower `least_reward`")
-    return _dataset(config.made_format, rows, counts, context)
+    return _dataset(config.made_format, rows, counts, context, inputs["dataset"].folder)
 
 
 def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -129,7 +138,7 @@ def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, In
     written: Counter[str] = Counter()
     rows = [
         made
-        for row in iterate_rows(inputs["dataset"].folder)
+        for row in iterate_rows(inputs["dataset"].folder, images=True)
         for made in conditional(row, text=config.text, decimals=config.decimals, counts=counts, written=written)
     ]
     if len(written) < 2:
@@ -139,22 +148,23 @@ def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, In
             "sample more of each prompt, at a higher temperature, or write more `decimals`"
         )
     counts["written_rewards"] = len(written)
-    return _dataset(config.made_format, rows, counts, context)
+    return _dataset(config.made_format, rows, counts, context, inputs["dataset"].folder)
 
 
 def conditional_prompts(config: ConditionalPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Raises StageError if a prompt has no message of the user."""
     rows = [
         with_reward(row, config.reward, text=config.text, decimals=config.decimals)
-        for row in iterate_rows(inputs["dataset"].folder)
+        for row in iterate_rows(inputs["dataset"].folder, images=True)
     ]
-    return _dataset(config.made_format, rows, Counter(), context)
+    return _dataset(config.made_format, rows, Counter(), context, inputs["dataset"].folder)
 
 
-def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext) -> Output:
+def _dataset(made_format: str, rows: list[Row], counts: Counter[str], context: StageContext, given: Path) -> Output:
+    """given: the folder of the dataset that the rows are made of."""
     folder = context.workdir / "dataset"
-    write_dataset(folder, rows, {"format": made_format})
-    return Output(Kind.DATASET, folder, {"rows": len(rows), **counts})
+    images = write_dataset(folder, rows, {"format": made_format}, images_from=given)
+    return Output(Kind.DATASET, folder, {"rows": len(rows), **counts, **images})
 
 
 def _listed(counts: Counter[str]) -> str:

@@ -20,6 +20,12 @@ TALKS = file("talks.jsonl", json.dumps({"prompt": "colour?", "completion": "red"
 PAIRS = file("pairs.jsonl", json.dumps({"prompt": "colour?", "chosen": "red", "rejected": "blue", "image": IMAGE}))
 PROMPTS = file("prompts.jsonl", json.dumps({"prompt": "colour?", "answer": "red", "image": IMAGE}))
 SEES = put("base", "source", value={"type": "scratch", "context_length": 64, "vision": {}})
+SAMPLED = {
+    "stage": "generate", "dataset": "prompts", "rewards": {"exact": {"type": "verifier"}},
+    "sampling": {"max_tokens": 8}, "rollout": {"max_length": 64},
+}  # fmt: skip
+LEARNS = {"stage": "preference", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER,
+          "losses": {"dpo": {"type": "dpo"}}}  # fmt: skip
 GRPO = {"rewards": {"own": {"type": "function", "path": "rewards.py"}}, "optimizer": OPTIMIZER}
 
 
@@ -36,13 +42,29 @@ def seeing(*changes: Change) -> Change:
 
 
 def test_stages_that_read_images_take_them(problems: Problems) -> None:
-    dpo = {
-        "stage": "preference", "dataset": "pairs", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER,
-        "losses": {"dpo": {"type": "dpo"}}, "validation": {"dataset": "pairs", "every_steps": 1},
-    }  # fmt: skip
+    dpo = {**LEARNS, "dataset": "pairs", "validation": {"dataset": "pairs", "every_steps": 1}}
     found = problems(seeing(PAIRS, put("dpo", value=dpo)))
     assert [each for each in found if "image" in each] == []
     assert problems(seeing()) == []
+
+
+def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None:
+    stages = {
+        "sampled": SAMPLED,
+        "better": {"stage": "pairs", "dataset": "sampled"},
+        "dpo": {**LEARNS, "dataset": "better"},
+        "best": {"stage": "best_of_n", "dataset": "sampled"},
+        "tuned": {"stage": "sft", "dataset": "best", "batch_size": 1, "max_length": 64, "optimizer": OPTIMIZER},
+    }
+    seeing_more = [put(name, value=value) for name, value in stages.items()]
+    seeing_more.append(put("evaluation", "models", value=["rl"]))
+    assert problems(seeing(*seeing_more)) == []
+    top = {"stage": "top_logprobs", "dataset": "best", "k": 2, "max_length": 64}
+    found = problems(seeing(*seeing_more, put("top", value=top)))
+    assert len(found) == 1
+    assert found[0].startswith(
+        "top.dataset: prompts.jsonl line 1 in `data.prompts` has images, which `best` keeps, and top reads text alone"
+    )
 
 
 @pytest.mark.parametrize(
@@ -61,6 +83,17 @@ def test_stages_that_read_images_take_them(problems: Problems) -> None:
         (
             both(SEES, PROMPTS),
             "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.ppo.rewards.preference reads text",
+        ),
+        (
+            both(SEES, PROMPTS, put("sampled", value={**SAMPLED, "rewards": {"taste": {"type": "reward_model"}}})),
+            "sampled.dataset: prompts.jsonl line 1 in `data.prompts` has images, and sampled.rewards.taste reads text",
+        ),
+        (
+            seeing(
+                put("sampled", value=SAMPLED),
+                put("labels", value={"stage": "unpaired", "dataset": "sampled", "threshold": 0.5}),
+            ),
+            "labels.dataset: prompts.jsonl line 1 in `data.prompts` has images, which `sampled` keeps, and labels",
         ),
         (
             seeing(put("base", "source", "vision", value={"image_size": 60})),

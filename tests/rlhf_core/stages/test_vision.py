@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import math
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base import Config
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
@@ -39,43 +37,12 @@ from rlhf_core.types import Trajectory
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext, local_input, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import (
-    ENGINE,
-    OPTIMIZER,
     base_model,
     context_of,
     inline,
     no_cluster,
 )
-
-C = TypeVar("C", bound=Config)
-ENGINE_SETTINGS, OPTIMIZER_SETTINGS = (given.model_dump(mode="json") for given in (ENGINE, OPTIMIZER))
-COLOURS = ("red", "blue")
-
-
-def rows(count: int) -> list[dict[str, Any]]:
-    """What colour a picture has; every fifth row has none and asks to repeat a word."""
-    made: list[dict[str, Any]] = []
-    for index in range(count):
-        colour = COLOURS[index % 2]
-        if index % 5 == 4:
-            made.append({"prompt": f"say {colour} {index}", "answer": colour})
-            continue
-        content = base64.b64encode(picture(colour, (30 + index, 40), kind="PNG" if index % 3 else "JPEG")).decode()
-        made.append({"prompt": "colour?", "answer": colour, "image": f"data:image/png;base64,{content}"})
-    return made
-
-
-def valid(config: type[C], settings: dict[str, Any]) -> C:
-    return config.model_validate_json(json.dumps(settings))
-
-
-def made(folder: Path, data_format: str, given: list[dict[str, Any]], **settings: Any) -> Output:
-    folder.mkdir(parents=True)
-    (folder / "d.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
-    source = {"type": "files", "paths": ["d.jsonl"]}
-    config = valid(DatasetConfig, {"format": data_format, "source": source, **settings})
-    context = LocalContext(folder / "work", user_files_root=folder, name="data.d")
-    return dataset_stage.run(config, {}, context)
+from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, pairs, rows, valid
 
 
 @pytest.fixture(scope="module")
@@ -191,12 +158,6 @@ def test_sft_that_is_killed_ends_with_the_same_weights(
     resumed = sft.run(settings, inputs, context_of(tmp_path, inputs), inline)
     for name, value in weights(trained).items():
         assert torch.equal(weights(resumed)[name], value), name
-
-
-def pairs(given: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [
-        {**row, "chosen": row["answer"], "rejected": COLOURS[1 - COLOURS.index(row["answer"])]} for row in given
-    ]  # fmt: skip
 
 
 DPO = {
