@@ -68,6 +68,7 @@ class Branch:
     token_ids: Tensor  # (T,) int64
     loss_mask: Tensor  # (T,) bool, true where the policy sampled, but for tokens that are trained in another sequence
     rollout_logprobs: Tensor  # (T,) float32, 0 where `loss_mask` is false
+    images: tuple[SequenceImage, ...] = ()  # in the order of its tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, stop_token_ids
 from rlhf_core.data.feedback import encode_feedback
-from rlhf_core.environments.program import Call
+from rlhf_core.environments.program import Call, Images
 from rlhf_core.errors import StageError
+
+if TYPE_CHECKING:
+    from rlhf_core.types import SequenceImage
 
 Message = dict[str, Any]
 
@@ -22,6 +25,7 @@ class Asked:
     tools: list[Any]
     written: list[Message]  # the same with each sampled reply as the text that was sampled, its calls of tools included
     token_ids: list[int]
+    images: tuple[SequenceImage, ...] = ()  # of the messages, in the order of the tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +47,16 @@ class Conversations:
     would write earlier turns in another way, the messages are tokenised from their beginning.
     """
 
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
+    def __init__(self, tokenizer: Tokenizer, images: Images | None = None) -> None:
+        """images: how those of messages become tokens; none: they have none."""
+        self._tokenizer, self._images = tokenizer, images
         self._answered: list[_Answered] = []
 
     def ask(self, messages: Sequence[Message], tools: Sequence[Any]) -> Asked:
-        """messages: as `normalised`. Raises StageError if the chat template cannot write them."""
+        """messages: as `normalised`. Those with another image are other messages.
+
+        Raises StageError if the chat template cannot write them, or if they have too many images.
+        """
         messages, tools = list(messages), list(tools)
         continued = [
             each
@@ -59,7 +67,8 @@ class Conversations:
             last = max(continued, key=lambda each: len(each.messages))
             if (asked := self._continued(last, messages, tools)) is not None:
                 return asked
-        return Asked(messages, tools, messages, encode_prompt(self._tokenizer, messages, tools or None))
+        written = encode_prompt(self._tokenizer, messages, tools or None)
+        return Asked(messages, tools, messages, *self._with_images(written, messages))
 
     def add(self, asked: Asked, reply: Message, call: Call) -> None:
         """reply: what the client is given of what `call` has sampled."""
@@ -76,4 +85,14 @@ class Conversations:
             between = encode_feedback(self._tokenizer, before, new, tools or None, ended=ended)
         except StageError:
             return None
-        return Asked(messages, tools, [*before, *new], [*last.call.prompt, *sampled, *between])
+        said = [*last.call.prompt, *sampled]
+        shown = last.asked.images
+        between, more = self._with_images(between, new, start=len(said), before=len(shown))
+        return Asked(messages, tools, [*before, *new], [*said, *between], (*shown, *more))
+
+    def _with_images(
+        self, token_ids: list[int], messages: Sequence[Message], start: int = 0, before: int = 0
+    ) -> tuple[list[int], tuple[SequenceImage, ...]]:
+        if self._images is None:
+            return token_ids, ()
+        return self._images.expanded(token_ids, messages, start, before)

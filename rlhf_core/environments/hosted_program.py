@@ -7,14 +7,17 @@ from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rlhf_core.config.environments import Program
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments.base import Environments
 from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
-from rlhf_core.environments.program import Call, EpisodeProgram, Outcome, Policy
+from rlhf_core.environments.program import Call, EpisodeProgram, Images, Outcome, Policy
 from rlhf_core.errors import EpisodeError
+
+if TYPE_CHECKING:
+    from rlhf_core.types import SequenceImage
 
 
 class HostedPrograms(Environments):
@@ -90,6 +93,10 @@ class _TimedPolicy:
     def temperature(self) -> float:
         return self._policy.temperature
 
+    @property
+    def images(self) -> Images | None:
+        return self._policy.images
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -97,10 +104,13 @@ class _TimedPolicy:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
+        images: tuple[SequenceImage, ...] = (),
     ) -> Call:
         self._stop()
         try:
-            return await self._policy.generate(prompt, max_tokens=max_tokens, stop=stop, messages=messages)
+            return await self._policy.generate(
+                prompt, max_tokens=max_tokens, stop=stop, messages=messages, images=images
+            )
         finally:
             self._go_on()
 

@@ -8,6 +8,10 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
+from rlhf_core.data.formats.base import RowError
+from rlhf_core.data.image_messages import IMAGE
+from rlhf_core.environments.program import Images
+
 MODEL = "policy"
 # What changes nothing that is sampled here. The seed is the run's, so that episodes repeat with it.
 _IGNORED = {
@@ -21,6 +25,7 @@ _ONLY: Mapping[str, tuple[Any, ...]] = {
     "response_format": ({"type": "text"},), "modalities": (["text"],),
 }  # fmt: skip
 _ROLES = ("system", "user", "assistant", "tool")
+_DATA = "data:"
 
 
 class RequestError(Exception):
@@ -112,20 +117,23 @@ def read_request(body: bytes, kind: type[R], temperature: float) -> R:
         raise RequestError(f"{name}: {known}", name or None) from error
 
 
-def normalised(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """The messages as chat templates read them, without what says nothing. Raises RequestError for what is no text, or
-    asks for no reply."""
+def normalised(messages: Sequence[Mapping[str, Any]], images: Images | None = None) -> list[dict[str, Any]]:
+    """The messages as chat templates read them, without what says nothing; images as canonical rows have them.
+
+    images: how they are read and kept; none: the policy reads text alone. Raises RequestError for what is neither text
+    nor an image that can be read, or asks for no reply.
+    """
     if messages[-1].get("role") == "assistant":
         where = f"messages[{len(messages) - 1}]"
         raise RequestError(f"{where} is the assistant's, so there is nothing to reply to", where, "invalid_messages")
-    return [_normalised(message, f"messages[{index}]") for index, message in enumerate(messages)]
+    return [_normalised(message, f"messages[{index}]", images) for index, message in enumerate(messages)]
 
 
-def _normalised(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _normalised(message: Mapping[str, Any], where: str, images: Images | None) -> dict[str, Any]:
     role = message.get("role")
     if role not in _ROLES:
         raise RequestError(f"{where}.role is {role!r}; it is one of {', '.join(_ROLES)}", where, "invalid_messages")
-    plain: dict[str, Any] = {"role": role, "content": _text(message.get("content"), where)}
+    plain: dict[str, Any] = {"role": role, **_content(message.get("content"), role, where, images)}
     if calls := message.get("tool_calls"):
         plain["tool_calls"] = [_call(call, f"{where}.tool_calls[{i}]") for i, call in enumerate(calls)]
     for name in ("name", "tool_call_id"):
@@ -138,17 +146,63 @@ def _normalised(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     return plain
 
 
-def _text(content: Any, where: str) -> str:
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    match content:
-        case [*parts] if all(
-            isinstance(p, dict) and p.keys() == {"type", "text"} and p["type"] == "text" for p in parts
-        ):
-            return "".join(str(part["text"]) for part in parts)
-    raise RequestError(f"{where}.content must be text, or parts of the type text", where, "invalid_messages")
+def _content(content: Any, role: str, where: str, images: Images | None) -> dict[str, Any]:
+    """`content`, and `images` if there are any."""
+    if content is None or isinstance(content, str):
+        return {"content": content or ""}
+    if not isinstance(content, list):
+        raise RequestError(f"{where}.content must be text, or a list of parts", where, "invalid_messages")
+    texts, digests = [], []
+    for index, part in enumerate(content):
+        place = f"{where}.content[{index}]"
+        match part:
+            case {"type": "text", "text": str(text), **rest} if not rest:
+                texts.append(text)
+            case {"type": "image_url", "image_url": given, **rest} if not rest and role == "user":
+                texts.append(IMAGE)
+                digests.append(_image(given, place, images))
+            case _:
+                raise RequestError(
+                    f"{place} must be of the type text, or in a message of the user image_url",
+                    place,
+                    "invalid_messages",
+                )
+    text = "".join(texts)
+    if not digests:
+        return {"content": text}
+    if text.count(IMAGE) != len(digests):
+        raise RequestError(
+            f"{where}.content holds the character U+FFFC, which stands for an image there: take it out of the text",
+            where,
+            "invalid_messages",
+        )
+    return {"content": text, "images": digests}
+
+
+def _image(given: Any, place: str, images: Images | None) -> str:
+    """The SHA-256 of an image that is in the request itself: no URL is fetched, and no file of this machine read."""
+    if images is None:
+        raise RequestError(
+            f"{place} is an image, but the policy reads text alone, or something that reads its episodes does", place,
+            "unsupported_image",
+        )  # fmt: skip
+    match given:
+        case {"url": str(url), **rest} if not rest or rest == {"detail": "auto"}:
+            pass
+        case _:
+            raise RequestError(
+                f"{place}.image_url must have `url`, and beside it at most the detail auto", place, "invalid_image"
+            )
+    if not url.startswith(_DATA):
+        raise RequestError(
+            f"{place}.image_url.url is {url[:40]!r}, which is not fetched: give a data URL, data:image/png;base64,…",
+            place,
+            "invalid_image",
+        )
+    try:
+        return images.read(url, place)
+    except RowError as error:
+        raise RequestError(str(error), place, "invalid_image") from error
 
 
 def _call(call: Any, where: str) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from typing import Any
 
 from aiohttp import web
 
-from rlhf_core.data.chat import decode_completion, encode_prompt, stop_token_ids
+from rlhf_core.data.chat import decode_completion, stop_token_ids
 from rlhf_core.data.special_tokens import token_ids
 from rlhf_core.environments.conversations import Asked, Conversations
 from rlhf_core.environments.openai_replies import (
@@ -46,6 +46,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.rollout.vllm_tool_calls import ToolCallParser
 
 _LONGEST_BODY = 2**22  # bytes
+_LONGEST_BODY_WITH_IMAGES = 2**26  # each is in base64, again in every request of a conversation
 _BACKLOG = 1024  # connections that wait to be accepted: all episodes begin at once
 _SHUTDOWN_SECONDS = 1.0  # for answers that are being written
 
@@ -70,15 +71,17 @@ class OpenAIServer:
         self._sessions: dict[str, _Session] = {}
         self._starting: asyncio.Task[tuple[web.AppRunner, int]] | None = None
         self._users = 0
+        self._longest_body = _LONGEST_BODY  # of all episodes, whose policy is one
 
     @asynccontextmanager
     async def episode(self, policy: Policy) -> AsyncIterator[tuple[str, str]]:
         """The base URL and the key with which `policy` is asked. Afterwards both are refused."""
         self._users += 1
         name = f"episode-{next(self._numbers)}"
-        session = _Session(secrets.token_urlsafe(24), policy, Conversations(policy.tokenizer))
+        session = _Session(secrets.token_urlsafe(24), policy, Conversations(policy.tokenizer, policy.images))
         try:
             if self._starting is None:
+                self._longest_body = _LONGEST_BODY if policy.images is None else _LONGEST_BODY_WITH_IMAGES
                 self._starting = asyncio.create_task(self._start())
             _, port = await asyncio.shield(self._starting)
             self._sessions[name] = session
@@ -96,7 +99,7 @@ class OpenAIServer:
                 await runner.cleanup()
 
     async def _start(self) -> tuple[web.AppRunner, int]:
-        application = web.Application(client_max_size=_LONGEST_BODY)
+        application = web.Application(client_max_size=self._longest_body)
         routes: Mapping[str, Callable[[_Session, web.Request], Awaitable[web.StreamResponse]]] = {
             "/v1/chat/completions": self._chat,
             "/v1/completions": self._text,
@@ -134,7 +137,7 @@ class OpenAIServer:
         except StageError as error:  # of the chat template
             return _error(str(error), 400, "invalid_messages")
         except web.HTTPRequestEntityTooLarge:
-            return _error(f"the body has more than {_LONGEST_BODY // 2**20} MiB", 413, "body_too_large")
+            return _error(f"the body has more than {self._longest_body // 2**20} MiB", 413, "body_too_large")
         finally:
             session.requests.discard(task)
 
@@ -154,7 +157,8 @@ class OpenAIServer:
         if asked.prompt is not None:
             tokens = token_ids(policy.tokenizer, asked.prompt)
         else:
-            tokens = encode_prompt(policy.tokenizer, normalised(asked.messages or []), asked.tools or None)
+            messages = normalised(asked.messages or [], policy.images)
+            tokens = Conversations(policy.tokenizer, policy.images).ask(messages, asked.tools).token_ids
         return web.json_response({"count": len(tokens), "max_model_len": policy.max_length, "tokens": tokens})
 
     async def _text(self, session: _Session, request: web.Request) -> web.StreamResponse:
@@ -176,10 +180,11 @@ class OpenAIServer:
         tools = chat.tools if chat.tool_choice == "auto" else []
         if tools and self._tool_parser is None:
             raise RequestError("`tools` need `environment.tool_parser` in the recipe", "tools")
-        asked = session.conversations.ask(normalised(chat.messages), tools)
+        asked = session.conversations.ask(normalised(chat.messages, policy.images), tools)
         ask = partial(
-            policy.generate, asked.token_ids, max_tokens=chat.most_tokens, stop=chat.stop, messages=asked.written
-        )
+            policy.generate, asked.token_ids, max_tokens=chat.most_tokens, stop=chat.stop, messages=asked.written,
+            images=asked.images,
+        )  # fmt: skip
         calls = await _several(ask, chat.n)
         answers = [await self._answer(policy, asked, call, chat.stop) for call in calls]
         for answer in answers:

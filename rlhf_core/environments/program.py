@@ -11,7 +11,7 @@ from rlhf_core.data.chat import Tokenizer
 from rlhf_core.errors import EpisodeError
 
 if TYPE_CHECKING:
-    from rlhf_core.types import Completion  # whose torch the processes of episodes need not import
+    from rlhf_core.types import Completion, SequenceImage  # whose torch the processes of episodes need not import
 
 
 class CallError(Exception):
@@ -30,6 +30,24 @@ class Call:
     prompt: tuple[int, ...]
     completion: Completion
     messages: Sequence[Mapping[str, Any]] | None = None  # that it answers, where the prompt is of messages
+    images: tuple[SequenceImage, ...] = ()  # of the prompt, in the order of its tokens
+
+
+class Images(Protocol):
+    """How a program shows the policy images."""
+
+    def read(self, value: Any, place: str) -> str:
+        """The SHA-256 of the image that `value` gives, whose file is kept. Raises RowError, which names the place, for
+        what is no image, or a larger one than may be."""
+
+    def expanded(
+        self, token_ids: Sequence[int], messages: Sequence[Mapping[str, Any]], start: int = 0, before: int = 0
+    ) -> tuple[list[int], tuple[SequenceImage, ...]]:
+        """`token_ids`, in which the template has written `messages`, with all the tokens of each image, and where these
+        are in a sequence where they begin at `start`, behind `before` other images.
+
+        Raises ConversationError if the template has not written each once, or if there are too many.
+        """
 
 
 class Policy(Protocol):
@@ -50,6 +68,10 @@ class Policy(Protocol):
     def temperature(self) -> float:
         """Of all replies; 0: greedy."""
 
+    @property
+    def images(self) -> Images | None:
+        """None: it reads text alone, or something that reads its episodes does."""
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -57,12 +79,14 @@ class Policy(Protocol):
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
+        images: tuple[SequenceImage, ...] = (),
     ) -> Call:
         """A completion of the tokens `prompt`, which is recorded, and trained. Several may be asked for at a time.
 
         max_tokens: none for as many as there may be and there is room for. stop: it ends with the token that completes
-        one of these texts. messages: of the prompt. Raises CallError beyond the limits of the episode. A call that is
-        cancelled is sampled no further, and leaves no record.
+        one of these texts. messages: of the prompt. images: of the prompt, as `Images.expanded` has placed them.
+        Raises CallError beyond the limits of the episode. A call that is cancelled is sampled no further, and leaves no
+        record.
         """
 
 

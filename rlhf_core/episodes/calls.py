@@ -15,9 +15,10 @@ from rlhf_core.data.chat import Tokenizer, decode_completion
 from rlhf_core.environments.program import Call, CallError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
+from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.types import Branch, Completion, Prompt, Stretch, Trajectory
+from rlhf_core.types import Branch, Completion, Prompt, SequenceImage, Stretch, Trajectory
 
 
 class Calls:
@@ -47,6 +48,10 @@ class Calls:
     def temperature(self) -> float:
         return self._parameters.temperature
 
+    @property
+    def images(self) -> ShownImages | None:
+        return self._rules.images
+
     async def generate(
         self,
         prompt: Sequence[int],
@@ -54,14 +59,15 @@ class Calls:
         max_tokens: int | None = None,
         stop: Sequence[str] = (),
         messages: Sequence[Mapping[str, Any]] | None = None,
+        images: tuple[SequenceImage, ...] = (),
     ) -> Call:
         """See environments.program.Policy."""
         self._check(prompt, max_tokens)
         number, self._begun = self._begun, self._begun + 1
         parameters = replace(self._parameters, max_tokens=max_tokens or self.max_tokens)
         seed = self._seed(number) if parameters.temperature else None
-        completion = await self._ask(Request(tuple(prompt), parameters, seed))
-        call = Call(number, tuple(prompt), until_stop(completion, stop, self.tokenizer), messages)
+        completion = await self._ask(Request(tuple(prompt), parameters, seed, request_images(images)))
+        call = Call(number, tuple(prompt), until_stop(completion, stop, self.tokenizer), messages, images)
         self.made.append(call)
         return call
 
@@ -123,12 +129,19 @@ class TokenSequence:
     sampled: list[bool] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
     calls: list[Call] = field(default_factory=list)
+    images: list[SequenceImage] = field(default_factory=list)  # in the order of the tokens
 
     def add_given(self, token_ids: Sequence[int]) -> None:
         self._add(token_ids, False, [0.0] * len(token_ids))
 
+    def add_prompt(self, call: Call) -> None:
+        """What is not there yet of the call's prompt, with its images."""
+        assert self.is_prefix_of(call)
+        self.add_given(call.prompt[len(self.token_ids) :])
+        self.images = list(call.images)
+
     def add_call(self, call: Call) -> None:
-        assert tuple(self.token_ids) == call.prompt
+        assert (tuple(self.token_ids), tuple(self.images)) == (call.prompt, call.images)
         self._add(call.completion.token_ids, True, call.completion.logprobs)
         self.calls.append(call)
 
@@ -137,8 +150,11 @@ class TokenSequence:
         self.sampled += [sampled] * len(token_ids)
         self.logprobs += logprobs
 
-    def is_prefix_of(self, prompt: Sequence[int]) -> bool:
-        return list(prompt[: len(self.token_ids)]) == self.token_ids
+    def is_prefix_of(self, call: Call) -> bool:
+        """Whether the call's prompt begins with it: the same tokens, and where they stand for images, the same ones."""
+        length = len(self.token_ids)
+        within = [image for image in call.images if image.start < length]
+        return list(call.prompt[:length]) == self.token_ids and within == self.images
 
 
 def joined(calls: Sequence[Call]) -> list[TokenSequence]:
@@ -149,12 +165,12 @@ def joined(calls: Sequence[Call]) -> list[TokenSequence]:
     """
     sequences: list[TokenSequence] = []
     for call in calls:
-        continued = [sequence for sequence in sequences if sequence.is_prefix_of(call.prompt)]
+        continued = [sequence for sequence in sequences if sequence.is_prefix_of(call)]
         if continued:
             sequence = max(continued, key=lambda each: len(each.token_ids))
         else:
             sequences.append(sequence := TokenSequence())
-        sequence.add_given(call.prompt[len(sequence.token_ids) :])
+        sequence.add_prompt(call)
         sequence.add_call(call)
     return sequences
 
@@ -193,7 +209,7 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
                 raise EpisodeError(f"{where} has reply {number}, which there is not, or is in a sequence already")
             if tuple(tokens) != call.completion.token_ids:
                 raise EpisodeError(f"{where} has other tokens as reply {number} than the engine sampled")
-            if tuple(sequence.token_ids) != call.prompt:
+            if tuple(sequence.token_ids) != call.prompt or call.images:
                 raise EpisodeError(f"{where} has reply {number} after other tokens than it was sampled after")
             sequence.add_call(call)
         case _:
@@ -209,8 +225,9 @@ def trajectory_of(
     main = next(sequence for sequence in sequences if last in sequence.calls)
     others = [sequence for sequence in sequences if sequence is not main]
     asked = main.token_ids[: main.sampled.index(True)]
+    in_prompt = sum(image.start < len(asked) for image in main.images)
     return Trajectory(
-        prompt=replace(prompt, token_ids=tuple(asked)),
+        prompt=replace(prompt, token_ids=tuple(asked), images=tuple(main.images[:in_prompt])),
         token_ids=torch.tensor(main.token_ids, dtype=torch.int64),
         loss_mask=torch.tensor(main.sampled, dtype=torch.bool),
         rollout_logprobs=torch.tensor(main.logprobs),
@@ -218,6 +235,7 @@ def trajectory_of(
         stretches=stretches_of([call.completion for each in (main, *others) for call in each.calls]),
         finish_reason="length" if any(call.completion.finish_reason == "length" for call in calls) else "stop",
         completion=decode_completion(tokenizer, last.completion.token_ids),
+        feedback_images=tuple(main.images[in_prompt:]),
         messages=None if last.messages is None else tuple(last.messages),
         turns=len(calls),
         environment_reward=reward,
@@ -226,6 +244,7 @@ def trajectory_of(
                 torch.tensor(each.token_ids, dtype=torch.int64),
                 torch.tensor(each.sampled, dtype=torch.bool),
                 torch.tensor(each.logprobs),
+                tuple(each.images),
             )
             for each in others
         ),

@@ -10,7 +10,6 @@ import time
 from collections.abc import Awaitable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -20,7 +19,7 @@ from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.data.rendering import Message
 from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
-from rlhf_core.episodes.shown_images import ShownImages
+from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.errors import ConversationError, EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import RequestImage
@@ -80,8 +79,7 @@ class Episode:
     @property
     def images(self) -> list[RequestImage]:
         """So far."""
-        images = self._prompt.images + self._shown
-        return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
+        return request_images(self._prompt.images + self._shown)
 
     @property
     def turns(self) -> int:

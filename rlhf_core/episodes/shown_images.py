@@ -14,9 +14,15 @@ from rlhf_core.data.image_messages import images_of
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.rendering import Message
 from rlhf_core.models.vision import ImageProcessor, RowImages
+from rlhf_core.rollout.engine import RequestImage
 from rlhf_core.types import Prompt, SequenceImage
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+
+
+def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
+    """As an engine is given them."""
+    return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
 
 
 class ShownImages:
@@ -44,6 +50,13 @@ class ShownImages:
             return dict(message)
         (read,) = read_messages(self._reader({"messages": [message]})["messages"], "messages")
         return read
+
+    def read(self, value: Any, place: str) -> str:
+        """The SHA-256 of the image that `value` gives, in any of the ways of a row's, whose file is kept.
+
+        Raises RowError, which names the place, for what is no image, or a larger one than may be.
+        """
+        return self._reader.read(value, place)
 
     def expanded(
         self, token_ids: Sequence[int], messages: Sequence[Message], start: int = 0, before: int = 0

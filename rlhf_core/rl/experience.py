@@ -18,11 +18,8 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
     """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
     steps, or none has.
 
-    processor: of the policy, where prompts or environments have images. Raises ValueError for an episode of several
-    sequences whose prompt has images.
+    processor: of the policy, where prompts or environments have images.
     """
-    if any(trajectory.branches and trajectory.prompt.images for trajectory in trajectories):
-        raise ValueError("the images of a prompt stand in one sequence, but an episode has several")
     sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     lengths = torch.tensor([s.token_ids.numel() for s in sequences])
     each = torch.tensor([len(t.sequences) for t in trajectories])
@@ -36,7 +33,9 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
         process_rewards=_joined([t.step_rewards for t in trajectories]),
         step_ends=_joined([t.step_ends for t in trajectories]),
     )
-    images = [t.prompt.images + t.feedback_images for t in trajectories for _ in t.sequences]
+    images = [
+        each for t in trajectories for each in (t.prompt.images + t.feedback_images, *(b.images for b in t.branches))
+    ]
     return with_images(packed, images, processor)
 
 

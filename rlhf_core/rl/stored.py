@@ -20,9 +20,11 @@ _TENSORS = {
 def stored(trajectory: Trajectory) -> dict[str, Any]:
     """All but its prompt, of which it has what an environment may have asked instead."""
     prompt = trajectory.prompt
-    assert not trajectory.feedback_images  # their files are not in a checkpoint; the stage takes none
+    # Their files are not in a checkpoint; the stage takes none.
+    assert not trajectory.feedback_images
+    assert not any(branch.images for branch in trajectory.branches)
     return {
-        **{name: value for name, value in _values(trajectory).items() if name != "feedback_images"},
+        **_values(trajectory),
         "prompt": {"text": prompt.text, "num_tokens": len(prompt.token_ids), "has_images": bool(prompt.images)},
         "stretches": [[stretch.tokens, stretch.weight_version] for stretch in trajectory.stretches],
         "branches": [_values(branch) for branch in trajectory.branches],
@@ -49,7 +51,8 @@ def trajectory_of(values: Mapping[str, Any], prompt: Prompt) -> Trajectory:
 
 
 def _values(sequence: Trajectory | Branch) -> dict[str, Any]:
-    values = {f.name: getattr(sequence, f.name) for f in fields(sequence)}
+    names = [f.name for f in fields(sequence) if f.name not in ("feedback_images", "images")]
+    values = {name: getattr(sequence, name) for name in names}
     return {name: value.tolist() if isinstance(value, Tensor) else value for name, value in values.items()}
 
 

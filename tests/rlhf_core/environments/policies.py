@@ -9,6 +9,7 @@ from pathlib import Path
 from rlhf_core.data.chat import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.episodes.calls import Calls
 from rlhf_core.episodes.episode import EpisodeRules
+from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.types import Completion
 from tests.rlhf_core.stages.supervised_runs import base_model
@@ -40,10 +41,11 @@ def policy(
     max_length: int = 200,
     temperature: float = 1.0,
     cancelled: list[str] | None = None,
+    images: ShownImages | None = None,
 ) -> Calls:
     """reply: what is said to a prompt, by its text; None: nothing, ever. The log-prob of token t is -t / 100.
 
-    cancelled: where the prompts of cancelled calls are written down.
+    cancelled: where the prompts of cancelled calls are written down. images: how it is shown any.
     """
     parameters = SamplingParameters(
         temperature=temperature, top_p=1.0, max_tokens=MOST_TOKENS, stop_token_ids=stop_token_ids(tokenizer)
@@ -61,7 +63,8 @@ def policy(
                 raise
         return completed(tokenizer, str(said), request.parameters.max_tokens)
 
-    return Calls(EpisodeRules(tokenizer, turns, max_length, MOST_TOKENS, "agent"), parameters, lambda n: n, ask)
+    rules = EpisodeRules(tokenizer, turns, max_length, MOST_TOKENS, "agent", images=images)
+    return Calls(rules, parameters, lambda n: n, ask)
 
 
 def completed(tokenizer: Tokenizer, text: str, most: int = MOST_TOKENS) -> Completion:

@@ -21,6 +21,7 @@ from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCall, ToolCallPar
 from tests.rlhf_core.environments.policies import completed, policy, tokenizer_in
 
 TOOL: Any = {"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}
+SHOWN: Any = {"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:image/png;base64,QQ=="}}]}
 QUESTION: Any = {"role": "user", "content": "a?"}
 
 
@@ -229,7 +230,11 @@ def test_calls_are_read_by_vllms_parser(tokenizer: Tokenizer) -> None:
         ({"extra_body": {"guided_json": {}}}, "guided_json: not a parameter that this server knows"),
         ({"model": "gpt-5"}, "the model is 'gpt-5', but the only one here is `policy`"),
         ({"messages": [{"role": "bot", "content": "a"}]}, "messages[0].role is 'bot'"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "messages[0].content must be text"),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "sound"}]}]},
+            "messages[0].content[0] must be of the type",
+        ),
+        ({"messages": [SHOWN]}, "messages[0].content[0] is an image, but the policy reads text alone"),
         ({"messages": [{"role": "assistant", "content": "a"}]}, "messages[0] is the assistant's, so there is nothing"),
         ({"messages": [{"role": "user", "content": "a" * 250}]}, "tokens and leaves no room for a completion"),
         ({"messages": []}, "messages: List should have at least 1 item"),

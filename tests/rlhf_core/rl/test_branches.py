@@ -14,7 +14,7 @@ from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.contract import Input
 from rlhf_core.losses.aggregation import Aggregation, loss_weights
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
-from rlhf_core.types import Branch, Experience, Prompt, SequenceImage, Trajectory
+from rlhf_core.types import Branch, Experience, Prompt, Trajectory
 from tests.rlhf_core.rl.one_rank import rl_config, trainer
 
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
@@ -164,10 +164,3 @@ def test_steps_and_hints_are_of_single_sequences() -> None:
     hinted = [replace(t, prompt=replace(t.prompt, hinted_ids=(2, 3))) for t in trajectories]
     with pytest.raises(ValueError, match="a hint stands before one sequence"):
         pack_hinted(hinted)
-
-
-def test_images_are_refused_where_an_episode_has_several_sequences() -> None:
-    first, *others = episodes(cut_in_two=True)
-    seen = replace(first, prompt=replace(first.prompt, images=(SequenceImage("folder/digest", 1, 1),)))
-    with pytest.raises(ValueError, match="the images of a prompt stand in one sequence, but an episode has several"):
-        pack_trajectories([seen, *others])

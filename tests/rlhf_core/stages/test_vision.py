@@ -314,6 +314,58 @@ def test_what_an_environment_shows_is_sampled_from_and_trained(
     require_log_probs_of_the_engine(seen, policy.folder)
 
 
+AGENT = """
+import asyncio, base64, io
+from openai import AsyncOpenAI
+from PIL import Image, ImageDraw
+
+
+def question(colour):
+    shown = Image.new("RGB", (40, 30), "white")
+    ImageDraw.Draw(shown).rectangle((5, 5, 32, 22), fill=colour)
+    file = io.BytesIO()
+    shown.save(file, "PNG")
+    url = "data:image/png;base64," + base64.b64encode(file.getvalue()).decode()
+    image = {"type": "image_url", "image_url": {"url": url}}
+    return {"role": "user", "content": [image, {"type": "text", "text": "colour?"}]}
+
+
+async def run(row, base_url, api_key):
+    async with AsyncOpenAI(base_url=base_url, api_key=api_key, max_retries=0) as client:
+        async def ask(*messages):
+            made = await client.chat.completions.create(model="policy", messages=messages)
+            return made.choices[0].message.content
+        colours = ("red", "blue") if row["answer"] == "red" else ("blue", "red")
+        first, other = await asyncio.gather(*(ask(question(colour)) for colour in colours))
+        said = {"role": "assistant", "content": first}
+        await ask(question(colours[0]), said, question(colours[1]))
+    return {"reward": float((first, other) == colours)}
+"""
+
+
+@pytest.mark.timeout(300)
+def test_what_an_agent_shows_is_sampled_from_and_trained(
+    trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By the client of OpenAI: in one conversation two images, and in another of the same text one of them."""
+    policy = local_input(trained.folder, Kind.POLICY)
+    text = [row for row in rows(20) if "image" not in row]
+    dataset = local_input(made(tmp_path / "text", "prompts", text).folder, Kind.DATASET)
+    inputs = {"model": policy, "dataset": dataset}
+    (tmp_path / "agent.py").write_text(AGENT)
+    context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
+    seen = recorded(monkeypatch)
+    grpo = {**RL["grpo"], "rewards": {"seen": {"type": "environment"}}}
+    agent = {"type": "agent", "path": "agent.py", "max_turns": 3}
+    rollout = {**ROLLOUT, "max_images": 2, "repeatable": False}
+    settings = {**RL, "steps": 1, "prompts_per_step": 4, "environment": agent, "grpo": grpo, "rollout": rollout}
+    rl.run(valid(RLConfig, settings), inputs, context, inline)
+    assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(1, 1)}
+    assert {tuple(len(branch.images) for branch in t.branches) for t in seen} == {(1,)}
+    assert sum(t.environment_reward for t in seen) > 0.8 * len(seen)  # SFT has learned to look, in one turn
+    require_log_probs_of_the_engine(seen, policy.folder)
+
+
 @pytest.mark.parametrize(
     ("options", "rollout", "problem"),
     [
