@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from pathlib import Path
 from typing import Any
 
+from deployments.stack.environment import RECIPES
+
 CHECKPOINT_STEPS = 5
-# So that a run of RL fits beside ranks that are held.
-_HALF = 0.5  # of a CPU
+SHIPPED = os.environ.get("CHAOS_RECIPE")  # by name, in place of RECIPE; with stages `pretrain`, `sft` and `rl`
 RECIPE: dict[str, Any] = {
     "name": "chaos", "tracking": {"wandb": False, "tensorboard": False},
     "data": {
@@ -23,27 +26,32 @@ RECIPE: dict[str, Any] = {
     "sft": {
         "dataset": "talks", "batch_size": 4, "max_length": 24, "epochs": 600, "max_steps": 1000,
         "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
-        "placement": {"cpus_per_worker": _HALF}, "checkpoint": {"every_steps": CHECKPOINT_STEPS},
+        "checkpoint": {"every_steps": CHECKPOINT_STEPS},
     },
     "rl": {
         "algorithm": "grpo", "dataset": "asked", "steps": 20, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
-        "rollout": {"max_length": 24, "cpu_cache_gib": 0.25, "cpus_per_engine": _HALF},
+        "rollout": {"max_length": 24, "cpu_cache_gib": 0.25},
         "grpo": {
             "rewards": {"exact": {"type": "verifier", "kind": "exact"}}, "group_size": 2,
             "optimizer": {"learning_rate": 1e-2},
         },
-        "engine": {"dtype": "float32", "zero_stage": 0}, "placement": {"cpus_per_worker": _HALF},
-        "checkpoint": {"every_steps": 1},
+        "engine": {"dtype": "float32", "zero_stage": 0}, "checkpoint": {"every_steps": 1},
     },
 }  # fmt: skip
 
 
 def write_recipe(folder: Path) -> Path:
+    path = folder / "chaos.yaml"
+    if SHIPPED:
+        shutil.copytree(RECIPES, folder)
+        often = {stage: {"checkpoint": RECIPE[stage]["checkpoint"]} for stage in ("sft", "rl")}
+        recipe = {"extends": SHIPPED, "name": "chaos", "pretrain": {"max_steps": 50}, **often}
+        path.write_text(json.dumps(recipe))  # which is YAML too
+        return path
     folder.mkdir()
     talks = [{"prompt": f"t{i}", "completion": f"{i}"} for i in range(8)]
     (folder / "talks.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talks))
     asked = [{"prompt": f"a{i}", "answer": "1"} for i in range(4)]
     (folder / "asked.jsonl").write_text("".join(json.dumps(row) + "\n" for row in asked))
-    path = folder / "chaos.yaml"
-    path.write_text(json.dumps(RECIPE))  # which is YAML too
+    path.write_text(json.dumps(RECIPE))
     return path

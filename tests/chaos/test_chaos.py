@@ -1,7 +1,7 @@
 """Every part of a run is killed once while a small recipe runs; it ends with the weights of a run without kills.
 
 A loop on a schedule loses no round and uses no prompt twice. `make chaos` has twenty rounds, killed at random moments;
-`make chaos CHAOS_ROUNDS=50` has more, at most 58.
+`make chaos CHAOS_ROUNDS=50` has more, at most 58. `CHAOS_RECIPE=tiny pytest tests/chaos -k parts` kills that recipe.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place,
     run = Run(place, client)
     run.hold("sft", 1)
     before = {name: manifest.finished_at for name, manifest in manifests(run.store, place).items()}
-    assert before.keys() >= {"data.talks", "base"}
+    assert "base" in before
     for number, (name, kill_it) in enumerate(KILLS.items()):
         print(f"killing: {name}", flush=True)
         step = run.hold("sft", CHECKPOINT_STEPS)
@@ -75,7 +75,7 @@ def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place,
     assert state.name == "Completed", state
     found = manifests(run.store, place)
     assert weights(found) == weights(manifests(store, place))
-    assert len(weights(found)) == 3
+    assert {name.partition("/")[0] for name in weights(found)} >= {"base", "sft", "rl"}
     assert {name: found[name].finished_at for name in before} == before  # nothing is computed twice
     until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
 
