@@ -91,6 +91,18 @@ def labelled_completions(seed: int, size: int) -> list[Row]:
     return rows
 
 
+def rated_completions(seed: int, size: int) -> list[Row]:
+    """The same sides, rated by people who give the form they like 3 points and the other 1, each up to a point more or
+    less: who predicts the mean of the ratings is wrong by 4/3 in the mean square, who knows the rule by 1/3.
+    """
+    generator = random.Random(f"ratings {seed}")
+    return [
+        {"prompt": row["prompt"], "completion": row["completion"],
+         "reward": (3.0 if row["label"] else 1.0) + generator.uniform(-1, 1)}
+        for row in labelled_completions(seed, size)
+    ]  # fmt: skip
+
+
 def prompts(seed: int, size: int, max_letters: int = 8) -> list[Row]:
     """Questions with the answer that the verifier compares with."""
     return [

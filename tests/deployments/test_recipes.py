@@ -21,7 +21,11 @@ from rlhf_core.rewards.verifier import Verifier
 
 RECIPES = list(known_recipes())
 WITH_RL = [name for name in RECIPES if "rl" in load_recipe(name).recipe.blocks]
-WITH_PPO = [name for name in WITH_RL if "ppo" in getattr(load_recipe(name).recipe.blocks["rl"], "blocks", {})]
+WITH_PPO = [
+    name
+    for name in WITH_RL
+    if "reward_model" in (blocks := load_recipe(name).recipe.blocks) and "ppo" in getattr(blocks["rl"], "blocks", {})
+]
 LIBRARIES = {"torch": "1"}
 # Of each section a setting, and the same with two letters changed places or one left out.
 TYPOS = {
@@ -59,12 +63,15 @@ OTHER_TYPOS = {
     "tiny-game": ("rl.environment.max_turns", "rl.environment.max_truns"),
     "tiny-tools": ("rl.environment.parser", "rl.environment.praser"),
     "tiny-agent": ("evaluation.environment.path", "evaluation.environment.paht"),
+    "tiny-ratings": ("reward_regression.lora", "reward_regression.loar"),
+    "tiny-merge": ("agreed.density", "agreed.densty"),
     "smollm2-dpo": ("after.reference", "after.refrence"),
     "smollm2-best-of-n": ("best.least_reward", "best.least_rewards"),
 }
 
-EVALUATED = {  # nodes of recipes without a stage `rl`, beside evaluation.sft
+EVALUATED = {  # nodes beside evaluation.sft, of recipes that evaluate something else than `rl`
     "tiny-dpo": ("evaluation.dpo",), "tiny-online-dpo": ("evaluation.dpo",), "tiny-kto": ("evaluation.kto",),
+    "tiny-merge": ("evaluation.rl", "evaluation.dpo", "evaluation.mean", "evaluation.agreed"),
     "tiny-losses": ("evaluation.cdpo", "evaluation.simpo", "evaluation.cpo"),
     "tiny-best-of-n": ("evaluation.again",), "tiny-process": ("evaluation.by_letters",),
     "tiny-loop": ("evaluation.accepted", "evaluation.dpo"), "tiny-distillation": ("evaluation.distilled",),
@@ -162,6 +169,9 @@ def test_the_typos_cover_every_section() -> None:
         "asked_for_right",
         "asked_for_wrong",
         "before",
+        "mean",
+        "arc",
+        "changes",
     ]  # which have settings of others
     assert sections - {"name", "description", "seed", "extends"} <= {right.partition(".")[0] for right in typos}
 
