@@ -29,28 +29,28 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, rounds: int) -> None:
-    """Round 1 is killed in its DPO; of more rounds, those after it at random moments."""
+    """The first round is killed in its DPO; of more rounds, those after it at random moments."""
     # Slowly in many rounds: a model that always says the letter has no pairs.
     recipe = str(write_loop_recipe(folder / "letters", learning_rate=3e-3 if rounds < 5 else 5e-4))
     store = open_store(place.environment["ALIGNMENT_STORE"])
     loop = Rounds(store, "letters")
     scheduled = command("schedule", recipe, "--every", _EVERY)
     assert scheduled.returncode == 0, scheduled.stderr
-    kill_during_dpo(place, loop)
-    first = until(lambda: loop.end_of(1), "the end of round 1")
-    assert first.verdict == "accepted"
-    assert first.run_id != started_by(loop, 1)  # the next run of the schedule has finished it
+    killed = kill_during_dpo(place, loop)
+    end = until(lambda: loop.end_of(killed), f"the end of round {killed}")
+    assert end.run_id != started_by(loop, killed)  # the next run of the schedule has finished it
     random.seed(0)
     while loop.count() < rounds:
         time.sleep(random.uniform(5, 40))  # so that most rounds are killed, and each ends
         if found := [each for part in PARTS if (each := processes(place, part))]:
             kill(random.choice(found)[:1])
-    until(lambda: loop.end_of(rounds), f"the end of round {rounds}", 1500)
+    until(lambda: loop.end_of(max(rounds, killed)), f"the end of round {rounds}", 1500)
     off = command("schedule", recipe, "--off")
     assert off.returncode == 0, off.stderr
     until(lambda: not unfinished(client), lambda: f"the end of {unfinished(client)}")
 
     before = read_alias(store, "letters", "accepted")
+    assert before is not None
     for change in ("pairs.margin=5", "sampled.rewards.own.weight=-1"):
         by_hand = command("loop", recipe, change, "--rounds", "1")
         assert by_hand.returncode == 0, by_hand.stderr
@@ -78,13 +78,15 @@ def started_by(loop: Rounds, number: int) -> str:
     return start.run_id
 
 
-def kill_during_dpo(place: Place, loop: Rounds) -> None:
-    """Everything that works on round 1, once its DPO has a rank."""
-    ranks = until(lambda: processes(place, "ray::_Rank"), "its DPO")
+def kill_during_dpo(place: Place, loop: Rounds) -> int:
+    """Everything that works on a round, once its DPO has a rank: of round 1, unless that is over between two looks."""
+    ranks = until(lambda: processes(place, "ray::_Rank"), "a round's DPO", every=0.1)
     for rank in ranks:
         rank.suspend()
     kill([*(process for part in PARTS[:2] for process in processes(place, part)), *ranks])
-    assert loop.end_of(1) is None
+    number = loop.count()
+    assert loop.end_of(number) is None
+    return number
 
 
 def starts_follow(loop: Rounds, ends: list[RoundEnd]) -> None:

@@ -51,7 +51,9 @@ _PULSE_SECONDS = 0.1
 _LOOK_SECONDS = 0.5  # a look costs processor time, which what is waited for needs
 
 
-def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = SECONDS) -> Any:
+def until(
+    condition: Callable[[], Any], what: str | Callable[[], str], seconds: float = SECONDS, every: float = _LOOK_SECONDS
+) -> Any:
     """what: in words; called when the time is over."""
     deadline = time.monotonic() + seconds
     while True:
@@ -60,7 +62,7 @@ def until(condition: Callable[[], Any], what: str | Callable[[], str], seconds: 
             return found
         if time.monotonic() > deadline:
             raise AssertionError(f"waited {seconds:.0f} s in vain for {what if isinstance(what, str) else what()}")
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(every)
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from tests.chaos.scenario import write_recipe
 def test_a_name_has_recipe_seed_and_overrides(
     tmp_path: Path, overrides: list[str], only: list[str] | None, name: str
 ) -> None:
-    recipe = load_recipe(str(write_recipe(tmp_path / "recipe", long=True)), overrides).recipe
+    recipe = load_recipe(str(write_recipe(tmp_path / "recipe")), overrides).recipe
     assert run_name(recipe, overrides, only) == name
     assert run_tags(recipe) == ["chaos", "grpo"]
 

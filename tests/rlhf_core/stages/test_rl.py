@@ -169,7 +169,8 @@ def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     assert first["kl"] == pytest.approx(0.0, abs=1e-5)
     assert last["kl"] > 0
     assert output.metrics["reward"] == last["reward"]
-    assert last["reward"] == pytest.approx(0.5 * last["reward/taste"] + last["reward/short"], abs=1e-5)
+    weighted = 0.5 * last["reward/taste"] + last["reward/short"] + last["reward/lines"]
+    assert last["reward"] == pytest.approx(weighted, abs=1e-5)
     assert last["reward/lines/steps"] >= 1
     assert last["reward/lines"] != 0
     coefficient = 0.05
