@@ -129,7 +129,7 @@ def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a server with an empty database of its own."""
     folder = tmp_path_factory.mktemp("prefect")
     (port,) = free_ports(1)
-    command = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", LOOPBACK, "--port", str(port)]
+    command = [sys.executable, "-m", "deployments.stack.prefect_server", "--host", LOOPBACK, "--port", str(port)]
     service = Service(
         command, folder / "prefect.log",
         service_environment(PREFECT_HOME=str(folder), PREFECT_SERVER_ANALYTICS_ENABLED="false"),
