@@ -70,7 +70,7 @@ class Loop:
             experience = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
 
         with phase("advantage"):
-            rewards = torch.tensor([t.total_reward for t in trajectories])
+            rewards = torch.tensor([t.reward for t in trajectories])  # those of steps are in the experience
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
             experience = self.algorithm.advantages(experience, rewards, groups, self.trainer.kl_coefficient)

@@ -137,6 +137,20 @@ def test_rewards_of_steps_train(tmp_path: Path) -> None:
     assert (last["reward"], last["reward_std"], last["reward/own"], last["reward/own/steps"]) == (0.5, 0.5, 0.5, 1.0)
 
 
+def test_rewards_of_steps_train_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    ours = loop(tmp_path, FunctionOf(lambda c: {"reward": 0.25, "steps": [float(c == "a")]}))
+    given: list[tuple[list[float], float]] = []
+    advantages = ours.algorithm.advantages
+
+    def seen(_: Any, experience: Any, rewards: torch.Tensor, *others: Any) -> Any:
+        given.append((rewards.tolist(), float(experience.process_rewards.sum())))
+        return advantages(experience, rewards, *others)
+
+    monkeypatch.setattr(type(ours.algorithm), "advantages", seen)
+    ours.run()
+    assert given[0] == ([0.25] * 4, 2.0)
+
+
 def filtering(steps: int, **settings: Any) -> RLConfig:
     plain = CONFIG.model_dump(exclude_unset=True)
     return RLConfig.model_validate({**plain, "steps": steps, "grpo": {**plain["grpo"], "filtering": settings}})
