@@ -38,6 +38,7 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
     assert scheduled.returncode == 0, scheduled.stderr
     killed = kill_during_dpo(place, loop)
     end = until(lambda: loop.end_of(killed), f"the end of round {killed}")
+    assert end.verdict == "accepted" or killed > 1
     assert end.run_id != started_by(loop, killed)  # the next run of the schedule has finished it
     random.seed(0)
     while loop.count() < rounds:
