@@ -17,7 +17,7 @@ from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy, write_dataset
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
@@ -99,8 +99,7 @@ def _prompts(
     if not fitted.rows:
         raise StageError("the dataset has no prompt to complete")
     has_images = any(prompt.images for prompt in fitted.rows)
-    if has_images and config.text_readers:
-        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
+    require_seen_by_all(has_images, config.text_readers)
     require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
     return fitted
 

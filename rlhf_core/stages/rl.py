@@ -19,7 +19,7 @@ from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
 from rlhf_core.environments import Environments, open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
@@ -74,8 +74,7 @@ def _run(
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
     has_images = any(prompt.images for prompt in prompts)
-    if has_images and config.text_readers:
-        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
+    require_seen_by_all(has_images, config.text_readers)
     row_counts = fitted.metrics()
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer, processor, environments)
     for name, of_set in held_out_prompts.items():

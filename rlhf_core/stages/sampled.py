@@ -18,7 +18,7 @@ from rlhf_core.config.sampled import (
 )
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row
-from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, write_dataset
+from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, require_seen_by_all, write_dataset
 from rlhf_core.data.sampled import (
     Comparison,
     Outcome,
@@ -73,8 +73,7 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
 
 def _completions(config: PairsConfig, folder: Path) -> Iterator[Row]:
     """Raises StageError if they answer images which the judge does not see."""
-    if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
-        raise StageError(f"the prompts have images, and {config.text_readers[0]} reads text alone: leave it out")
+    require_seen_by_all((folder / IMAGES_FOLDER).is_dir(), config.text_readers)
     return iterate_rows(folder, images=True)
 
 
