@@ -73,17 +73,25 @@ async def write_after_a_failure(path: Path) -> str:
     return result
 
 
+def run_after(before: str, scenario: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a process prints of `scenario`, a coroutine of this file, after `before`, a function of the server's."""
+    code = (
+        "import asyncio, pathlib\n"
+        "from deployments.stack.prefect_server import *\n"
+        "from tests.deployments.test_prefect_server import *\n"
+        f"folder = pathlib.Path({str(folder)!r})\n{before}\nprint(asyncio.run({scenario}))"
+    )
+    environment = service_environment(
+        PREFECT_HOME=str(folder), PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{folder}/prefect.db"
+    )
+    return subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize(("before", "result"), [("close_failed_cursors()", "written"), ("pass", "database is locked")])
 def test_a_failed_statement_does_not_block_the_event_loop(tmp_path: Path, before: str, result: str) -> None:
     """Without our server's difference it does. Once that fails, the difference can go."""
-    code = (
-        "import asyncio, sys; from pathlib import Path\n"
-        "from deployments.stack.prefect_server import close_failed_cursors\n"
-        "from tests.deployments.test_prefect_server import write_after_a_failure\n"
-        f"{before}\nprint(asyncio.run(write_after_a_failure(Path(sys.argv[1]))))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, tmp_path / "x.db"], capture_output=True, text=True, check=True)
-    assert done.stdout == f"{result}\n"
+    done = run_after(before, "write_after_a_failure(folder / 'x.db')", tmp_path)
+    assert (done.returncode, done.stdout) == (0, f"{result}\n"), done.stderr
 
 
 async def create_an_automation_while_all_are_compared() -> str:
@@ -115,16 +123,6 @@ async def create_an_automation_while_all_are_compared() -> str:
 @pytest.mark.parametrize(("before", "result"), [("load_automations_in_the_loop()", "test\n"), ("pass", "")])
 def test_an_automation_that_is_created_does_not_block_the_event_loop(tmp_path: Path, before: str, result: str) -> None:
     """Without our server's difference it does, for ever. Once that fails, the difference can go."""
-    code = (
-        "import asyncio\n"
-        "from deployments.stack.prefect_server import load_automations_in_the_loop\n"
-        "from tests.deployments.test_prefect_server import create_an_automation_while_all_are_compared\n"
-        f"{before}\nprint(asyncio.run(create_an_automation_while_all_are_compared()))"
-    )
-    environment = service_environment(
-        PREFECT_HOME=str(tmp_path), PREFECT_API_DATABASE_CONNECTION_URL=f"sqlite+aiosqlite:///{tmp_path}/x.db"
-    )
-    command = [sys.executable, "-c", code]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    done = run_after(before, "create_an_automation_while_all_are_compared()", tmp_path)
     assert done.stdout == result, done.stderr
     assert ("in update_cache_after_commit" in done.stderr) == (not result)
