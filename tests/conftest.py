@@ -43,6 +43,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 WITH_SERVICES = (
+    "tests/chaos/",
+    "tests/two_nodes/",
+    "tests/deployments/test_stack.py",
     "tests/flows/",
     "tests/tasks/",
     "tests/rlhf_core/actors/",
@@ -53,7 +56,10 @@ WITH_SERVICES = (
 
 
 class Scheduling(LoadScopeScheduling):
-    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once."""
+    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once.
+
+    Such tests wait much, and start many processes at once: beside others like them both would take longer.
+    """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False

@@ -54,8 +54,10 @@ class S3Store(Store):
         self._prefix = f"{checked_path(prefix)}/" if prefix else ""
         persistent = stop_after_delay(_PATIENCE_SECONDS) & stop_after_attempt(_ATTEMPTS)
         self._stop = stop_after_attempt(1) if hurried else persistent
-        self._timeout = 10.0 if hurried else 2 * _READ_SECONDS
-        self._s3 = _open(connect_timeout=3 if hurried else 5, read_timeout=10 if hurried else _READ_SECONDS)
+        # The whole call may take much longer than the server's part of it: a busy machine has been seen to need ten
+        # seconds for the client's own set-up, and the server was then said not to answer.
+        self._timeout = 2 * _READ_SECONDS
+        self._s3 = _open(connect_timeout=10, read_timeout=15 if hurried else _READ_SECONDS)
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[str]]:
         return S3Store, (self.url,)

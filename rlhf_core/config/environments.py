@@ -68,6 +68,11 @@ class AnyEnvironment(TypedConfig):
         """Whether the chat template must write tools and results of calls."""
         return any(part.calls_tools for part in self.parts().values())
 
+    @property
+    def reads_images(self) -> bool:
+        """Whether rows may have images, of which every episode can show the policy its row's."""
+        return all(part.reads_images for part in self.parts().values())
+
 
 class EnvironmentConfig(AnyEnvironment):
     """Every environment but a choice of several."""
@@ -110,6 +115,10 @@ class EnvironmentConfig(AnyEnvironment):
     @property
     def calls_tools(self) -> bool:
         return False
+
+    @property
+    def reads_images(self) -> bool:
+        return True
 
 
 class ToleratesFailures(Config):
@@ -252,6 +261,10 @@ class ExecutorEnvironment(Program):
 
     type: Literal["executor"]
     function: str = Field(default="run", description="its name in the file; called for each episode")
+
+    @property
+    def reads_images(self) -> bool:
+        return False  # it asks for replies to tokens alone
 
 
 def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig) -> None:

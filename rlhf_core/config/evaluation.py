@@ -80,6 +80,10 @@ class EvaluationConfig(EnginesConfig):
         require_concurrent(self.environment, self.rollout)
         return self
 
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        return () if self.environment.reads_images else ("environment",)
+
     def unused_fields(self) -> frozenset[str]:
         # What every evaluation was before there were environments stays out of the key.
         return frozenset({"environment"} if self.environment == SingleTurn() else ())

@@ -87,14 +87,15 @@ def for_template(tokenizer: Any, messages: Sequence[Mapping[str, Any]]) -> list[
             )
         return [dict(message) for message in messages]
     if _takes_parts(tokenizer, str(tokenizer.chat_template)):
-        return [{**without_images(message), "content": list(_parts(message))} for message in messages]
+        return [{**without_images(message), "content": list(content_parts(message))} for message in messages]
     return [
         {**without_images(m), "content": m["content"].replace(IMAGE, token) if "images" in m else m["content"]}
         for m in messages
     ]
 
 
-def _parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+def content_parts(message: Mapping[str, Any]) -> Iterator[dict[str, str]]:
+    """The content as parts of the types text and image, these without the image itself."""
     content: str = message["content"]
     pieces = content.split(IMAGE) if "images" in message else [content]
     for index, piece in enumerate(pieces):

@@ -8,6 +8,7 @@ from rlhf_core.environments.program import EpisodeProgram
 from rlhf_core.episodes.calls import Calls, chosen, joined, trajectory_of
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.rounds import Ask
+from rlhf_core.episodes.shown_images import row_with_data_urls
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import SamplingParameters
@@ -27,9 +28,7 @@ async def play_program(
     """seed: of each call, by its number. Raises EpisodeError, with the row, if the program fails."""
     calls = Calls(rules, parameters, seed, ask)
     try:
-        if prompt.images:
-            raise EpisodeError("its row has images, which programs cannot show the policy; use another environment")
-        outcome = await program.run(dict(prompt.row), environment_seed, calls)
+        outcome = await program.run(row_with_data_urls(prompt), environment_seed, calls)
         if not calls.made:
             raise EpisodeError("it ended without a reply of the policy, so that there is nothing to train")
         reward = outcome.reward

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any
 from rlhf_core.config.data import ImagesConfig
 from rlhf_core.data.formats.base import RowError
 from rlhf_core.data.formats.messages import read_messages
-from rlhf_core.data.image_messages import images_of
+from rlhf_core.data.image_messages import content_parts, images_of, without_images
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.rendering import Message
 from rlhf_core.models.vision import ImageProcessor, RowImages
@@ -23,6 +24,35 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
     """As an engine is given them."""
     return [RequestImage(Path(image.path).read_bytes(), image.start, image.length) for image in images]
+
+
+def row_with_data_urls(prompt: Prompt) -> dict[str, Any]:
+    """The row of `prompt`, whose messages have their images as in requests of the OpenAI API: parts with data URLs."""
+    files = {Path(image.path).name: Path(image.path) for image in prompt.images}
+    row = dict(prompt.row)
+    if files:
+        urls = {digest: {"url": _data_url(file)} for digest, file in files.items()}
+        row["prompt"] = [_with_parts(message, urls) for message in row["prompt"]]
+    return row
+
+
+def _with_parts(message: Message, urls: Mapping[str, Any]) -> Message:
+    if "images" not in message:
+        return message
+    shown = iter(message["images"])
+    parts = [
+        part if part["type"] == "text" else {"type": "image_url", "image_url": urls[next(shown)]}
+        for part in content_parts(message)
+    ]
+    return {**without_images(message), "content": parts}
+
+
+def _data_url(file: Path) -> str:
+    from PIL import Image
+
+    with Image.open(file) as image:
+        kind = image.get_format_mimetype()
+    return f"data:{kind};base64,{base64.b64encode(file.read_bytes()).decode()}"
 
 
 class ShownImages:

@@ -15,7 +15,7 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, row_policy
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
 from rlhf_core.environments import open_environments, rows_to_play
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
@@ -48,6 +48,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         prompts = fitted.rows
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")
+        require_seen_by_all(any(prompt.images for prompt in prompts), config.text_readers)
         context.progress(0, STEPS, "start engines")
         scorers = stack.enter_context(open_rewards(config.scorers, context))
         # In the precision that it was saved in: a model is judged as it is, not as another would round it.

@@ -20,7 +20,7 @@ from tests.chaos.loop_recipe import PER_ROUND, write_loop_recipe
 from tests.chaos.scenario import ROOT, Place, kill, leftovers, processes, until
 
 PARTS = ("flows.process", "rlhf_core.stages --store", "ray::_Rank")
-_EVERY = "0.25"  # minutes
+_EVERY = "0.5"  # minutes; each time a process starts, which takes seconds of a core, to skip or to do a round
 
 
 def command(*arguments: str) -> subprocess.CompletedProcess[str]:

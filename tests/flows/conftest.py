@@ -5,8 +5,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import pytest
@@ -71,7 +72,7 @@ class Workplace:
         (self.folder / "few.yaml").write_text(text, encoding="utf-8")
 
     def node(self, name: str) -> Node:
-        return prepare(self.recipe, []).graph[name]
+        return _graph(self.recipe, Path(self.recipe).read_bytes())[name]
 
     def manifest(self, name: str) -> Manifest | None:
         return self.repository.manifest(self.node(name).ref)
@@ -89,6 +90,12 @@ class Workplace:
         code = f"from tests.flows.few import few; few({self.recipe!r}, {list(nodes)!r})"
         with (self.folder / "flow.log").open("ab") as log:
             return subprocess.Popen([sys.executable, "-c", code], cwd=ROOT, stdout=output or log, stderr=output or log)
+
+
+@lru_cache(maxsize=1)
+def _graph(recipe: str, content: bytes) -> Mapping[str, Node]:
+    """Prepared once, since what waits for a job looks several times a second."""
+    return prepare(recipe, []).graph
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +14,10 @@ from openai import AsyncOpenAI
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.episodes.calls import Calls, joined, trajectory_of
-from rlhf_core.episodes.shown_images import ShownImages
+from rlhf_core.episodes.shown_images import ShownImages, row_with_data_urls
 from rlhf_core.models.vision import open_processor
 from rlhf_core.rl.experience import pack_trajectories
-from rlhf_core.types import Prompt
+from rlhf_core.types import Prompt, SequenceImage
 from tests.rlhf_core.environments.policies import policy
 from tests.rlhf_core.environments.test_openai_server import chat, play
 from tests.rlhf_core.pictures import picture, vision_model
@@ -74,6 +75,26 @@ def test_the_same_text_about_another_image_is_another_sequence(model: Input, tmp
     blue, red = [list(range(i * tokens, (i + 1) * tokens)) for i in range(2)]
     assert batch.image_parts[batch.image_parts >= 0].tolist() == [*blue, *red, *blue]
     assert not batch.loss_mask[batch.image_parts >= 0].any()
+
+
+def test_the_images_of_a_row_are_asked_about_as_they_are(model: Input, tmp_path: Path) -> None:
+    made, file = seeing(model, tmp_path), picture("red", kind="JPEG")
+    (path := tmp_path / hashlib.sha256(file).hexdigest()).write_bytes(file)
+    said = [{"role": "user", "content": "a \ufffc b", "images": [path.name]}]
+    prompt = Prompt("row", "", (1,), {"prompt": said, "answer": "red"}, images=(SequenceImage(str(path), 0, 1),))
+    row = row_with_data_urls(prompt)
+    shown = {"type": "image_url", "image_url": {"url": url(file, "image/jpeg")}}
+    parts = [{"type": "text", "text": "a "}, shown, {"type": "text", "text": " b"}]
+    assert row == {"prompt": [{"role": "user", "content": parts}], "answer": "red"}
+
+    async def agent(client: AsyncOpenAI) -> None:
+        await chat(client, *row["prompt"])
+
+    play(made, agent)
+    (call,) = made.made
+    assert call.messages == said
+    assert [Path(image.path).read_bytes() for image in call.images] == [file]
+    assert prompt.row["prompt"] is said  # the record of the row is as it was
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,21 @@ def test_stages_that_read_images_take_them(problems: Problems) -> None:
     assert problems(seeing()) == []
 
 
+def playing(kind: str, **settings: Any) -> Change:
+    """A program of the user's plays the episodes."""
+    parameters = {"agent": "row, base_url, api_key", "executor": "engine, row"}[kind]
+    return seeing(
+        file("plays.py", f"def run({parameters}):\n    return 1.0\n"),
+        put("rl", "environment", value={"type": kind, "path": "plays.py"}),
+        put("rl", "rollout", "repeatable", value=False),
+        *(put("rl", name, value=value) for name, value in settings.items()),
+    )
+
+
+def test_an_agent_is_given_the_images_of_its_row(problems: Problems) -> None:
+    assert problems(playing("agent")) == []
+
+
 def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None:
     stages = {
         "sampled": SAMPLED,
@@ -94,6 +109,14 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
                 put("labels", value={"stage": "unpaired", "dataset": "sampled", "threshold": 0.5}),
             ),
             "labels.dataset: prompts.jsonl line 1 in `data.prompts` has images, which `sampled` keeps, and labels",
+        ),
+        (
+            playing("executor"),
+            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.environment reads text alone: leave",
+        ),
+        (
+            playing("agent", asynchronous={"max_lag": 1}),
+            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.asynchronous reads text alone",
         ),
         (
             seeing(put("base", "source", "vision", value={"image_size": 60})),

@@ -215,6 +215,11 @@ def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, pro
     kept = valid(RLConfig, {**RL, "keep": {"rollouts_every": 1}})
     with pytest.raises(StageError, match=r"the prompts have images, and keep.rollouts_every reads text alone"):
         rl.run(kept, asked, context_of(tmp_path / "kept", asked), no_cluster)
+    (tmp_path / "plays.py").write_text("def run(engine, row): ...")
+    playing = {"environment": {"type": "executor", "path": "plays.py"}, "rollout": {**ROLLOUT, "repeatable": False}}
+    played = replace(context_of(tmp_path / "plays", asked), user_files_root=tmp_path)
+    with pytest.raises(StageError, match=r"the prompts have images, and environment reads text alone"):
+        rl.run(valid(RLConfig, {**RL, **playing}), asked, played, no_cluster)
     sharded = config(engine={**ENGINE_SETTINGS, "zero_stage": 3})
     with pytest.raises(StageError, match=r"engine.zero_stage is 3, but this model reads images"):
         sft.run(sharded, inputs, context_of(tmp_path / "zero", inputs), inline)
@@ -336,9 +341,11 @@ async def run(row, base_url, api_key):
             made = await client.chat.completions.create(model="policy", messages=messages)
             return made.choices[0].message.content
         colours = ("red", "blue") if row["answer"] == "red" else ("blue", "red")
-        first, other = await asyncio.gather(*(ask(question(colour)) for colour in colours))
+        of_row = isinstance(row["prompt"][0]["content"], list)
+        asked, another = row["prompt"] if of_row else [question(colours[0])], question(colours[1])
+        first, other = await asyncio.gather(ask(*asked), ask(another))
         said = {"role": "assistant", "content": first}
-        await ask(question(colours[0]), said, question(colours[1]))
+        await ask(*asked, said, another)
     return {"reward": float((first, other) == colours)}
 """
 
@@ -347,10 +354,12 @@ async def run(row, base_url, api_key):
 def test_what_an_agent_shows_is_sampled_from_and_trained(
     trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the client of OpenAI: in one conversation two images, and in another of the same text one of them."""
+    """By the client of OpenAI: in one conversation two images, and in another one of them.
+
+    The first is the row's, where it has one.
+    """
     policy = local_input(trained.folder, Kind.POLICY)
-    text = [row for row in rows(20) if "image" not in row]
-    dataset = local_input(made(tmp_path / "text", "prompts", text).folder, Kind.DATASET)
+    dataset = local_input(made(tmp_path / "few", "prompts", rows(5)[1:]).folder, Kind.DATASET)
     inputs = {"model": policy, "dataset": dataset}
     (tmp_path / "agent.py").write_text(AGENT)
     context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
