@@ -87,14 +87,15 @@ from deployments.stack.environment import RECIPES as RECIPES_FOLDER
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.preflight import preflight
-loaded = load_recipe(sys.argv[1], sys.argv[2:])
-graph = build_graph(loaded, {"torch": "1"})
-print(json.dumps({"nodes": list(graph), "torch": "torch" in sys.modules}))
+graphs = {name: list(build_graph(load_recipe(name), {"torch": "1"})) for name in sys.argv[1:]}
+print(json.dumps({"graphs": graphs, "torch": "torch" in sys.modules}))
 """
 
 
-def loaded_alone(recipe: str, *overrides: str) -> dict[str, Any]:
-    command = [sys.executable, "-c", LOADING, recipe, *overrides]
+@pytest.fixture(scope="module")
+def alone() -> dict[str, Any]:
+    """The nodes of each recipe's graph, in a process that does nothing else, and whether that has loaded torch."""
+    command = [sys.executable, "-c", LOADING, *RECIPES]
     done = subprocess.run(command, capture_output=True, text=True, check=True, cwd=Path(__file__).parents[2])
     return dict(json.loads(done.stdout))
 
@@ -104,12 +105,12 @@ def test_the_recipes_of_the_readme_are_shipped() -> None:
 
 
 @pytest.mark.parametrize("recipe", RECIPES)
-def test_a_recipe_becomes_a_graph_without_torch(recipe: str) -> None:
-    found = loaded_alone(recipe)
-    assert found["torch"] is False
+def test_a_recipe_becomes_a_graph_without_torch(recipe: str, alone: dict[str, Any]) -> None:
+    assert alone["torch"] is False
+    nodes = alone["graphs"][recipe]
     evaluated = EVALUATED.get(recipe, ("evaluation.rl",)) + (("evaluation.sft",) if recipe not in WITHOUT_SFT else ())
-    assert {"base", *evaluated, "report"} <= set(found["nodes"])
-    assert "reward_model" not in found["nodes"]
+    assert {"base", *evaluated, "report"} <= set(nodes)
+    assert "reward_model" not in nodes
 
 
 @pytest.mark.parametrize("recipe", [name for name in RECIPES if name not in WITH_RL])
