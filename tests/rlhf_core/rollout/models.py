@@ -69,11 +69,13 @@ def make_experts(folder: Path, family: str) -> PreTrainedModel:
     return model.eval()
 
 
-def disturb(model: PreTrainedModel, seed: int) -> None:
-    """Changes every weight a little, as an optimizer step would."""
+def disturb(model: torch.nn.Module, seed: int, only: str = "") -> None:
+    """Changes every weight a little whose name has `only`, as an optimizer step would."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for parameter in model.parameters():
+        for name, parameter in model.named_parameters():
+            if only not in name:
+                continue
             parameter.add_(0.05 * torch.randn(parameter.shape, generator=generator).to(parameter.dtype))
 
 
