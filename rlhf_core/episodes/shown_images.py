@@ -28,10 +28,9 @@ def request_images(images: Sequence[SequenceImage]) -> list[RequestImage]:
 
 def row_with_data_urls(prompt: Prompt) -> dict[str, Any]:
     """The row of `prompt`, whose messages have their images as in requests of the OpenAI API: parts with data URLs."""
-    files = {Path(image.path).name: Path(image.path) for image in prompt.images}
     row = dict(prompt.row)
-    if files:
-        urls = {digest: {"url": _data_url(file)} for digest, file in files.items()}
+    if prompt.images:
+        urls = {(file := Path(image.path)).name: {"url": _data_url(file)} for image in prompt.images}
         row["prompt"] = [_with_parts(message, urls) for message in row["prompt"]]
     return row
 
