@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import socket
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
@@ -42,13 +41,15 @@ class _Rank:
         """Called last: the process is killed, and would leave its folders."""
         remove_all()
 
-    def node(self) -> tuple[str, int]:
-        """This node's address as the cluster knows it (loopback in a local cluster), and a port that is free now."""
+    def host_store(self) -> str:
+        """Where the ranks meet: a store on this node, at the address by which the cluster knows it (loopback in a local
+        cluster)."""
+        from rlhf_core.training.distributed import host_store
+
         own = ray.get_runtime_context().get_node_id()
-        address = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
-        with socket.socket() as probe:
-            probe.bind((address, 0))
-            return address, probe.getsockname()[1]
+        host = next(node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == own)
+        self._store = host_store(host)
+        return f"{host}:{self._store.port}"
 
     def start(self, rank: int, size: int, address: str, threads: int, factory: Callable[..., Any], args: Any) -> None:
         # Imported here, when the threads' environment variables are set; the driver does not need torch.
@@ -98,10 +99,10 @@ class RayWorkerGroup(Generic[W]):
             variables = forwarding.received()
             inherits = {actor.inherit.remote(variables): f"rank {rank}" for rank, actor in enumerate(self._actors)}
             wait("start", inherits, start_timeout)
-            host, port = wait("start", {self._actors[0].node.remote(): "rank 0"}, start_timeout)[0]
+            address = wait("start", {self._actors[0].host_store.remote(): "rank 0"}, start_timeout)[0]
             threads, size = placement.num_threads, placement.workers
             starts = {
-                actor.start.remote(rank, size, f"{host}:{port}", threads, factory, args): f"rank {rank}"
+                actor.start.remote(rank, size, address, threads, factory, args): f"rank {rank}"
                 for rank, actor in enumerate(self._actors)
             }
             wait("start", starts, start_timeout)

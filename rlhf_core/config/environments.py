@@ -68,11 +68,6 @@ class AnyEnvironment(TypedConfig):
         """Whether the chat template must write tools and results of calls."""
         return any(part.calls_tools for part in self.parts().values())
 
-    @property
-    def reads_images(self) -> bool:
-        """Whether rows may have images, of which every episode can show the policy its row's."""
-        return all(part.reads_images for part in self.parts().values())
-
 
 class EnvironmentConfig(AnyEnvironment):
     """Every environment but a choice of several."""
@@ -118,6 +113,7 @@ class EnvironmentConfig(AnyEnvironment):
 
     @property
     def reads_images(self) -> bool:
+        """Whether an episode can show the policy the images of its row."""
         return True
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Annotated
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
@@ -80,9 +80,8 @@ class EvaluationConfig(EnginesConfig):
         require_concurrent(self.environment, self.rollout)
         return self
 
-    @property
-    def text_readers(self) -> tuple[str, ...]:
-        return () if self.environment.reads_images else ("environment",)
+    def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return () if self.environment.of_row(row).reads_images else ("environment",)
 
     def unused_fields(self) -> frozenset[str]:
         # What every evaluation was before there were environments stays out of the key.

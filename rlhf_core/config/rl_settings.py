@@ -82,12 +82,16 @@ class RLSettings(EnginesConfig, KeyedConfig):
         found = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
         found += [f"{self.block}.teacher"] if settings.teacher is not None else []
         found += [f"{self.block}.critic"] if settings.critic_settings is not None else []
-        found += [] if self.environment.reads_images else ["environment"]
-        # What programs show is not part of a checkpoint, in which the queue of trajectories is.
-        found += ["asynchronous"] if self.asynchronous is not None and self.environment.is_program else []
         # Of a dataset of completions, the images would not be part.
         found += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
         return tuple(found)
+
+    def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        environment = self.environment.of_row(row)
+        found = [] if environment.reads_images else ["environment"]
+        # What programs show is not part of a checkpoint, in which the queue of trajectories is.
+        found += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
+        return (*self.text_readers, *found)
 
     @classmethod
     def block_class(cls, key: str, raw: Any) -> type[Config] | None:

@@ -103,6 +103,10 @@ class StageConfig(Config):
         """Settings by which something reads text alone, where the stage itself reads images: its rows may have none."""
         return ()
 
+    def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        """`text_readers`, and what reads this row as text alone. Raises RecipeError if the row cannot be read."""
+        return self.text_readers
+
     def row_limit(self, dataset: str) -> RowLimit | None:
         """Of the rows of the input `dataset`; None: rows of any length can be used."""
         return None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,10 +26,13 @@ NO_IMAGES = "give it rows without images, or take a stage that reads them (docs/
 _OLD_DATA_FILE = "data.jsonl"  # of dataset artifacts before version 7 of the stage: a row a line
 
 
-def require_seen_by_all(has_images: bool, text_readers: Sequence[str]) -> None:
-    """text_readers: as StageConfig.text_readers. Raises StageError if there are images and one of these."""
-    if has_images and text_readers:
-        raise StageError(f"the prompts have images, and {text_readers[0]} reads text alone: leave it out")
+def require_seen_by_all(
+    rows: Iterable[Mapping[str, Any]], text_readers_of: Callable[[Mapping[str, Any]], Sequence[str]]
+) -> None:
+    """text_readers_of: as StageConfig.text_readers_of. Raises StageError for a row with images that has one."""
+    for row in rows:
+        if images_of_row(row) and (readers := text_readers_of(row)):
+            raise StageError(f"row {row['id']} has images, and {readers[0]} reads text alone: leave it out")
 
 
 def read_rows(folder: Path, *, images: bool = False) -> list[dict[str, Any]]:

@@ -48,7 +48,7 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         prompts = fitted.rows
         if not prompts:
             raise StageError("the dataset has no prompts to evaluate on")
-        require_seen_by_all(any(prompt.images for prompt in prompts), config.text_readers)
+        require_seen_by_all((prompt.row for prompt in prompts), config.text_readers_of)
         context.progress(0, STEPS, "start engines")
         scorers = stack.enter_context(open_rewards(config.scorers, context))
         # In the precision that it was saved in: a model is judged as it is, not as another would round it.

@@ -98,8 +98,8 @@ def _prompts(
     fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=row_policy(dataset), images=images)
     if not fitted.rows:
         raise StageError("the dataset has no prompt to complete")
+    require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)
     has_images = any(prompt.images for prompt in fitted.rows)
-    require_seen_by_all(has_images, config.text_readers)
     require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
     return fitted
 

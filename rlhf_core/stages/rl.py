@@ -74,7 +74,6 @@ def _run(
     if not prompts:
         raise StageError("`dataset` has no prompt that leaves room for its completion")
     has_images = any(prompt.images for prompt in prompts)
-    require_seen_by_all(has_images, config.text_readers)
     row_counts = fitted.metrics()
     held_out_prompts = _held_out_prompts(config, inputs, tokenizer, processor, environments)
     for name, of_set in held_out_prompts.items():
@@ -171,7 +170,9 @@ def _prompts(
     room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
     images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
     rows = rows_to_play(read_rows(dataset.folder, images=True), environments)
-    return fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
+    fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
+    require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)
+    return fitted
 
 
 def _held_out_prompts(

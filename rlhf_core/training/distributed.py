@@ -10,13 +10,27 @@ from datetime import timedelta
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore  # the types of torch.distributed do not export it
+from torch._C._distributed_c10d import HashStore, TCPStore  # the types of torch.distributed do not export them
 
 TIMEOUT = timedelta(minutes=30)
 
 
+def host_store(host: str, port: int = 0) -> TCPStore:
+    """The store where the ranks of a group meet, which listens at `host` alone; `port` 0: at one that is free.
+
+    It holds the port from here on: one that is only looked up may be another process's when the ranks meet. Whoever
+    keeps it must outlive the group. Raises OSError if nothing can listen there.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    with socket.create_server((host, port), family=family) as listening:
+        port = listening.getsockname()[1]
+        return TCPStore(
+            host, port, is_master=True, wait_for_workers=False, timeout=TIMEOUT, master_listen_fd=listening.detach()
+        )
+
+
 def join_group(*, rank: int, size: int, address: str = "") -> None:
-    """Join the group of `size` ranks that meets at `address` (host:port of rank 0; a group of one needs none).
+    """Join the group of `size` ranks that meets at `address` (host:port of its store; a group of one needs none).
 
     gloo on CPUs, nccl on GPUs. Every rank is a process of its own that sees one GPU at most. Joining again as the same
     rank is a no-op; as another one it raises RuntimeError. The process leaves the group when it exits.
@@ -36,7 +50,9 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
     if size == 1:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
     else:
-        dist.init_process_group(backend, init_method=f"tcp://{address}", rank=rank, world_size=size, timeout=TIMEOUT)
+        host, _, port = address.rpartition(":")
+        store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
+        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # gloo's threads, if they outlive the interpreter, now and then abort a process that has done all its work.
     atexit.register(_leave_group)
 

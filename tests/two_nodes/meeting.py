@@ -14,8 +14,10 @@ from tests.two_nodes.machines import Machine, connect
 HEAD, OTHER = "10.77.0.1", "10.77.0.2"
 JOIN = """
 import os, sys, torch, torch.distributed as dist
-from rlhf_core.training.distributed import join_group
-join_group(rank=int(sys.argv[1]), size=2, address=sys.argv[2])
+from rlhf_core.training.distributed import host_store, join_group
+rank, host, port = int(sys.argv[1]), sys.argv[2], int(sys.argv[3])
+store = host_store(host, port) if rank == 0 else None
+join_group(rank=rank, size=2, address=f"{host}:{port}")
 total = torch.tensor(10 + dist.get_rank())
 dist.all_reduce(total)
 print(int(total), os.environ["GLOO_SOCKET_IFNAME"])
@@ -34,7 +36,7 @@ def meet() -> list[list[str]]:
             machine.run()
         with ThreadPoolExecutor() as pool:
             ranks = [
-                pool.submit(machine.inside, sys.executable, "-c", JOIN, str(rank), f"{HEAD}:29500")
+                pool.submit(machine.inside, sys.executable, "-c", JOIN, str(rank), HEAD, "29500")
                 for rank, machine in enumerate(machines)
             ]
             answers = [rank.result() for rank in ranks]

@@ -48,12 +48,18 @@ def test_stages_that_read_images_take_them(problems: Problems) -> None:
     assert problems(seeing()) == []
 
 
-def playing(kind: str, **settings: Any) -> Change:
-    """A program of the user's plays the episodes."""
+def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
+    """A program of the user's plays the episodes; with `row` those of rows without images, beside rows with images,
+    whose environment is `row`."""
     parameters = {"agent": "row, base_url, api_key", "executor": "engine, row"}[kind]
+    environment: Any = {"type": kind, "path": "plays.py"}
+    if row is not None:
+        environment = {"type": "by_row", "choices": {"single": {"type": "single_turn"}, "program": environment}}
+    shows, tells = {"prompt": "colour?", "answer": "red"}, {"prompt": "1 + 1?", "answer": "2", "environment": "program"}
     return seeing(
+        file("prompts.jsonl", "\n".join(map(json.dumps, [tells, {**shows, "environment": row, "image": IMAGE}]))),
         file("plays.py", f"def run({parameters}):\n    return 1.0\n"),
-        put("rl", "environment", value={"type": kind, "path": "plays.py"}),
+        put("rl", "environment", value=environment),
         put("rl", "rollout", "repeatable", value=False),
         *(put("rl", name, value=value) for name, value in settings.items()),
     )
@@ -61,6 +67,17 @@ def playing(kind: str, **settings: Any) -> Change:
 
 def test_an_agent_is_given_the_images_of_its_row(problems: Problems) -> None:
     assert problems(playing("agent")) == []
+
+
+@pytest.mark.parametrize("kind", ["agent", "executor"])
+def test_what_cannot_show_images_plays_the_rows_without_beside_others_with_them(problems: Problems, kind: str) -> None:
+    assert problems(playing(kind, row="single", asynchronous={"max_lag": 1})) == []
+
+
+def test_rows_whose_environment_there_is_not_are_one_problem(problems: Problems) -> None:
+    assert [each[:60] for each in problems(playing("executor", row="singel"))] == [
+        "rl.environment: `environment` is 'singel', but there is no such environment: did you mean `single`?"[:60]
+    ]
 
 
 def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None:
@@ -112,11 +129,15 @@ def test_images_go_on_to_what_is_made_of_completions(problems: Problems) -> None
         ),
         (
             playing("executor"),
-            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.environment reads text alone: leave",
+            "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.environment reads text alone: leave",
+        ),
+        (
+            playing("executor", row="program"),
+            "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.environment reads text alone: leave",
         ),
         (
             playing("agent", asynchronous={"max_lag": 1}),
-            "rl.dataset: prompts.jsonl line 1 in `data.prompts` has images, and rl.asynchronous reads text alone",
+            "rl.dataset: prompts.jsonl line 2 in `data.prompts` has images, and rl.asynchronous reads text alone",
         ),
         (
             seeing(put("base", "source", "vision", value={"image_size": 60})),

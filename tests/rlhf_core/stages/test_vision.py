@@ -210,15 +210,15 @@ def test_stages_and_models_of_text_refuse_images(model: Input, talks: Input, pro
     critic = {"optimizer": OPTIMIZER_SETTINGS}
     ppo = {**RL, "algorithm": "ppo", "ppo": {**RL["grpo"], "group_size": 1, "critic": critic}}
     asked = {"model": model, "dataset": prompts}
-    with pytest.raises(StageError, match=r"the prompts have images, and ppo.critic reads text alone"):
+    with pytest.raises(StageError, match=r"row .* has images, and ppo.critic reads text alone"):
         rl.run(valid(RLConfig, ppo), asked, context_of(tmp_path / "rl", asked), no_cluster)
     kept = valid(RLConfig, {**RL, "keep": {"rollouts_every": 1}})
-    with pytest.raises(StageError, match=r"the prompts have images, and keep.rollouts_every reads text alone"):
+    with pytest.raises(StageError, match=r"row .* has images, and keep.rollouts_every reads text alone"):
         rl.run(kept, asked, context_of(tmp_path / "kept", asked), no_cluster)
     (tmp_path / "plays.py").write_text("def run(engine, row): ...")
     playing = {"environment": {"type": "executor", "path": "plays.py"}, "rollout": {**ROLLOUT, "repeatable": False}}
     played = replace(context_of(tmp_path / "plays", asked), user_files_root=tmp_path)
-    with pytest.raises(StageError, match=r"the prompts have images, and environment reads text alone"):
+    with pytest.raises(StageError, match=r"row .* has images, and environment reads text alone"):
         rl.run(valid(RLConfig, {**RL, **playing}), asked, played, no_cluster)
     sharded = config(engine={**ENGINE_SETTINGS, "zero_stage": 3})
     with pytest.raises(StageError, match=r"engine.zero_stage is 3, but this model reads images"):

@@ -190,7 +190,7 @@ def test_what_reads_text_alone_refuses_them(model: Input, prompts: Input, tmp_pa
     judge = reward_model(tmp_path / "judge", text, 0, 0.0, 1.0)
     taste = {"taste": {"type": "reward_model"}}
     inputs = {"model": model, "dataset": prompts}
-    with pytest.raises(StageError, match=r"the prompts have images, and rewards.taste reads text alone: leave it out"):
+    with pytest.raises(StageError, match=r"row .* has images, and rewards.taste reads text alone: leave it out"):
         run(tmp_path / "r", inputs | {"rewards.taste.model": judge}, no_cluster, rewards=taste)
     with pytest.raises(StageError, match="a message has images, but the model reads text alone"):
         run(tmp_path / "t", inputs | {"model": text}, no_cluster)
@@ -220,7 +220,7 @@ def test_judges_of_pairs_and_kto_get_no_images(model: Input, prompts: Input, tmp
     template = "{{ prompt }} {{ first }} {{ second }}"
     judge = {"url": "http://127.0.0.1:9/v1", "model": "m", "template": template, "pattern": "(.)"}
     judged = valid(PairsConfig, {"dataset": "d", "judge": judge, "select": "all"})
-    with pytest.raises(StageError, match="the prompts have images, and judge reads text alone"):
+    with pytest.raises(StageError, match=r"row .* has images, and judge reads text alone"):
         sampled.pairs(judged, given, LocalContext(tmp_path / "pairs"))
     with pytest.raises(StageError, match="the dataset has rows with images, and this stage reads text alone"):
         sampled.unpaired(UnpairedConfig(dataset="d", threshold=0.5), given, LocalContext(tmp_path / "unpaired"))

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from rlhf_core.training.distributed import interface_towards, join_group
+from rlhf_core.training.distributed import host_store, interface_towards, join_group
 from rlhf_core.training.group import InlineGroup, WorkerGroup
 
 
@@ -64,9 +64,8 @@ print(int(total), dist.get_backend(), os.environ.get("GLOO_SOCKET_IFNAME"))
 
 @pytest.mark.skipif(sys.platform != "linux" or torch.cuda.is_available(), reason="gloo, and Linux's name of loopback")
 def test_two_processes_meet_on_loopback_stay_there_and_leave() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    store = host_store("127.0.0.1")
+    address = f"127.0.0.1:{store.port}"
     environment = {name: v for name, v in os.environ.items() if name != "GLOO_SOCKET_IFNAME"} | {"PYTHONPATH": "."}
     ranks = [
         subprocess.Popen(
@@ -76,6 +75,15 @@ def test_two_processes_meet_on_loopback_stay_there_and_leave() -> None:
     ]
     assert [rank.communicate(timeout=120)[0].split() for rank in ranks] == [["21", "gloo", "lo", "left"]] * 2
     assert [rank.returncode for rank in ranks] == [0, 0]
+
+
+def test_a_store_holds_its_port_and_listens_at_its_host_alone() -> None:
+    store = host_store("127.0.0.1")
+    with pytest.raises(OSError, match="in use"):
+        host_store("127.0.0.1", store.port)
+    listening = [each.laddr.ip for each in psutil.Process().net_connections() if each.laddr.port == store.port
+                 and each.status == psutil.CONN_LISTEN]  # fmt: skip
+    assert listening == ["127.0.0.1"]
 
 
 def test_gloo_uses_the_interface_that_leads_to_rank_0() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +19,7 @@ from benchmarks.small_models import small_config, small_model
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.supervised.examples import Shard
+from rlhf_core.training.distributed import host_store
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
@@ -62,9 +62,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def answers(folder: Path) -> Answers:
     """The numbers of both ranks, and the tensors of rank 0."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{probe.getsockname()[1]}"
+    store = host_store("127.0.0.1")
+    address = f"127.0.0.1:{store.port}"
     command = [sys.executable, "-m", "tests.rlhf_core.training.two_ranks"]
     environment = os.environ | {"PYTHONPATH": ".", "OMP_NUM_THREADS": "1"}
     ranks = [
