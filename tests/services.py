@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
+import random
 import secrets
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -16,10 +16,13 @@ import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from itertools import islice
 from pathlib import Path
 
 import pytest
 import s3fs
+
+from deployments.stack.settings import is_free
 
 LOOPBACK = "127.0.0.1"
 _START_SECONDS = 60
@@ -38,15 +41,14 @@ def http_server(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
             thread.join()
 
 
+# None that Linux gives to outgoing connections, Ray to its workers or `alignment up` to its services: any of these may
+# take a port before the test's server does. The order differs between the processes that run tests.
+_PORTS = iter(random.SystemRandom().sample(range(2000, 10000), 8000))
+
+
 def free_ports(count: int) -> list[int]:
-    sockets = [socket.socket() for _ in range(count)]
-    try:
-        for opened in sockets:
-            opened.bind((LOOPBACK, 0))
-        return [opened.getsockname()[1] for opened in sockets]
-    finally:
-        for opened in sockets:
-            opened.close()
+    """Ports that nothing listens at, none of them given before in this process."""
+    return list(islice(filter(is_free, _PORTS), count))
 
 
 class S3Server:

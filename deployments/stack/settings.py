@@ -120,7 +120,7 @@ def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, ru
         if requested:
             in_use_by_us = running and stored.get(name) == int_or_none(requested)
             ports[name] = _requested(variable, requested, in_use_by_us=in_use_by_us)
-        elif name not in ports or not (running or _is_free(ports[name])):
+        elif name not in ports or not (running or is_free(ports[name])):
             ports[name] = _free_port(folder, taken=set(ports.values()))
     write_private(file, json.dumps(ports, indent=1) + "\n")
     return ports
@@ -134,7 +134,7 @@ def _requested(variable: str, text: str, *, in_use_by_us: bool) -> int:
     port = int_or_none(text)
     if port is None or not 1024 <= port <= 65535:
         raise StackError(f"{variable} is {text!r}: set it to a port number from 1024 to 65535")
-    if not in_use_by_us and not _is_free(port):
+    if not in_use_by_us and not is_free(port):
         raise StackError(f"{variable} is port {port}, which another process uses: free it or choose another")
     return port
 
@@ -144,12 +144,13 @@ def _free_port(folder: Path, taken: set[int]) -> int:
     start = int(hashlib.sha256(str(folder).encode()).hexdigest(), 16) % len(_CHOICE)
     for step in range(len(_CHOICE)):
         port = _CHOICE[(start + step) % len(_CHOICE)]
-        if port not in taken and _is_free(port):
+        if port not in taken and is_free(port):
             return port
     raise StackError(f"no free port between {_CHOICE.start} and {_CHOICE.stop}")
 
 
-def _is_free(port: int) -> bool:
+def is_free(port: int) -> bool:
+    """Whether nothing listens there on loopback."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

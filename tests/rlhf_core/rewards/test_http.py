@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -17,7 +16,7 @@ from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, build_text_reward
 from tests.rlhf_core.stages.context import LocalContext
-from tests.services import http_server
+from tests.services import free_ports, http_server
 
 Answer = tuple[int, Any]  # status, body
 
@@ -77,9 +76,7 @@ def reward(server: Server, tmp_path: Any) -> Iterator[Callable[..., Reward]]:
 
 def unused_url() -> str:
     """Where no server is."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"http://127.0.0.1:{free.getsockname()[1]}"
+    return f"http://127.0.0.1:{free_ports(1)[0]}"
 
 
 def test_it_is_sent_completions_prompts_and_rows_and_gives_rewards_scores_and_metrics(
