@@ -6,6 +6,7 @@ import io
 from pathlib import Path
 
 from PIL import Image, ImageDraw
+from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base_model import BaseModelConfig, ScratchModel, ScratchVision
@@ -23,11 +24,24 @@ def picture(colour: str, size: tuple[int, int] = (40, 30), kind: str = "PNG") ->
     return file.getvalue()
 
 
-def vision_model(folder: Path, *, seed: int = 0, tied: bool = True) -> Input:
+def vision_model(folder: Path, *, seed: int = 0, tied: bool = True, words: tuple[str, ...] = ()) -> Input:
     """An Idefics3 of 2 layers, with the word-level tokenizer; an image is 4 tokens with 3 around them."""
     source = ScratchModel(
-        type="scratch", words=("red", "blue"), hidden_size=64, intermediate_size=96, layers=2, heads=2,
+        type="scratch", words=("red", "blue", *words), hidden_size=64, intermediate_size=96, layers=2, heads=2,
         context_length=96, tie_word_embeddings=tied, vision=ScratchVision(hidden_size=64, intermediate_size=64),
     )  # fmt: skip
     output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))
     return local_input(output.folder, Kind.BASE_MODEL)
+
+
+def tiled_vision_model(folder: Path) -> Input:
+    """As `vision_model`, but an image is up to four tiles of 4 tokens with marks between them, and one more, the whole
+    image: as SmolVLM's processor cuts it."""
+    marks = [f"<row_{row}_col_{column}>" for row in (1, 2) for column in (1, 2)]
+    model = vision_model(folder, words=(*marks, "<global-img>", "\n"))
+    cutting = Idefics3ImageProcessorPil(
+        do_image_splitting=True, size={"longest_edge": 112}, max_image_size={"longest_edge": 56}
+    )
+    tokenizer = AutoTokenizer.from_pretrained(model.folder, local_files_only=True)
+    Idefics3Processor(cutting, tokenizer, image_seq_len=4).save_pretrained(model.folder)
+    return model

@@ -22,7 +22,7 @@ from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RequestImage, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.types import Completion, SequenceImage
-from tests.rlhf_core.pictures import picture, vision_model
+from tests.rlhf_core.pictures import picture, tiled_vision_model, vision_model
 from tests.rlhf_core.rollout.models import disturb, publish
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
@@ -41,8 +41,10 @@ class Asked:
     image: SequenceImage
 
 
-def ask(processor: ImageProcessor, path: Path, colour: str, number: int, tokens: int) -> Asked:
-    path.write_bytes(picture(colour))
+def ask(
+    processor: ImageProcessor, path: Path, colour: str, number: int, tokens: int, size: tuple[int, int] = (40, 30)
+) -> Asked:
+    path.write_bytes(picture(colour, size))
     ids = [4, *processor.read(str(path)).token_ids, 5 + number]
     sampled = SamplingParameters(1.0, 1.0, max_tokens=tokens, stop_token_ids=())
     image = SequenceImage(str(path), 1, len(ids) - 2)
@@ -103,3 +105,20 @@ def test_an_adapter_is_served_behind_images(engine_process: ChildProcess, folder
     engine.shutdown()
     assert made.logprobs == pytest.approx(logprobs(adapted, asked, made, processor), abs=1e-4)
     assert made.logprobs != pytest.approx(logprobs(before, asked, made, processor), abs=1e-2)
+
+
+def test_images_that_are_cut_into_tiles_are_seen_as_the_trainer_sees_them(
+    engine_process: ChildProcess, tmp_path: Path
+) -> None:
+    folder = tiled_vision_model(tmp_path / "base").folder
+    processor = open_processor(folder)
+    assert processor is not None
+    square, wide = (
+        ask(processor, tmp_path / f"{size}", "red", 0, tokens=12, size=size) for size in ((60, 60), (120, 40))
+    )
+    assert [len(processor.read(each.image.path).pixels.values) for each in (square, wide)] == [5, 3]
+    engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
+    model = load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval()
+    for asked, made in zip((square, wide), engine.generate([square.request, wide.request]), strict=True):
+        assert made.logprobs == pytest.approx(logprobs(model, asked, made, processor), abs=1e-4)
+    engine.shutdown()
