@@ -88,7 +88,8 @@ class UserProcess:
         path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
         self._unread = b""
         self._child = subprocess.Popen(
-            [sys.executable, "-P", "-m", *self._program],  # -P: modules are not looked for here
+            # What it prints is in the log at once, however it ends; modules are not looked for here.
+            [sys.executable, "-u", "-P", "-m", *self._program],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,

