@@ -54,8 +54,8 @@ def _rows_with_images(
     """Rows of a dataset that have images, each with a clause that says where; of a dataset that a stage makes, the rows
     whose prompts it keeps.
 
-    makers: the use of its dataset by each stage that makes one. None of them: no row is known to have any, or a
-    stage before refuses them.
+    makers: the use of its dataset by each stage that makes one. Yields nothing if no row is
+    known to have any, or a stage before refuses them.
     """
     made = dataset
     while dataset in makers and dataset not in samples:

@@ -73,7 +73,7 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
 
 def _completions(config: PairsConfig, folder: Path) -> Iterator[Row]:
     """Raises StageError if they answer images which the judge does not see."""
-    if (folder / IMAGES_FOLDER).is_dir():
+    if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
         require_seen_by_all(iterate_rows(folder, images=True), config.text_readers_of)
     return iterate_rows(folder, images=True)
 

@@ -10,7 +10,7 @@ from datetime import timedelta
 import psutil
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import HashStore, TCPStore  # the types of torch.distributed do not export them
+from torch._C._distributed_c10d import HashStore, Store, TCPStore  # the types of torch.distributed do not export them
 
 TIMEOUT = timedelta(minutes=30)
 
@@ -47,12 +47,11 @@ def join_group(*, rank: int, size: int, address: str = "") -> None:
     if torch.cuda.is_available():
         torch.cuda.set_device(0)
         backend = "nccl"
-    if size == 1:
-        dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1, timeout=TIMEOUT)
-    else:
+    store: Store = HashStore()
+    if size > 1:
         host, _, port = address.rpartition(":")
         store = TCPStore(host, int(port), is_master=False, wait_for_workers=False, timeout=TIMEOUT)
-        dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=TIMEOUT)
     # gloo's threads, if they outlive the interpreter, now and then abort a process that has done all its work.
     atexit.register(_leave_group)
 

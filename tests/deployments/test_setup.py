@@ -154,7 +154,7 @@ def test_locks_pin_every_version_and_name_no_place(lock: str) -> None:
 
 @pytest.mark.parametrize("version", ["3.11.0", "3.11.3", "3.12.0", "3.13.0"])
 def test_the_lock_has_what_its_packages_need_on_every_python(version: str) -> None:
-    """pip is told not to look for what is missing."""
+    """Set-up installs it with --no-deps: what is missing would show when it is imported."""
     python = {"python_full_version": version, "python_version": version.rpartition(".")[0], "extra": ""}
     pins = [
         pin
