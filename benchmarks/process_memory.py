@@ -43,10 +43,12 @@ class ProcessWatch:
     def others(self, began: float, ended: float) -> float:
         """The share of the machine that other programs used between two times of `time.perf_counter`.
 
-        That clock is the machine's, the same in all its processes.
+        That clock is the machine's, the same in all its processes. Raises ValueError if there were no two looks.
         """
         first = next((seen for seen in reversed(self._seen) if seen[0] <= began), self._seen[0])
         last = next((seen for seen in self._seen if seen[0] >= ended), self._seen[-1])
+        if first is last:
+            raise ValueError(f"{ended - began:.0f} s are too few to know who used the machine: measure more steps")
         return float(max(0.0, last[1] - first[1]) / ((last[0] - first[0]) * psutil.cpu_count()))
 
     def _watch(self) -> None:

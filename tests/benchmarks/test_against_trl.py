@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -132,3 +133,10 @@ def test_memory_of_a_process_and_its_children_is_seen_and_what_others_compute() 
     assert 64 << 20 <= watch.peak < 128 << 20
     assert set(watch.at_peak) == {Path(sys.executable).name}
     assert 0.2 / ((ended - began) * psutil.cpu_count()) < others < 1.1
+
+
+def test_steps_between_two_looks_are_too_few() -> None:
+    with ProcessWatch(os.getpid(), interval=60.0) as watch:
+        began = time.perf_counter()
+    with pytest.raises(ValueError, match="are too few to know who used the machine: measure more steps"):
+        watch.others(began, began + 1.0)
