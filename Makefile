@@ -20,9 +20,8 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 	@$(BIN)/alignment up
 	@$(BIN)/alignment run tiny
 
-# Three processes for two cores: tests that wait leave one idle.
 test: setup  ## all tests
-	@$(QUICK) $(BIN)/python -m pytest -n 3
+	@$(QUICK) $(BIN)/python -m pytest -n 2
 
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes

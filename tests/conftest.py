@@ -42,30 +42,31 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=seconds, reverse=True)
 
 
-# Beside others like them these would take longer: they wait much, and start many processes at once.
-ONE_AFTER_ANOTHER = {
-    "a stack of its own": ("tests/chaos/", "tests/two_nodes/", "tests/deployments/test_stack.py"),
-    "the Ray head and the Prefect server of the tests": (
-        "tests/flows/",
-        "tests/tasks/",
-        "tests/rlhf_core/actors/",
-        "tests/rlhf_core/stages/test_rl.py",
-        "tests/rlhf_core/stages/test_rl_killed_vllm.py",
-        "tests/rlhf_core/stages/test_sft_ranks.py",
-    ),
-}
+WITH_SERVICES = (
+    "tests/chaos/",
+    "tests/two_nodes/",
+    "tests/deployments/test_stack.py",
+    "tests/flows/",
+    "tests/tasks/",
+    "tests/rlhf_core/actors/",
+    "tests/rlhf_core/stages/test_rl.py",
+    "tests/rlhf_core/stages/test_rl_killed_vllm.py",
+    "tests/rlhf_core/stages/test_sft_ranks.py",
+)
 
 
 class Scheduling(LoadScopeScheduling):
-    """One process runs all tests of a file, and all that need the same services: each starts once."""
+    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once.
+
+    Such tests wait much, and start many processes at once: beside others like them both would take longer.
+    """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        of_services = (name for name, files in ONE_AFTER_ANOTHER.items() if nodeid.startswith(files))
-        return next(of_services, nodeid.partition("::")[0])
+        return "services" if nodeid.startswith(WITH_SERVICES) else nodeid.partition("::")[0]
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
