@@ -31,6 +31,7 @@ _PATIENCE_SECONDS = 60.0
 # However long they took: a process that was suspended during a request finds it timed out, and the server well.
 _ATTEMPTS = 3
 _READ_SECONDS = 60.0
+_HURRIED_READ_SECONDS = 15.0
 _SLOWEST_UPLOAD = 2**20  # bytes per second
 _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
@@ -57,7 +58,7 @@ class S3Store(Store):
         # The whole call may take much longer than the server's part of it: a busy machine has been seen to need ten
         # seconds for the client's own set-up, and the server was then said not to answer.
         self._timeout = 2 * _READ_SECONDS
-        self._s3 = _open(connect_timeout=10, read_timeout=15 if hurried else _READ_SECONDS)
+        self._s3 = _open(connect_timeout=10, read_timeout=_HURRIED_READ_SECONDS if hurried else _READ_SECONDS)
 
     def __reduce__(self) -> tuple[type[S3Store], tuple[str]]:
         return S3Store, (self.url,)

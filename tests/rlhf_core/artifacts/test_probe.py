@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.artifacts import s3_store
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import StoreError
 from tests.services import LOOPBACK, free_ports
@@ -144,6 +145,7 @@ def test_an_endpoint_that_takes_connections_and_is_silent(s3_store_url: str, mon
     with socket.create_server((LOOPBACK, 0)) as silent:
         endpoint = f"http://{LOOPBACK}:{silent.getsockname()[1]}"
         monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+        monkeypatch.setattr(s3_store, "_HURRIED_READ_SECONDS", 1.0)
         assert _reason(s3_store_url).startswith(f"no S3 server answers at {endpoint}")
 
 
