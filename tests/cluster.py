@@ -110,7 +110,8 @@ def warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     folder = Path(tempfile.mkdtemp(prefix="warm-"))  # short, as a socket's path must be
     socket = folder / "warm.sock"
     log = tmp_path_factory.mktemp("warm") / "warm.log"
-    service = Service([sys.executable, "-m", "rlhf_core.warm.server", str(socket)], log, service_environment())
+    command = [sys.executable, "-m", "rlhf_core.warm.server", str(socket)]
+    service = Service(command, log, service_environment(TMPDIR=str(folder)))  # wandb makes folders when imported
     yield socket
     service.end()
     shutil.rmtree(folder, ignore_errors=True)

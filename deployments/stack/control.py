@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -175,6 +176,7 @@ def _start(stack: Stack, supervisor: Supervisor, config: str, environment: dict[
     for name in ("s3", "ray", "prefect"):
         (stack.folder / name).mkdir(exist_ok=True)
     _make_link(stack.folder, stack.link)
+    stack.temporary.symlink_to(tempfile.mkdtemp(prefix="alignment-stack-"))
     lines = [f"{name}={value}\n" for name, value in stack.environment().items()]
     write_private(environment_file(stack.folder), "".join(lines))
     write_certificate(certificate_folder(stack))
@@ -190,10 +192,18 @@ def _stop(folder: Path, supervisor: Supervisor) -> None:
         _wait_until(lambda: supervisor.pid() is None, timeout())
     end({process for process in members if process.is_running()})
     _end_leftovers(folder, supervisor)
+    _remove_temporary(folder / "tmp")
     if link.is_symlink():
         link.unlink()
     for file in (folder / "supervisord.pid", *folder.glob("*.sock"), *_weed_sockets(folder)):
         file.unlink(missing_ok=True)
+
+
+def _remove_temporary(link: Path) -> None:
+    """What processes of the stack have left, of which many are killed."""
+    if link.is_symlink():
+        shutil.rmtree(link.readlink(), ignore_errors=True)
+        link.unlink()
 
 
 def _end_leftovers(folder: Path, supervisor: Supervisor) -> None:

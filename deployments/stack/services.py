@@ -211,5 +211,6 @@ def service_environment(stack: Stack, service: Service) -> dict[str, str]:
         "PATH": f"{Path(sys.executable).parent}:{os.environ.get('PATH', os.defpath)}",  # a job's `python` is ours
         "PYTHONPATH": ":".join(filter(None, (str(REPOSITORY), os.environ.get("PYTHONPATH")))),
         "PYTHONUNBUFFERED": "1",
+        "TMPDIR": str(stack.temporary),
         **service.environment,
     }

@@ -54,6 +54,11 @@ class Stack:
         """A short link to the folder: the path of a Unix socket is limited to 107 characters, and Ray adds 70."""
         return SHORT / f"alignment-{hashlib.sha256(str(self.folder).encode()).hexdigest()[:10]}"
 
+    @property
+    def temporary(self) -> Path:
+        """The temporary folder of all its processes, below the link: a link to one that `down` removes."""
+        return self.link / "tmp"
+
     def url(self, port: str) -> str:
         return f"http://{LOOPBACK}:{self.ports[port]}"
 

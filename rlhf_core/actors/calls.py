@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import ray
@@ -16,6 +16,8 @@ from rlhf_core.errors import AlignmentError, StageError
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
 GRACE_SECONDS = 5.0  # for the other actors' own errors, once one has failed
+ASIDE = "aside"  # each actor's second thread
+_LEAVE_SECONDS = 2.0  # of a stopped job's 10; an actor that can answer does so at once
 
 
 def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> list[Any]:
@@ -34,6 +36,14 @@ def wait(what: str, calls: Mapping[Any, str], seconds: float = CALL_SECONDS) -> 
         if _failure(ready[0]) is not None:
             raise _explain(what, calls)
     return list(ray.get(list(calls)))
+
+
+def leave(actors: Sequence[Any]) -> None:
+    """Call their method `leave`, before they are killed: a killed process leaves its folders."""
+    # On the second thread, since a call may hang on the first; a dead actor answers at once.
+    leaving = [actor.leave.options(concurrency_group=ASIDE).remote() for actor in actors]
+    if leaving:
+        ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
 
 
 def _failure(call: Any) -> RayError | None:

@@ -15,14 +15,16 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import wait
+from rlhf_core.actors.calls import ASIDE, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.rollout.engine import EngineSettings, Request
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Files, Publication, received
+from rlhf_core.rollout.vllm_environment import take_temporary_folder
 from rlhf_core.types import Completion
 
 START_SECONDS = 900.0  # a large model from a cold disk
@@ -46,6 +48,7 @@ class EngineActor:
         self, model: ArtifactRef, context: StageContext, settings: EngineSettings, environment: Mapping[str, str]
     ) -> None:
         forwarding.inherit(environment)
+        take_temporary_folder()
         torch.set_num_threads(settings.config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
@@ -81,8 +84,9 @@ class EngineActor:
     def wake(self) -> None:
         self._engine.wake()
 
-    def shutdown(self) -> None:
-        self._engine.shutdown()
+    def leave(self) -> None:
+        """Called last: see calls.leave."""
+        remove_all()
 
 
 class EngineGroup:
@@ -181,7 +185,8 @@ class EngineGroup:
 
     def shutdown(self) -> None:
         """Ends the engines and gives back what this group has reserved."""
-        self._actors, self._starts = {}, {}
+        actors, self._actors, self._starts = self._actors, {}, {}
+        leave([*actors.values()])
         self._stack.close()
 
 
@@ -202,7 +207,8 @@ def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundl
     environment = {"OMP_NUM_THREADS": str(config.num_threads), "HF_HUB_OFFLINE": "1"}
     if "PYTHONPATH" in os.environ:
         environment["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    return ray.remote(EngineActor).options(
+    engine: Any = ray.remote(concurrency_groups={ASIDE: 1})(EngineActor)  # type: ignore[call-overload]  # as for ranks
+    return engine.options(
         num_cpus=config.cpus_per_engine,
         num_gpus=config.gpus_per_engine,
         max_restarts=0,  # an engine that comes back would serve the weights of version 0

@@ -11,7 +11,7 @@ from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.calls import CALL_SECONDS, wait
+from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.placement import Placement
@@ -26,9 +26,6 @@ START_SECONDS = 600.0
 # Set before the actor imports numpy or torch.
 _THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 
-_LEAVE_SECONDS = 2.0  # of a stopped job's 10; a rank that can answer does so at once
-_ASIDE = "aside"  # each actor's second thread
-
 
 class _Rank:
     """The actor: joins the process group, builds the worker, and runs its methods."""
@@ -38,7 +35,7 @@ class _Rank:
         forwarding.inherit(environment)
 
     def leave(self) -> None:
-        """Called last: the process is killed, and would leave its folders."""
+        """Called last: see calls.leave."""
         remove_all()
 
     def host_store(self) -> str:
@@ -110,7 +107,7 @@ class RayWorkerGroup(Generic[W]):
 
     def _create(self, placement: Placement, group: PlacementGroup, bundle: int) -> Any:
         environment = {name: str(placement.num_threads) for name in _THREAD_VARIABLES}
-        rank: Any = ray.remote(concurrency_groups={_ASIDE: 1})(_Rank)  # type: ignore[call-overload]  # not in its types
+        rank: Any = ray.remote(concurrency_groups={ASIDE: 1})(_Rank)  # type: ignore[call-overload]  # not in its types
         actor: Any = rank.options(
             num_cpus=placement.cpus_per_worker,
             num_gpus=placement.gpus_per_worker,
@@ -146,7 +143,7 @@ class RayWorkerGroup(Generic[W]):
         """Start `worker.method(*args)` on every rank beside its other calls; the returned function waits for the
         results."""
         name = method.__name__
-        calls = self._start(name, [()] * self.size, args, kwargs, thread=_ASIDE)
+        calls = self._start(name, [()] * self.size, args, kwargs, thread=ASIDE)
         return lambda: wait(name, calls, self._timeout)
 
     def _start(
@@ -166,9 +163,6 @@ class RayWorkerGroup(Generic[W]):
 
     def shutdown(self) -> None:
         """End the actors and release what this group reserved. Idempotent."""
-        # On the second thread, since a call may hang on the first; a dead actor answers at once.
         actors, self._actors = self._actors, []
-        leaving = [actor.leave.options(concurrency_group=_ASIDE).remote() for actor in actors]
-        if leaving:
-            ray.wait(leaving, num_returns=len(leaving), timeout=_LEAVE_SECONDS)
+        leave(actors)
         self._stack.close()

@@ -12,6 +12,7 @@ import torch
 
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.vllm_environment import take_temporary_folder
 from rlhf_core.types import Completion
 
 _engines: dict[int, Any] = {}  # in the child
@@ -75,6 +76,8 @@ def engine_in_child(
 
 
 def _start(number: int, folder: Path, settings: EngineSettings) -> None:
+    if not _engines:
+        take_temporary_folder()
     torch.set_num_threads(settings.config.num_threads)
     from rlhf_core.rollout.vllm_engine import VllmEngine
 

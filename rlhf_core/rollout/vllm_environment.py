@@ -1,6 +1,9 @@
-"""The environment that vLLM is imported in. Imports nothing."""
+"""The environment that vLLM is imported in. Imports no library."""
 
 import os
+import tempfile
+
+from rlhf_core.artifacts.scratch import new_folder
 
 _ENVIRONMENT = {
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",  # a second process costs 20 s of start on two cores
@@ -14,3 +17,10 @@ def set_vllm_environment() -> None:
     """Before vLLM is imported: it reads its variables then."""
     os.environ.update(_ENVIRONMENT)
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "CRITICAL")  # an error is raised too; its dump has a hundred pages
+
+
+def take_temporary_folder() -> None:
+    """Python's temporary folder becomes a scratch folder, in a process that is for engines: vLLM leaves files there."""
+    # Its sockets stay where they were: their paths must be short.
+    os.environ.setdefault("VLLM_RPC_BASE_PATH", tempfile.gettempdir())
+    tempfile.tempdir = str(new_folder("engine"))

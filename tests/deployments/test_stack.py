@@ -206,8 +206,10 @@ def sleepers(stack: Path) -> list[psutil.Process]:
 def test_down_leaves_nothing_and_up_finds_everything_again(stack: Path) -> None:
     environment = recorded_environment(stack)
     client = jobs(stack)
-    client.submit_job(entrypoint="python -c 'import time; time.sleep(1000)'")
-    wait_until(lambda: len(sleepers(stack)) > 0)
+    temporary = (stack / "tmp").readlink()
+    code = "import tempfile, time; tempfile.mkdtemp(prefix='mine-'); time.sleep(1000)"
+    client.submit_job(entrypoint=f'python -c "{code}"')
+    wait_until(lambda: len(sleepers(stack)) > 0 and [*temporary.glob("mine-*")] != [])
     session = int((stack / "supervisord.pid").read_text())
     family = [*processes_of(stack, sessions=[session]), *psutil.Process(session).children(recursive=True)]
     ports = json.loads((stack / "ports.json").read_text())
@@ -221,6 +223,7 @@ def test_down_leaves_nothing_and_up_finds_everything_again(stack: Path) -> None:
     assert [
         path for path in Path("/tmp").glob("*.sock") if any(str(port) in path.name for port in ports.values())
     ] == []
+    assert not temporary.exists()
     assert not open_stack(stack, frozenset(), {}, running=True).link.exists()
     assert {line.state for line in control.status()} == {"stopped"}
     assert command("status").returncode == 1

@@ -10,6 +10,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
@@ -84,14 +85,26 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
         engines.wake()
 
         processes = _engine_processes()
+        temporary = [_temporary_folder(process) for process in processes]
+        assert [len([*folder.iterdir()]) for folder in temporary] == [1, 1]  # what vLLM leaves
         processes[0].kill()
         with pytest.raises(StageError, match=r"engine [01] died in generate"):
             engines.generate(SAMPLED)
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert len(processes) == 2
     assert not alive
+    assert not temporary[1].exists()
+    sweep(temporary[0].parent)
+    assert not temporary[0].exists()
 
 
 def _engine_processes() -> list[psutil.Process]:
     """This session's."""
     return [p for p in psutil.Process().children(recursive=True) if "EngineActor" in "".join(p.cmdline())]
+
+
+def _temporary_folder(process: psutil.Process) -> Path:
+    """By the lock that the process holds on it."""
+    opened = {file.readlink() for file in Path(f"/proc/{process.pid}/fd").iterdir()}
+    (folder,) = [path for path in opened if path.name.startswith(f"{PREFIX}engine-")]
+    return folder

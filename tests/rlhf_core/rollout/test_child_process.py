@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ import pytest
 
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.rollout.vllm_environment import take_temporary_folder
 
 ROOT = Path(__file__).parents[3]
 # A parent that waits for its child, whose process it names first, as that waits for its own.
@@ -42,6 +44,14 @@ def test_it_has_its_environment_and_what_it_raises_is_raised_here() -> None:
         assert "_divide" in str(caught.value.__cause__)  # the child's traceback
         assert process.call(_divide, by=2) == 0.5
     assert not psutil.pid_exists(process.pid)
+
+
+def test_an_engine_s_child_leaves_no_temporary_folder(tmp_path: Path) -> None:
+    with ChildProcess("the child", {"TMPDIR": str(tmp_path)}) as process:
+        process.call(take_temporary_folder)
+        process.call(tempfile.mkdtemp)
+        assert [len([*folder.iterdir()]) for folder in tmp_path.iterdir()] == [1]
+    assert not [*tmp_path.iterdir()]
 
 
 def test_a_child_that_dies_is_named() -> None:
