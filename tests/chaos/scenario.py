@@ -37,7 +37,7 @@ from rlhf_core.artifacts.leases import LeaseRecord
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.scratch import sweep
+from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.pipeline.prepare import prepare
 from tasks.followers import FollowersRecord
 from tasks.ray_jobs import RayJobs
@@ -269,10 +269,13 @@ def weights(found: Mapping[str, Manifest]) -> dict[str, str]:
 
 
 def leftovers(place: Place) -> list[str]:
-    """Leases that are held, runs that follow a job, work folders of jobs that the next job would not remove."""
+    """Leases that are held, runs that follow a job, folders of jobs and engines that the next job would not remove."""
     store = open_store(place.environment["ALIGNMENT_STORE"])
-    sweep(place.folder / "work")  # what the next job begins with, or `down`
-    found = [str(path) for path in (place.folder / "work").rglob("*")]
+    work, temporary = place.folder / "work", place.stack / "tmp"
+    for root in (work, temporary):
+        sweep(root)  # what the next job begins with, or `down`
+    left = (work.rglob("*"), temporary.glob(f"{PREFIX}*"), temporary.glob("vllm*"))
+    found = [str(path) for paths in left for path in paths]
     for path in store.list("leases/"):
         if not LeaseRecord.model_validate_json(store.get(path) or b"").released:
             found.append(path)
