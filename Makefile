@@ -7,8 +7,10 @@ LINTED := rlhf_core flows tasks deployments tests benchmarks
 # The tests of a commit: pure functions and configuration, well under a minute.
 FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
 	tests/rlhf_core/algorithms tests/deployments/test_setup.py
+MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pipeline/test_model_folder_property.py \
+	tests/rlhf_core/data/test_mutated_data.py
 
-.PHONY: help setup demo test two-nodes chaos rl-matrix check fast format lint types up status down
+.PHONY: help setup demo test two-nodes chaos mutations rl-matrix check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -28,6 +30,9 @@ two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and r
 
 chaos: setup  ## every part of a run is killed once, as in the tests, and a loop has twenty rounds; CHAOS_ROUNDS=50
 	@CHAOS_ROUNDS=$(or $(CHAOS_ROUNDS),20) $(QUICK) $(BIN)/python -m pytest -q tests/chaos
+
+mutations: setup  ## mutated recipes, rows and model folders through what `alignment plan` does; ALIGNMENT_EXAMPLES=5000
+	@ALIGNMENT_EXAMPLES=$(or $(ALIGNMENT_EXAMPLES),3000) $(QUICK) $(BIN)/python -m pytest -q -n 2 $(MUTATIONS)
 
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix

@@ -8,7 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from rlhf_core.config.data import DatasetConfig, FilesSource
@@ -17,10 +17,12 @@ from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.pipeline.preflight_data import Sample, read_samples
 from rlhf_core.stages.dataset import run
+from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.data.families import WITH_TOOLS, byte_level
 from tests.rlhf_core.data.mutations import mutated_file
 from tests.rlhf_core.stages.context import LocalContext
 
+pytestmark = PATIENCE
 TOKENIZER = byte_level(WITH_TOOLS)
 
 
@@ -67,7 +69,7 @@ def compare(seed: int, folder: Path, policy: str) -> str:
     return "read"
 
 
-@settings(max_examples=150, deadline=None)
+@examples(150)
 @given(seed=st.integers(0, 2**32), policy=st.sampled_from(["error", "drop"]))
 def test_plan_and_stage_agree_about_a_mutated_file(
     tmp_path_factory: pytest.TempPathFactory, seed: int, policy: str

@@ -1,12 +1,8 @@
-"""Model folders with something changed at random: `plan` says what is wrong, or the model loads with its own weights.
-
-More of them: EXAMPLES=5000 pytest tests/rlhf_core/pipeline/test_model_folder_property.py
-"""
+"""Model folders with something changed at random: `plan` says what is wrong, or a model loads with its own weights."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import tempfile
 from pathlib import Path
@@ -15,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 
@@ -25,11 +21,11 @@ from rlhf_core.models.class_config import class_config, require_generation_confi
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.pipeline import preflight_model
 from rlhf_core.stages import base
+from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.pipeline.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
-EXAMPLES = int(os.environ.get("EXAMPLES", "40"))
-pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # seconds
+pytestmark = PATIENCE
 
 # What no header says: the shapes that the model's class expects.
 TORCH_ONLY = ("the weights are not those of config.json", "transformers cannot load a model with this config.json")
@@ -144,10 +140,7 @@ def read_here(text: str, name: str) -> tuple[bool, str]:
             return False, str(error)
 
 
-@settings(
-    max_examples=EXAMPLES, derandomize="EXAMPLES" not in os.environ, deadline=None,
-    database=None, suppress_health_check=list(HealthCheck),
-)  # fmt: skip
+@examples(40)
 @given(data=st.data())
 def test_a_changed_folder_is_refused_or_loads_with_its_own_weights(whole: dict[str, Path], data: st.DataObject) -> None:
     with tempfile.TemporaryDirectory() as name:

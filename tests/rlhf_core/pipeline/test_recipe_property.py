@@ -1,14 +1,10 @@
 """Mutated recipes through what `alignment plan` does: each is planned, or refused in our words; what is planned, its
-stages take.
-
-ALIGNMENT_EXAMPLES=5000 tries as many as a person wants to wait for.
-"""
+stages take."""
 
 from __future__ import annotations
 
 import copy
 import json
-import os
 import re
 import subprocess
 import sys
@@ -18,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from deployments.stack.environment import RECIPES
@@ -36,9 +32,9 @@ from rlhf_core.pipeline.user_files import configs_below
 from rlhf_core.pipeline.yaml_text import read_yaml_file
 from rlhf_core.rollout.engine import SamplingParameters
 from rlhf_core.training.optimizers import learning_rate
+from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, RECIPE, validation, write
 
-EXAMPLES = int(os.environ.get("ALIGNMENT_EXAMPLES", "25"))
 MOST_CALLS = 5_000_000  # of Python functions in one plan; a right recipe takes some tens of thousands
 # What pydantic, Python and other libraries say.
 FOREIGN = re.compile(
@@ -46,7 +42,7 @@ FOREIGN = re.compile(
     r"\[type=|KeyError|list index|must be str, not|Value error"
 )
 
-pytestmark = pytest.mark.timeout(600 + 2 * EXAMPLES)  # seconds
+pytestmark = PATIENCE
 
 SMALL = copy.deepcopy(RECIPE)
 SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_steps": 1}}
@@ -252,14 +248,7 @@ def _no_store(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
-SETTINGS = settings(
-    max_examples=EXAMPLES,
-    deadline=None,
-    derandomize="ALIGNMENT_EXAMPLES" not in os.environ,
-    suppress_health_check=list(HealthCheck),
-    phases=[Phase.explicit, Phase.generate, Phase.shrink],
-    print_blob=True,
-)
+SETTINGS = examples(25)
 
 
 def test_the_recipes_are_right_before_they_are_changed_and_planned_without_torch(folder: Path) -> None:
