@@ -32,6 +32,15 @@ def test_a_policy_at_its_reference_is_undecided() -> None:
     assert losses.tolist() == [0.5, 2.0]
 
 
+def test_without_beta_nothing_is_learned() -> None:
+    ratios = torch.tensor([1.5, -2.0], dtype=torch.float64, requires_grad=True)
+    losses = kto_loss(ratios, 0.6, torch.tensor([True, False]), beta=1e-9, desirable_weight=1.0, undesirable_weight=1.0)
+    losses.sum().backward()  # type: ignore[no-untyped-call]
+    assert losses.tolist() == pytest.approx([0.5, 0.5])
+    assert ratios.grad is not None
+    assert ratios.grad.tolist() == pytest.approx([-0.25e-9, 0.25e-9])
+
+
 def test_no_ratio_overflows() -> None:
     ratios = torch.tensor([-3e3, 3e3], requires_grad=True)
     losses = kto_loss(ratios, 0.0, torch.tensor([True, True]), beta=1.0, desirable_weight=1.0, undesirable_weight=1.0)

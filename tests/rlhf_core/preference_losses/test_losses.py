@@ -114,13 +114,15 @@ def pairs_of(rows: list[tuple[float, ...]], dtype: torch.dtype) -> PairLogprobs:
 @pytest.mark.parametrize("name", FORMULAS)
 def test_value_and_gradient(name: str) -> None:
     settings, formula = FORMULAS[name]
-    given = pairs_of(PAIRS, torch.float32)
-    values = loss(**{"kind": name, **settings})(given)
-    assert values.tolist() == pytest.approx([formula(*row) for row in PAIRS], rel=1e-5)
-    values.sum().backward()  # type: ignore[no-untyped-call]
-    assert given.logprobs.grad is not None
-    for row, gradient in zip(PAIRS, given.logprobs.grad.tolist(), strict=True):
-        assert gradient == pytest.approx([slope(formula, row, place) for place in (0, 1)], abs=1e-5, rel=1e-4)
+    for dtype, value_error, slope_error in ((torch.float32, 1e-5, 1e-4), (torch.float64, 1e-12, 1e-7)):
+        given = pairs_of(PAIRS, dtype)
+        values = loss(**{"kind": name, **settings})(given)
+        assert values.tolist() == pytest.approx([formula(*row) for row in PAIRS], rel=value_error)
+        values.sum().backward()  # type: ignore[no-untyped-call]
+        assert given.logprobs.grad is not None
+        for row, gradient in zip(PAIRS, given.logprobs.grad.tolist(), strict=True):
+            slopes = [slope(formula, row, place) for place in (0, 1)]
+            assert gradient == pytest.approx(slopes, abs=slope_error / 10, rel=slope_error)
 
 
 def slope(formula: Formula, row: tuple[float, float, float, float, float, float], place: int) -> float:
@@ -142,28 +144,65 @@ def gradient(kind: str, row: tuple[float, ...], **settings: Any) -> Tensor:
     return given.logprobs.grad[0]
 
 
-@pytest.mark.parametrize("kind", ["dpo", "hinge", "exo", "robust_dpo"])
-def test_a_policy_that_equals_its_reference_gives_no_rewards(kind: str) -> None:
-    settings = {"label_smoothing": 0.1} if kind in ("exo", "robust_dpo") else {}
-    found = loss(kind, **settings)
+# Of a policy that equals its reference.
+AT_THE_REFERENCE = {
+    "dpo": math.log(2), "cdpo": math.log(2), "normalised dpo": math.log(2), "robust_dpo": math.log(2),
+    "dpo by forward_kl": math.log(2), "dpo by js": math.log(2), "dpo by alpha": math.log(2),
+    "ipo": 1 / 0.6**2, "mean ipo": 1 / 0.6**2, "hinge": 1.0, "exo": -0.5 * math.log(4 * 0.1 * 0.9),
+    "apo_zero": 1.0, "apo_down": 1.0, "sppo": 2 / 0.6**2,
+}  # fmt: skip
+WITHOUT_REFERENCE = {"simpo", "orpo", "cpo", "nll"}
+
+
+@pytest.mark.parametrize("name", AT_THE_REFERENCE)
+def test_a_policy_that_equals_its_reference_prefers_neither(name: str) -> None:
+    settings = {"kind": name, **FORMULAS[name][0]}
+    found = loss(**settings)
     same = pairs_of([(-5.0, -4.0, 3.0, 3.0, -5.0, -4.0)], torch.float64)
-    assert found.rewards(same).tolist() == [[0.0, 0.0]]
-    expected = {"dpo": math.log(2), "hinge": 1.0, "robust_dpo": math.log(2), "exo": -0.5 * math.log(4 * 0.1 * 0.9)}
-    assert found(same).item() == pytest.approx(expected[kind])
+    chosen, rejected = found.rewards(same)[0].tolist()
+    assert chosen == rejected
+    assert found(same).item() == pytest.approx(AT_THE_REFERENCE[name])
 
 
-@pytest.mark.parametrize("kind", sorted(set(PREFERENCE_LOSSES) - {"nll", "orpo", "cpo", "sppo", "ipo", "simpo"}))
-def test_without_beta_nothing_is_learned(kind: str) -> None:
-    """As beta goes to 0 rewards vanish; ipo and sppo, whose aim is 1 / beta, are the losses that grow."""
+def test_every_loss_with_a_reference_is_tried_there() -> None:
+    assert AT_THE_REFERENCE.keys() == FORMULAS.keys() - WITHOUT_REFERENCE
+
+
+@pytest.mark.parametrize("name", FORMULAS)
+def test_of_identical_completions_none_is_learned_but_its_own_likelihood(name: str) -> None:
+    """Of a loss of differences both gradients cancel. What is left pulls the completion up, or to an anchor."""
+    settings = {"kind": name, **FORMULAS[name][0]}
+    r, n = 0.8, 4.0
+    anchored = {
+        "orpo": -1 / n, "cpo": -1 / n, "nll": -1 / n,  # mean -log p of its tokens
+        "sppo": 4 * r,  # both squares, of which the aims cancel
+        "apo_down": 0.3 * sigmoid(0.3 * r) * sigmoid(-0.3 * r),
+    }  # fmt: skip
+    both = gradient(row=(-5.0, -5.0, n, n, -5.0 - r, -5.0 - r), **settings).sum().item()
+    assert both == pytest.approx(anchored.get(name, 0.0), abs=1e-12)
+
+
+# What of beta times the gradient is left as beta goes to 0, by chosen and rejected; of others nothing.
+WITHOUT_BETA = {"orpo": (-0.25, 0.0), "cpo": (-0.25, 0.0)}  # the chosen completion's likelihood, of four tokens
+GROWING = {"ipo": (-1.0, 1.0), "sppo": (-1.0, 1.0)}  # their aim is 1 / (2 beta)
+
+
+@pytest.mark.parametrize("kind", sorted(set(PREFERENCE_LOSSES) - {"nll"}))
+def test_without_beta_no_preference_is_learned(kind: str) -> None:
     settings = {"label_smoothing": 0.1} if kind in ("exo", "robust_dpo") else {}
-    assert gradient(kind, PAIRS[0], beta=1e-9, **settings).abs().max() < 1e-8
+    found = gradient(kind, PAIRS[0], beta=1e-9, **settings)
+    if kind in GROWING:
+        assert (1e-9 * found).tolist() == pytest.approx(GROWING[kind], abs=1e-6)
+    else:
+        assert found.tolist() == pytest.approx(WITHOUT_BETA.get(kind, (0.0, 0.0)), abs=1e-8)
 
 
-def test_labels_of_which_half_are_wrong_prefer_neither() -> None:
+@pytest.mark.parametrize("kind", ["dpo", "exo"])
+def test_labels_of_which_half_are_wrong_prefer_neither(kind: str) -> None:
     row = (-5.0, -4.0, 3.0, 3.0, -5.0, -4.0)
-    assert gradient("dpo", row, label_smoothing=0.5).tolist() == [0.0, 0.0]
+    assert gradient(kind, row, label_smoothing=0.5).tolist() == [0.0, 0.0]
     exchanged = (PAIRS[0][1], PAIRS[0][0], *PAIRS[0][3:1:-1], PAIRS[0][5], PAIRS[0][4])
-    ours, theirs = gradient("dpo", PAIRS[0], label_smoothing=0.5), gradient("dpo", exchanged, label_smoothing=0.5)
+    ours, theirs = gradient(kind, PAIRS[0], label_smoothing=0.5), gradient(kind, exchanged, label_smoothing=0.5)
     assert ours.tolist() == pytest.approx(theirs.flip(0).tolist())
 
 
