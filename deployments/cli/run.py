@@ -39,13 +39,14 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
         store = open_store(store_url())
         store.reach()
         repository = ArtifactRepository(store)
+    asked = checked.ask_servers(repository)
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     console.print(plan_table(checked.loaded.recipe.name, planned))
     _show_estimates(checked, planned, earlier)
     for stage, why in checked.left_out.items():
         console.print(f"[dim]{stage} is left out: {why}[/dim]")
-    for note in checked.notes:
+    for note in (*checked.notes, *asked):
         console.print(note, markup=False)
 
 

@@ -19,6 +19,7 @@ from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight import Seen, look
 from rlhf_core.pipeline.preflight_effects import effect_notes
 from rlhf_core.pipeline.preflight_rounds import check_round
+from rlhf_core.pipeline.preflight_servers import ask_servers
 from rlhf_core.stages.key import computing_libraries
 
 
@@ -40,6 +41,10 @@ class Checked:
             recipe, near = self.loaded.recipe.name, did_you_mean(name, self.graph)
             raise RecipeError(f"the recipe {recipe} has no node `{name}`{near}; it has {', '.join(self.graph)}")
         return self.graph[name]
+
+    def ask_servers(self, repository: ArtifactRepository | None) -> list[str]:
+        """Those of rewards that are to be computed; see preflight_servers.ask_servers."""
+        return ask_servers(self.graph, self.loaded.recipe.data, self.seen.samples, repository)
 
     def require_single_run(self) -> None:
         """Raises RecipeError for a loop: its rounds are counted, and their prompts are used once."""
@@ -109,7 +114,8 @@ def prepare(
     store: str | None = None,
     start: RoundStart | None = None,
 ) -> Prepared:
-    """Like `check`, with the store at the URL `store`, or that the environment names, which is probed.
+    """Like `check`, with the store at the URL `store`, or that the environment names, which is probed. The reward
+    servers of what is to be computed are asked too.
 
     pins: where in the store a run, or a round, keeps what aliases, branches and files were when it was first started,
     which its retries use; empty: nowhere.
@@ -122,9 +128,11 @@ def prepare(
     opened.probe()
     if pins and resolved:
         opened.put(pins, json.dumps(resolved, indent=1).encode())
+    repository = ArtifactRepository(opened)
+    notes = [*checked.notes, *checked.ask_servers(repository)]
     return Prepared(
-        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, checked.notes, checked.start,
-        opened, ArtifactRepository(opened),
+        checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, notes, checked.start,
+        opened, repository,
     )  # fmt: skip
 
 

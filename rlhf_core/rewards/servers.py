@@ -106,7 +106,7 @@ class Servers:
         retrying = Retrying(
             stop=stop_after_attempt(self._config.attempts),
             wait=wait_random_exponential(multiplier=0.2, max=_MAX_PAUSE),
-            retry=retry_if_exception_type(_TransientError),
+            retry=retry_if_exception_type(TransientError),
             reraise=True,
         )
         return retrying(self._round, request)
@@ -124,7 +124,7 @@ class Servers:
             left.remove(server)
             try:
                 return Answer(self._sent(server, request), server.address.name)
-            except _TransientError:
+            except TransientError:
                 if not left:
                     raise
             finally:
@@ -132,25 +132,25 @@ class Servers:
                     server.in_flight -= 1
 
     def _sent(self, server: _Server, request: Mapping[str, Any]) -> bytes:
-        """The body of the answer. Raises _TransientError where another attempt may succeed, else RewardError."""
+        """The body of the answer. Raises TransientError where another attempt may succeed, else RewardError."""
         name, limit = server.address.name, self._config.timeout_seconds
         try:
             status, body = self._received(server, request)
         except httpx.ConnectError as error:
             self._unreachable.add(server)
-            raise _TransientError(f"{name} cannot be reached: {type(error).__name__}: {error}") from error
+            raise TransientError(f"{name} cannot be reached: {type(error).__name__}: {error}") from error
         except httpx.ConnectTimeout as error:
             self._unreachable.add(server)
-            raise _TransientError(f"{name} cannot be reached within {_CONNECT_SECONDS:g} s") from error
+            raise TransientError(f"{name} cannot be reached within {_CONNECT_SECONDS:g} s") from error
         except httpx.TimeoutException as error:
             raise RewardError(f"{name} did not answer within {limit:g} s ({type(error).__name__})") from error
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            raise _TransientError(f"{name} broke the connection: {type(error).__name__}: {error}") from error
+            raise TransientError(f"{name} broke the connection: {type(error).__name__}: {error}") from error
         except httpx.RequestError as error:
             raise RewardError(f"{name} cannot be asked: {type(error).__name__}: {error}") from error
         if 200 <= status < 300:
             return body
-        kind = _TransientError if status == 429 or status >= 500 else RewardError
+        kind = TransientError if status == 429 or status >= 500 else RewardError
         redirect = " (a redirect, which is not followed: give the address it leads to)" if 300 <= status < 400 else ""
         raise kind(f"{name} answered with status {status}{redirect}: {shown(body)}")
 
@@ -166,7 +166,7 @@ class Servers:
             return response.status_code, b"".join(parts)
 
 
-class _TransientError(RewardError):
+class TransientError(RewardError):
     """Another attempt may succeed."""
 
 
