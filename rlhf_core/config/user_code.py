@@ -9,6 +9,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, operational
+from rlhf_core.config.texts import Variable
 
 
 class UserFile(Config):
@@ -32,7 +33,7 @@ class UserFile(Config):
 class UserProgram(UserFile):
     """What runs a Python file of the user beside the computation, which may need credentials."""
 
-    variables: tuple[str, ...] = operational(
+    variables: tuple[Variable, ...] = operational(
         (), description="environment variables that it reads, such as one with a token"
     )
 

@@ -52,7 +52,7 @@ def file_problem(path: Path) -> str | None:
     try:
         mode = path.stat().st_mode
     except FileNotFoundError:
-        return "there is no such file"
+        return "is a link to a file that is not there" if path.is_symlink() else "there is no such file"
     except (OSError, ValueError) as error:
         return f"cannot be read ({error.strerror if isinstance(error, OSError) else error})"
     kind = next((kind for is_kind, kind in _KINDS.items() if is_kind(mode)), None)

@@ -113,9 +113,13 @@ def _filesystem(url: str) -> Iterator[tuple[Any, str]]:
     if url.startswith(("http://", "https://")):
         # aiohttp would end every download after five minutes.
         options["client_kwargs"] = {"timeout": aiohttp.ClientTimeout(total=None, sock_connect=10, sock_read=120)}
-    protocol = url.partition("://")[0].rpartition("::")[2]
+    chain, _, rest = url.partition("://")
+    protocol = chain.rpartition("::")[2]
     if protocol not in (known := fsspec.available_protocols()):
         raise UnreadableError(f"there is no protocol `{protocol}`{did_you_mean(protocol.lower(), known)}")
+    if protocol in LocalFileSystem.protocol and not rest.startswith("/"):
+        # Else it is read from the folder that the process happens to be in.
+        raise UnreadableError(f"write {protocol}:///… with the whole path, or the path alone, without {protocol}://")
     try:
         filesystem, path = fsspec.core.url_to_fs(url, **options)
         filesystem.invalidate_cache()

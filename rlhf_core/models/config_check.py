@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, TypeGuard
 
 from rlhf_core.errors import did_you_mean
-from rlhf_core.models.folder import num_labels, text_config
+from rlhf_core.models.folder import GENERATION_CONFIG, num_labels, text_config
 from rlhf_core.models.remote_code import REMOTE_CODE, causal_model_types, known_model_types, needs_remote_code
 
 SIZES = (
@@ -19,6 +19,7 @@ SIZES = (
     "num_key_value_heads", "max_position_embeddings", "head_dim",
 )  # fmt: skip
 _POSITION_NUMBERS = ("rope_theta", "factor", "original_max_position_embeddings")
+_SAMPLING_NUMBERS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
 _QUANTISED = ("quantization_config", "compression_config", "quantization")  # the last is MLX's
 _MAX_SIZE = 2**31 - 1
 _MAX_LABELS = 2**16  # transformers makes a name for each of them, whatever the model is for
@@ -136,18 +137,37 @@ def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:
             yield f"config.json: {name} is {value!r}; it must be a whole number above 0: fetch config.json again"
         else:
             sizes[name] = value
+    yield from _token_problems("config.json", config, sizes.get("vocab_size"))
+
+
+def _token_problems(file: str, config: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
     for name in ("bos_token_id", "eos_token_id", "pad_token_id"):
         value = config.get(name)
         for token in value if isinstance(value, list) else [value]:
             if token is None or (name == "pad_token_id" and token == -1):
                 continue
             if isinstance(token, bool) or not isinstance(token, int) or token < 0:
-                yield f"config.json: {name} is {token!r}, which is no token: correct it"
-            elif token >= sizes.get("vocab_size", _MAX_SIZE):
+                yield f"{file}: {name} is {token!r}, which is no token: correct it"
+            elif vocabulary is not None and token >= vocabulary:
                 yield (
-                    f"config.json: {name} is {token}, but the vocabulary ends at {sizes['vocab_size'] - 1} "
-                    "(vocab_size): correct one of them"
+                    f"{file}: {name} is {token}, but the vocabulary ends at {vocabulary - 1} (vocab_size): correct one "
+                    "of them"
                 )
+
+
+def generation_problems(config: Mapping[str, Any], vocabulary: int | None) -> Iterator[str]:
+    """One sentence for each of a generation_config.json's settings with which nothing could be sampled.
+
+    vocabulary: rows of the model's embedding, where they are known.
+    """
+    pad = config.get("pad_token_id")
+    padded = not isinstance(pad, int) or pad >= 0  # a negative one is how some say that there is none
+    tokens = config if padded else {name: value for name, value in config.items() if name != "pad_token_id"}
+    yield from _token_problems(GENERATION_CONFIG, tokens, vocabulary)
+    for name in _SAMPLING_NUMBERS:
+        value = config.get(name)
+        if value is not None and not _is_number(value):
+            yield f"{GENERATION_CONFIG}: {name} is {value!r}, which is no number: correct it or remove it"
 
 
 def _position_problems(config: Mapping[str, Any]) -> Iterator[str]:

@@ -15,13 +15,13 @@ from typing import Any
 
 from rlhf_core.errors import StageError
 from rlhf_core.models.class_config import bias_settings, class_problems, may_tie_head, ties_head
-from rlhf_core.models.config_check import config_problems
+from rlhf_core.models.config_check import config_problems, generation_problems
 from rlhf_core.models.expected_tensors import tensor_problem
-from rlhf_core.models.folder import text_config
+from rlhf_core.models.folder import GENERATION_CONFIG, text_config
 from rlhf_core.models.headers import FLOATS, StoredTensor, read_object, same_content, stored_tensors
 
 _OTHER_JSON = (
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
+    GENERATION_CONFIG, "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json",
 )  # fmt: skip
 # Names of the parts in the checkpoints of the architectures that transformers knows.
 _EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings|tok_embeddings)\.weight$")
@@ -76,7 +76,9 @@ def folder_problems(folder: Path, *, reward_model: bool = False) -> Iterator[str
         yield str(error)
     for name in sorted(listed & set(_OTHER_JSON)):
         try:
-            read_object(folder / name)
+            content = read_object(folder / name)
+            if name == GENERATION_CONFIG:
+                yield from generation_problems(content, None if config is None else vocabulary_size(config))
         except StageError as error:
             yield str(error)
     if config is not None:

@@ -66,9 +66,10 @@ def _matches(path: str, root: Path) -> Iterator[str]:
     local = root / path
     if local.is_dir():
         names = (entry.name for entry in local.iterdir() if not entry.name.startswith("."))
-        yield from (f"{path.rstrip('/')}/{name}" for name in names if _is_data(name) and (local / name).is_file())
+        # A pipe, or a link to nothing, is named too: the check of the data refuses it.
+        yield from (f"{path.rstrip('/')}/{name}" for name in names if _is_data(name) and not (local / name).is_dir())
     elif glob.has_magic(path) and not local.exists():
-        yield from (found for found in glob.iglob(path, root_dir=root) if (root / found).is_file())
+        yield from (found for found in glob.iglob(path, root_dir=root) if not (root / found).is_dir())
 
 
 def _is_data(name: str) -> bool:

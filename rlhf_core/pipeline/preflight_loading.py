@@ -73,18 +73,19 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
 
 def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
     """The functions that cannot be called as they will be. Raises RecipeError if the file cannot be loaded."""
-    with tempfile.TemporaryFile() as log:  # what the file prints is not the plan's
-        return _refused_with(functions, file, log)
+    # What the file prints is not the plan's; and a job works in another folder than the user's.
+    with tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
+        return _refused_with(functions, file, log, folder)
 
 
-def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes]) -> dict[str, str]:
+def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes], folder: Path) -> dict[str, str]:
     problems = {}
     process: UserProcess | None = None
     try:
         for key, config in functions.items():
             parameters = config.parameters if isinstance(config, CodeEnvironment | FunctionReward) else ()
             function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
-            process = process or UserProcess(function, LOADING_SECONDS, log=log)
+            process = process or UserProcess(function, LOADING_SECONDS, log=log, folder=folder)
             try:
                 process.load(function)
             except RecipeError as error:
@@ -137,7 +138,9 @@ def _raised(text: str) -> str:
     last = text.rpartition("Traceback (most recent call last):")[2]
     lines = [_GROUP_MARGIN.sub("", line) for line in last.splitlines()[1:]]
     said = " ".join(" ".join(line for line in lines if not line.startswith(("  ", "-"))).split())
-    hint = ": name files that it reads beside itself in `files`" if said.startswith("FileNotFoundError") else ""
+    hint = ""
+    if said.startswith("FileNotFoundError"):
+        hint = ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
     return (said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…") + hint
 
 

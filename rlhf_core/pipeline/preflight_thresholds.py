@@ -93,7 +93,8 @@ def _nothing_left(config: FromCompletions, rows: Sequence[Row], name: str) -> st
                 return f"margin: no prompt of `{name}` has two different completions{apart}, so there is no pair"
         case BestOfNConfig(least_reward=least):
             if not any(True for row in rows for _ in best_of(row, least_reward=least, counts=counts)):
-                least = 0.0 if least is None else least
+                if least is None:
+                    return f"dataset: every completion of `{name}` is empty: give it other rows"
                 return f"least_reward is {least:g}, and no completion of `{name}` has as much: lower it"
         case UnpairedConfig(threshold=threshold, margin=margin):
             made = [made for row in rows for made in labelled(row, threshold=threshold, margin=margin, counts=counts)]

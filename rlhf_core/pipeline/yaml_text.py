@@ -63,6 +63,7 @@ def read_yaml_file(path: Path) -> Any:
 
 def read_yaml(text: str) -> Any:
     """The values of one YAML document; None if it is empty. Raises YAMLTextError."""
+    _require_no_directive(text)
     yaml = YAML(typ="safe", pure=True)
     try:
         with warnings.catch_warnings():
@@ -85,6 +86,15 @@ def read_yaml(text: str) -> Any:
         raise YAMLTextError(f"{line}not valid YAML: {what}{hint}") from error
     except YAMLError as error:
         raise YAMLTextError(f"not valid YAML: {' '.join(str(error).split())}") from error
+
+
+def _require_no_directive(text: str) -> None:
+    """They stand before the document; by one for YAML 1.1, `no` would be a truth value and 010 be eight."""
+    for number, line in enumerate(text.splitlines(), start=1):
+        if line.startswith("%") and line.split() != ["%YAML", "1.2"]:
+            raise YAMLTextError(f"line {number}: recipes are YAML 1.2, without directives: take out {_short(line)}")
+        if line.strip() and not line.startswith(("#", "%")):
+            return
 
 
 def _explained(reason: str) -> str:

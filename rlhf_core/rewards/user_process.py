@@ -53,14 +53,15 @@ class UserProcess:
         program: Sequence[str] = ("rlhf_core.rewards.function_process",),
         descriptors: Sequence[int] = (),
         log: IO[bytes] | None = None,
+        folder: Path | None = None,
     ):
         """loading_seconds: that importing the file may take, which may load models; calls have their own limit.
 
         program: the child's module and its arguments. descriptors: files that it inherits. log: where what it prints
-        goes; none: to this process's own.
+        goes; none: to this process's own. folder: its working folder; none: this process's own.
         """
         self._function = function
-        self._program, self._descriptors, self._log = program, descriptors, log
+        self._program, self._descriptors, self._log, self._folder = program, descriptors, log, folder
         self._loading_seconds = loading_seconds
         self.loaded: dict[str, Any] = {}  # what the child said of the function
         self._child: subprocess.Popen[bytes] | None = None
@@ -93,6 +94,7 @@ class UserProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
+            cwd=self._folder,
             env=os.environ | {"PYTHONPATH": path},
             start_new_session=True,  # to end it with all that it has started
             pass_fds=self._descriptors,

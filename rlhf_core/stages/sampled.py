@@ -124,6 +124,8 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
         for best in best_of(row, least_reward=config.least_reward, counts=counts)
     ]
     if not rows:
+        if config.least_reward is None:
+            raise NothingLeftError(f"every completion is empty: {_listed(counts)}; give it other rows")
         raise NothingLeftError(f"no prompt has a completion of this reward: {_listed(counts)}; lower `least_reward`")
     return _dataset(config.made_format, rows, counts, context, inputs["dataset"].folder)
 

@@ -89,6 +89,9 @@ def test_what_cannot_be_read_says_why(tmp_path: Path, files: WebFiles) -> None:
         file_identity("s4://bucket/d.jsonl")
     with pytest.raises(UnreadableError, match="is a folder"):
         file_identity(f"file://{tmp_path}")
+    for url in ("file://d.jsonl", "local://d.jsonl", "simplecache::file://d.jsonl"):
+        with pytest.raises(UnreadableError, match=r"write (file|local):///… with the whole path, or the path alone"):
+            file_identity(url)
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(UnreadableError, match="is a named pipe, not a file"):
         file_identity(f"file://{tmp_path}/pipe")

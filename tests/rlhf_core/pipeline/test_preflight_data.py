@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,17 @@ from tests.rlhf_core.pipeline.recipes import (
 
 EXACT = {"type": "verifier"}
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
+def in_folder(name: str, make: Callable[[Path], None]) -> Change:
+    """Beside a file of the folder `more` that is right."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "more").mkdir()
+        (root / "more" / "first.jsonl").write_text('{"prompt": "a", "completion": "b"}\n')
+        make(root / "more" / name)
+
+    return change
 
 
 @pytest.mark.parametrize(
@@ -49,6 +61,17 @@ TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}
         (
             both(lambda r, root: (root / "talks.jsonl").unlink(), lambda r, root: os.mkfifo(root / "talks.jsonl")),
             "data.talks: talks.jsonl: is a named pipe, not a file: write its content to a file (looked for /",
+        ),
+        *(
+            (
+                both(put("data", "talks", "source", "paths", value=[paths]), in_folder("good.jsonl", make)),
+                f"data.talks: more/good.jsonl: {problem} (looked for /",
+            )
+            for paths in ("more", "more/*.jsonl")
+            for make, problem in (
+                (os.mkfifo, "is a named pipe, not a file: write its content to a file"),
+                (lambda path: path.symlink_to("gone.jsonl"), "is a link to a file that is not there"),
+            )
         ),
         (
             both(lambda r, root: (root / "rewards.py").unlink(), lambda r, root: os.mkfifo(root / "rewards.py")),

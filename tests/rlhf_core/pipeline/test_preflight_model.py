@@ -70,6 +70,10 @@ def config(**settings: Any) -> Callable[[Path], object]:
     return change
 
 
+def sampling(**settings: Any) -> Callable[[Path], object]:
+    return lambda folder: (folder / "generation_config.json").write_text(json.dumps(settings))
+
+
 def only(name: str) -> Callable[[Path], object]:
     def change(folder: Path) -> None:
         shutil.rmtree(folder)
@@ -198,6 +202,15 @@ def loop(folder: Path) -> None:
         (
             lambda folder: (folder / "generation_config.json").write_text("{"),
             "model: generation_config.json is not JSON",
+        ),
+        (
+            sampling(eos_token_id=[1, 500]),
+            "generation_config.json: eos_token_id is 500, but the vocabulary ends at 101",
+        ),
+        (sampling(pad_token_id="x"), "generation_config.json: pad_token_id is 'x', which is no token: correct it"),
+        (
+            sampling(temperature="hot"),
+            "generation_config.json: temperature is 'hot', which is no number: correct it or",
         ),
         (
             lambda folder: (folder / "adapter_config.json").write_text("{}"),

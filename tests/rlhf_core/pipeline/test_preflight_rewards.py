@@ -188,6 +188,8 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
         (file("rewards.py", f"# coding: klingon\n{REWARD}"), "rewards.py: is not a Python file (unknown enc"),
         (file("rewards.py", f"{REWARD}import no_such_module"), "imports `no_such_module`, which is not installed here"),
         (file("rewards.py", f"{REWARD}open('words.txt')"), "directory: 'words.txt': name files that it reads"),
+        # It is where this test is run, and not where the job works.
+        (file("rewards.py", f"{REWARD}open('pyproject.toml')"), "directory: 'pyproject.toml': name files that it"),
         (
             both(file("rewards.py", f"def f():\n import beside\n{REWARD}"), file("beside.py", "from . import further"),
                  file("further.py", "")),

@@ -27,7 +27,13 @@ def made(stage: str, *, of: str = "sampled", **settings: Any) -> Change:
             for i, rewards in enumerate(ROWS)
         ]
         alike = [{"prompt": "q", "completions": [{"text": text, "reward": 1.01} for text in "ab"]}]
-        for name, given in {"rows": rows, "alike": alike, "unrewarded": [{"prompt": "q", "completion": "a"}]}.items():
+        empty = [{"prompt": "q", "completions": [{"text": "", "reward": 1}]}]
+        for name, given in {
+            "rows": rows,
+            "alike": alike,
+            "empty": empty,
+            "unrewarded": [{"prompt": "q", "completion": "a"}],
+        }.items():
             (root / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
             source = {"type": "files", "paths": [f"{name}.jsonl"]}
             recipe["data"][name] = {"format": "completions", "source": source}
@@ -64,6 +70,7 @@ RETRY = put("rl", "environment", value={"type": "retry", "max_turns": 2})
         (made("pairs", of="rows", margin=4.9), []),
         (made("pairs", of="rows", margin=5), "made.margin: no prompt of `rows` has two different completions whose"),
         (made("best_of_n", of="rows", least_reward=7), "made.least_reward is 7, and no completion of `rows` has as"),
+        (made("best_of_n", of="empty"), "made.dataset: every completion of `empty` is empty: give it other rows"),
         (made("unpaired", of="rows", threshold=0), "made.threshold is 0, by which no completion of `rows` is bad"),
         (made("unpaired", of="rows", threshold=5, margin=1.5),
          "made.threshold is 5, with a margin of 1.5, by which no completion of `rows` is good: lower it"),
