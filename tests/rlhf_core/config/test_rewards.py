@@ -181,6 +181,11 @@ def test_no_option_has_the_name_of_what_every_call_passes() -> None:
         AgentEnvironment(type="agent", path="agent.py", options={"api_key": "x"})
 
 
+def test_a_variable_of_a_function_is_a_name_of_the_environment() -> None:
+    with pytest.raises(ValidationError, match="'A=B' is not the name of an environment variable"):
+        FunctionReward(type="function", path="reward.py", variables=("A=B",))
+
+
 @pytest.mark.parametrize("file", ["../secret.py", "/etc/passwd", "code/../../x.py", "other/x.py", "code", "code/", "."])
 def test_files_of_a_function_are_beside_it(file: str) -> None:
     with pytest.raises(ValidationError, match=r"must be a file in the folder of code/reward\.py, or in one below it"):
