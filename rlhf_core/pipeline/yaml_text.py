@@ -92,7 +92,10 @@ def _require_no_directive(text: str) -> None:
     """They stand before the document; by one for YAML 1.1, `no` would be a truth value and 010 be eight."""
     for number, line in enumerate(text.splitlines(), start=1):
         if line.startswith("%") and line.split() != ["%YAML", "1.2"]:
-            raise YAMLTextError(f"line {number}: recipes are YAML 1.2, without directives: take out {_short(line)}")
+            raise YAMLTextError(
+                f"line {number}: {_short(line)} is a directive, and recipes are YAML 1.2 without any: take it out, "
+                "or put a text that begins with `%` in quotes"
+            )
         if line.strip() and not line.startswith(("#", "%")):
             return
 

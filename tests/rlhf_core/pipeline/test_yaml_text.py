@@ -43,9 +43,11 @@ def test_plain_values(text: str, values: Any) -> None:
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("# a\n%YAML 1.1\n---\na: 010", "line 2: recipes are YAML 1.2, without directives: take out `%YAML 1.1`"),
-        ("%YAML 3.0\n---\na: 1", "line 1: recipes are YAML 1.2, without directives: take out `%YAML 3.0`"),
-        ("%TAG ! !b\n---\na: 1", "line 1: recipes are YAML 1.2, without directives: take out `%TAG ! !b`"),
+        ("# a\n%YAML 1.1\n---\na: 010", "line 2: `%YAML 1.1` is a directive, and recipes are YAML 1.2 without any"),
+        ("%YAML 3.0\n---\na: 1", "line 1: `%YAML 3.0` is a directive, and recipes are YAML 1.2 without any"),
+        ("%x", "line 1: `%x` is a directive, and recipes are YAML 1.2 without any: take it out, or"),
+        ("%FOO bar\n---\na: 1", "line 1: `%FOO bar` is a directive, and recipes are YAML 1.2 without any"),
+        ("%TAG ! !b\n---\na: 1", "line 1: `%TAG ! !b` is a directive, and recipes are YAML 1.2 without any"),
         ("b: 1\na: 2\na: 3", "line 3: the key `a` occurs twice in one mapping: take one away"),
         ("a:\n  1: x", "line 2: a key must be text, this is `1`: put it in quotes"),
         ("null: x", "line 1: a key must be text, this is `null`: put it in quotes"),
