@@ -37,7 +37,11 @@ def ask_servers(
     samples: rows of each dataset that could be read. repository: nodes of which it has the result ask no server.
     Raises RecipeError if a server gives another answer than a reward, or none in its `timeout_seconds`.
     """
-    questions = list(_questions(graph, datasets, samples, repository))
+    questions: list[_Question] = []
+    for node in graph.values():
+        asked = list(_questions(node, datasets, samples))
+        if asked and (repository is None or repository.manifest(node.ref) is None):
+            questions += asked
     if not questions:
         return []
     with ThreadPoolExecutor(len(questions)) as threads:
@@ -47,27 +51,17 @@ def ask_servers(
     return list(dict.fromkeys(note for _, note in answers if note))
 
 
-def _questions(
-    graph: Mapping[str, Node],
-    datasets: Mapping[str, DatasetConfig],
-    samples: Mapping[str, Sample],
-    repository: ArtifactRepository | None,
-) -> Iterator[_Question]:
-    for node in graph.values():
-        servers = [judged for judged in node.config.judges() if isinstance(judged.judge, HTTPReward)]
-        if not servers or (repository is not None and repository.manifest(node.ref) is not None):
-            continue
-        for judged in servers:
-            dataset = node.inputs.get(judged.dataset, "").removeprefix("data.")
-            rows = samples[dataset].rows if dataset in samples else []
-            if not rows or rows[0][1].get("images"):  # what the job would send is not at hand
-                continue
-            _, row = rows[0]
-            prompt = format_of(datasets[dataset].format).asked_text(row)
-            assert isinstance(judged.judge, HTTPReward)
-            for url in judged.judge.urls or (judged.judge.url,):
-                one = judged.judge.model_copy(update={"url": url, "urls": (), "attempts": 1, "tolerated_failures": 0.0})
-                yield _Question(f"{node.name}.{judged.setting}", one, prompt, row)
+def _questions(node: Node, datasets: Mapping[str, DatasetConfig], samples: Mapping[str, Sample]) -> Iterator[_Question]:
+    for judged in node.config.judges():
+        server, dataset = judged.judge, node.inputs.get(judged.dataset, "").removeprefix("data.")
+        rows = samples[dataset].rows if dataset in samples else []
+        if not isinstance(server, HTTPReward) or not rows or rows[0][1].get("images"):
+            continue  # what the job would send is not at hand
+        _, row = rows[0]
+        prompt = format_of(datasets[dataset].format).asked_text(row)
+        for url in server.urls or (server.url,):
+            one = server.model_copy(update={"url": url, "urls": (), "attempts": 1, "tolerated_failures": 0.0})
+            yield _Question(f"{node.name}.{judged.setting}", one, prompt, row)
 
 
 def _ask(question: _Question) -> tuple[str, str]:
