@@ -1,5 +1,5 @@
 """The tensors of the most common architectures, by config.json alone, so that weights are held against them before a
-job. Loads no torch; a test compares with transformers' own. Others are compared in the job of the base stage."""
+job. Loads no torch; a test compares with transformers' own. Others are compared by their class, models/weights.py."""
 
 from __future__ import annotations
 
@@ -32,12 +32,17 @@ def misfit(
     return "; ".join(parts) or None
 
 
+def is_known(settings: Mapping[str, Any]) -> bool:
+    """settings: what `class_config` gives of a model."""
+    return settings["model_type"] in KNOWN_TYPES and "text_config" not in settings
+
+
 def tensor_problem(
     settings: Mapping[str, Any], tensors: Mapping[str, StoredTensor], *, reward_model: bool
 ) -> str | None:
     """How the stored tensors differ from those of the model that `class_config` gives as `settings`; None: they do not,
     or its architecture is none of KNOWN_TYPES."""
-    if settings["model_type"] not in KNOWN_TYPES or "text_config" in settings:
+    if not is_known(settings):
         return None
     expected = dict(_expected(settings, reward_model=reward_model))
     has_body = any(name.startswith(_BODY) for name in tensors)

@@ -1,10 +1,12 @@
 """A model's weights against its config: every tensor there, none too many, each of its shape.
 
 By itself transformers fills what is missing or misshapen with random numbers, and says so in a warning.
+`python -m rlhf_core.models.weights FOLDER causal|scalar` is `require_fit`, for a process that has no torch.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -141,3 +143,14 @@ def _untied(folder: Path, target: str, source: str) -> str:
         f"{folder}: config.json makes {target} one with {source}, but the weights have another tensor of each: set "
         "tie_word_embeddings false in config.json"
     )
+
+
+def _main(folder: str, head: str) -> None:
+    try:
+        require_fit(Path(folder), "scalar" if head == "scalar" else "causal")
+    except StageError as refusal:
+        sys.exit(str(refusal))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])

@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +17,12 @@ from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_templ
 from rlhf_core.data.tokenizers import IMAGE_TOKENS, SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
-from rlhf_core.models import class_config
 from rlhf_core.models.folder import GENERATION_CONFIG, text_config
 from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
 from rlhf_core.models.scratch import VISION, architecture
 from rlhf_core.pipeline.drafting import Draft
-
-_READ_SECONDS = 120
+from rlhf_core.pipeline.model_reading import as_read, misfit_by_class
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +111,7 @@ def settings_by_class(model: BaseModel, root: Path) -> Mapping[str, Any]:
     """The model's settings, also those that its config.json leaves to its class."""
     match model.config.source:
         case FolderModel(path=path):
-            read, said = _as_read(read_text(root / path / "config.json"), "config.json")
+            read, said = as_read(read_text(root / path / "config.json"), "config.json")
             return json.loads(said) if read else model.settings
         case _:
             return model.settings
@@ -182,28 +176,17 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
         yield str(error).removeprefix(f"{folder}: ")
         return
     if (folder / GENERATION_CONFIG).is_file():
-        read, said = _as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
+        read, said = as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
         yield from () if read else [said]
-    read, said = _as_read(read_text(folder / "config.json"), "config.json")
-    yield from class_config_problems(json.loads(said), folder, reward_model=reward_model) if read else [said]
-
-
-@lru_cache(maxsize=32)
-def _as_read(text: str, name: str) -> tuple[bool, str]:
-    """Whether transformers reads a file of this name and text; what models/class_config.py prints of it, or why not.
-
-    In a process of its own, without torch, which may be ended.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_text(text, encoding="utf-8")
-        command = [sys.executable, "-m", class_config.__name__, folder, name]
-        try:
-            done = subprocess.run(command, capture_output=True, text=True, timeout=_READ_SECONDS, check=False)
-        except subprocess.TimeoutExpired:
-            return False, f"{name} is not read within {_READ_SECONDS} s: fetch it again"
-    if done.returncode == 0:
-        return True, done.stdout
-    return False, done.stderr.strip().rpartition("\n")[2] or f"{name} cannot be read: fetch it again"
+    read, said = as_read(read_text(folder / "config.json"), "config.json")
+    if not read:
+        yield said
+        return
+    settings = json.loads(said)
+    if problems := list(class_config_problems(settings, folder, reward_model=reward_model)):
+        yield from problems
+    elif (misfit := misfit_by_class(folder, settings, reward_model=reward_model)) is not None:
+        yield misfit
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +9,10 @@ import pytest
 import torch
 import transformers
 
+from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.models.attention import has_flag
+from rlhf_core.models.headers import read_object
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
@@ -26,8 +27,8 @@ def test_the_source_says_what_the_class_says(name: str, flag: str) -> None:
 
 def test_an_attention_that_the_architecture_lacks(tmp_path: Path) -> None:
     model_folder(tmp_path)
-    path = tmp_path / "model" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"model_type": "gptj"}))
+    rows = read_object(tmp_path / "model" / "config.json")["vocab_size"]
+    small_model(small_config("gptj", vocab_size=rows)).save_pretrained(tmp_path / "model")
 
     def change(recipe: dict[str, Any], root: Path) -> None:
         recipe["base"]["source"] = {"type": "folder", "path": "model"}

@@ -127,6 +127,13 @@ def loop(folder: Path) -> None:
             lambda folder: (folder / "config.json").unlink(),
             "base.source.path: model: there is no config.json in this folder, so it is no model folder",
         ),
+        (
+            config(model_type="gpt_neox"),
+            "base.source.path: model: the weights are not those of config.json (GPTNeoXForCausalLM): missing are "
+            "gpt_neox.embed_in.weight, gpt_neox.final_layer_norm.bias, gpt_neox.final_layer_norm.weight and 25 more; "
+            "model.embed_tokens.weight, model.layers.0.input_layernorm.weight, model.layers.0.mlp.down_proj.weight and "
+            "17 more belong to another model: give config.json and weights of one model",
+        ),
         (lambda folder: (folder / "config.json").write_text("{"), "model: config.json is not JSON"),
         (lambda folder: (folder / "config.json").write_text("{}"), "model: config.json does not name a model_type"),
         (

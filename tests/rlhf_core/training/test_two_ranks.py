@@ -22,8 +22,10 @@ from rlhf_core.supervised.examples import Shard
 from rlhf_core.training.distributed import host_store
 from rlhf_core.training.metrics import over_steps
 from tests.rlhf_core.pictures import picture, vision_model
+from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
 from tests.rlhf_core.training.muon_reference import reference_steps
+from tests.rlhf_core.training.supervised_step import METHODS, one_step
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
     OPTIMIZER,
@@ -54,6 +56,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     ).save_pretrained(path / "experts")  # fmt: skip
     small_model(small_config("lfm2", vocab_size=23)).save_pretrained(path / "leaky")
     vision_model(path / "vision")
+    base_model(path / "words")
+    base_model(path / "other words", seed=1)
     for colour in ("red", "blue"):
         (path / colour).write_bytes(picture(colour))
     return path
@@ -214,3 +218,16 @@ def test_a_teacher_may_be_sharded(folder: Path, answers: Answers, tmp_path: Path
     assert weights is not None
     for key, found in of(answers, f"distillation {name}").items():
         torch.testing.assert_close(found, weights[key], rtol=1e-5, atol=1e-5, msg=key)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_step_of_each_method_is_that_of_one_rank(folder: Path, answers: Answers, tmp_path: Path, method: str) -> None:
+    """One rank's step is compared with plain torch in float64 in tests/rlhf_core/supervised."""
+    worker, metrics = one_step(method, folder, tmp_path, zero_stage=0)
+    wanted = {**metrics.means, "norm": metrics.gradient_norm}
+    for stage in (0, 3):
+        one, other = (numbers[f"{method} {stage}"] for numbers in answers[0])
+        assert one == other == pytest.approx(wanted, rel=1e-5)
+    found = of(answers, f"{method} 0")
+    for name, value in gradient(worker.engine).items():
+        assert (found[name] - value).norm() <= 1e-5 * metrics.gradient_norm, name

@@ -40,6 +40,7 @@ from rlhf_core.types import PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, use_layout
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.training.mixed_images import SPLITS, picture_and_text, trained_on_images
+from tests.rlhf_core.training.supervised_step import METHODS, one_step
 from tests.rlhf_core.training.tiny_engine import (
     GRADIENT,
     MUON,
@@ -252,6 +253,14 @@ def distillation_worker(folder: Path, work: Path, student: int, teacher: int) ->
     return worker
 
 
+def supervised(rank: int, folder: Path) -> Iterator[Answer]:
+    """A step of each method whose loss reads more than one token, its sequences divided as in training."""
+    for method, stage in itertools.product(METHODS, (0, 3)):
+        worker, found = one_step(method, folder, folder / f"work{rank}", zero_stage=stage, rank=rank, ranks=2)
+        numbers = {**found.means, "norm": found.gradient_norm}
+        yield f"{method} {stage}", numbers, {} if stage else gradient(worker.engine)
+
+
 def images(rank: int, folder: Path) -> Iterator[Answer]:
     """One rank has a picture, and the other text alone; and SFT of many sequences, in small buckets."""
     for stage in (0, 2):
@@ -290,6 +299,7 @@ def main(rank: int, address: str, folder: Path) -> None:
         dropout,
         validation,
         distillation,
+        supervised,
         images,
     ):
         for name, found, state in scenario(rank, folder):
