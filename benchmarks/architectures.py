@@ -63,8 +63,8 @@ def ragged_batch(vocabulary: int) -> PackedBatch:
 def oracle_error(model: Any, layouts: Layouts) -> float:
     """The largest error of a layout against sequences alone: of a log-prob in nats, or of the gradient of all weights,
     relative to its norm."""
-    batch = ragged_batch(model.config.get_text_config().vocab_size)
-    weights = torch.linspace(-1, 1, batch.num_tokens).cos() * batch.loss_mask
+    batch = ragged_batch(model.config.get_text_config().vocab_size).to(model.device)
+    weights = torch.linspace(-1, 1, batch.num_tokens, device=model.device).cos() * batch.loss_mask
     if model.config._attn_implementation == IMPLEMENTATION:
         model.set_attn_implementation("sdpa")
     alone = torch.cat([_plain_logprobs(model, ids) for ids in batch.input_ids.split(batch.sequence_lengths.tolist())])
@@ -81,13 +81,13 @@ def oracle_error(model: Any, layouts: Layouts) -> float:
 
 def _plain_logprobs(model: Any, ids: Tensor) -> Tensor:
     logits = model(input_ids=ids.unsqueeze(0), use_cache=False).logits[0, :-1].float()
-    return torch.cat([torch.zeros(1), logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]])
+    return torch.cat([logits.new_zeros(1), logits.log_softmax(-1).gather(-1, ids[1:, None])[:, 0]])
 
 
 def _gradient(model: Any, loss: Tensor) -> Tensor:
     model.zero_grad()
     loss.backward()
-    return torch.cat([p.grad.flatten() if p.grad is not None else torch.zeros(p.numel()) for p in model.parameters()])
+    return torch.cat([p.grad.flatten() if p.grad is not None else p.new_zeros(p.numel()) for p in model.parameters()])
 
 
 def examine(model_type: str) -> Entry:

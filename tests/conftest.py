@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
@@ -32,8 +33,13 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What may take longest comes first: else one process has it left when the others have ended."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What may take longest comes first: else one process has it left when the others have ended. Without an NVIDIA GPU
+    the tests that need one are left out."""
+    if not torch.cuda.is_available():
+        on_gpus = [item for item in items if item.get_closest_marker("gpu")]
+        config.hook.pytest_deselected(items=on_gpus)
+        items[:] = [item for item in items if item not in on_gpus]
 
     def seconds(item: pytest.Item) -> float:
         timeout = item.get_closest_marker("timeout")

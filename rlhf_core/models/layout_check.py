@@ -111,7 +111,7 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device, *, compi
         )
     one_row = Layouts("positions" if right[1] else "indices" if right[2] else None, rows=right[0])
     layouts = TREE if right[3] else one_row
-    _log(name, layouts, None if right[3] else packed)
+    _log(name, layouts, packed=packed, tree=tree)
     if compiled:
         compile_layers(model)
         if (wrong := problem(layouts)) is not None:
@@ -283,8 +283,10 @@ def _on_all_ranks(right: list[bool], device: torch.device) -> list[bool]:
     return [bool(value) for value in agreed.tolist()]
 
 
-def _log(name: str, layouts: Layouts, packed: str | None) -> None:
+def _log(name: str, layouts: Layouts, *, packed: str | None, tree: str | None) -> None:
+    """packed, tree: what is wrong with packing, and with a token tree, on this rank."""
     if dist.is_initialized() and dist.get_rank() != 0:
         return
-    reason = "" if packed is None else f", since packing {packed}"
+    what, wrong = ("a token tree", tree) if layouts.packed == "positions" else ("packing", packed)
+    reason = "" if layouts == TREE else f", since {what} {wrong or 'is wrong on another rank'}"
     print(f"{name}: sequences are laid out {layouts}{reason}", flush=True)

@@ -16,6 +16,10 @@ from rlhf_core.rollout.engines import Engines
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
 
+_PROBE_TOKENS = (
+    128  # of each prompt, its last: they differ where prompts begin alike, and cost little if these are long
+)
+
 
 class Publisher:
     """Every publish has a version of its own, one more than the last, whatever weights it carries."""
@@ -28,12 +32,12 @@ class Publisher:
         probe: Sequence[Prompt],
         turns: Turns,
     ) -> None:
-        """probe: prompts whose tokens are scored by both sides; every weight of the model has a say in them."""
+        """probe: prompts whose last tokens both sides score; every weight of the model has a say in them."""
         self._trainer = trainer
         self._engines = engines
         self._turns = turns
         self._max_lag = config.max_lag
-        self._sequences = [prompt.token_ids for prompt in probe]
+        self._sequences = [prompt.token_ids[-_PROBE_TOKENS:] for prompt in probe]
         self._batch = pack(self._sequences, [[True] * len(sequence) for sequence in self._sequences])
         self._tolerance = config.probe_tolerance or default_tolerance(config.engine.dtype)
         self._proven: Expected | None = None  # what the engines serve

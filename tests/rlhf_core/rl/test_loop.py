@@ -22,6 +22,7 @@ from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
 from rlhf_core.rewards.text import RewardOfText
+from rlhf_core.rl import publisher as rl_publisher
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_trajectories, require_finite
 from rlhf_core.rl.hybrid import take_turns
@@ -240,6 +241,21 @@ def test_versions_are_published_one_after_the_other(tmp_path: Path) -> None:
     engine = ScriptedEngine(numbered(script), max_length=16)
     loop(tmp_path, FunctionOf(lambda c: 1.0), engine=engine).run()
     assert [version for _, version in engine.loaded] == [1, 2, 3]
+
+
+def test_the_probe_has_the_last_tokens_of_long_prompts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rl_publisher, "_PROBE_TOKENS", 3)
+    probed = []
+
+    class Recording(ScriptedEngine):
+        def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+            probed.append([tuple(sequence) for sequence in sequences])
+            return super().logprobs(sequences)
+
+    loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Recording(numbered(script), max_length=16)).run()
+    prompts = [prompt.token_ids for prompt in to_prompts(ROWS, TOKENIZER, max_tokens=13)[:2]]
+    assert min(map(len, prompts)) > 3
+    assert probed == [[tuple(ids[-3:]) for ids in prompts]] * (1 + CONFIG.steps)
 
 
 def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
