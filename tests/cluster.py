@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import signal
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
+from functools import cache
 from pathlib import Path
 
 import httpx
@@ -24,6 +26,14 @@ from tests.services import LOOPBACK, free_ports
 ROOT = Path(__file__).resolve().parents[1]
 
 
+@cache
+def _temporary() -> str:
+    """What services leave when they end, sockets and folders of libraries, goes with this process."""
+    folder = tempfile.mkdtemp(prefix="tests-")  # short, as a socket's path must be
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
 def service_environment(**more: str) -> dict[str, str]:
     """A job's `python` is this one, and finds the repository."""
     return {
@@ -33,6 +43,7 @@ def service_environment(**more: str) -> dict[str, str]:
         "PYTHONUNBUFFERED": "1",
         "HF_HUB_OFFLINE": "1",
         "DO_NOT_TRACK": "1",
+        "TMPDIR": _temporary(),
         **more,
     }
 
@@ -111,7 +122,7 @@ def warm_socket(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     socket = folder / "warm.sock"
     log = tmp_path_factory.mktemp("warm") / "warm.log"
     command = [sys.executable, "-m", "rlhf_core.warm.server", str(socket)]
-    service = Service(command, log, service_environment(TMPDIR=str(folder)))  # wandb makes folders when imported
+    service = Service(command, log, service_environment())
     yield socket
     service.end()
     shutil.rmtree(folder, ignore_errors=True)

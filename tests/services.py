@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import secrets
 import shutil
@@ -76,7 +77,9 @@ class S3Server:
             "-webdav=false", "-admin.ui=false", "-master.telemetry=false", f"-s3.config={self._identities()}",
         ]  # fmt: skip
         with (self._folder / "output.log").open("ab") as log:
-            self._process = subprocess.Popen(command, stdout=log, stderr=log, cwd=self._folder)
+            self._process = subprocess.Popen(
+                command, stdout=log, stderr=log, cwd=self._folder, env={**os.environ, "TMPDIR": str(self._folder)}
+            )
         deadline = time.monotonic() + _START_SECONDS
         while not self._answers():
             if self._process.poll() is not None or time.monotonic() > deadline:
