@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -94,7 +95,9 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
         (job_id,) = jobs().running()
         kill([service("worker"), *processes(place, "flows.process")])
         shown.send_signal(signal.SIGINT)
+        started = time.monotonic()
         assert shown.wait(120) == 1
+        print(f"Ctrl-C took {time.monotonic() - started:.0f} s", flush=True)
     finally:
         shown.kill()
         shown.wait()
