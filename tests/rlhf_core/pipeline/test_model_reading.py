@@ -1,0 +1,31 @@
+"""When transformers is asked about a model folder, and what is said if it does not answer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.pipeline import model_reading
+from rlhf_core.pipeline.model_reading import as_read, misfit_by_class
+
+
+@pytest.mark.parametrize(("model_type", "has_torch"), [("llama", True), ("gpt2", False)])
+def test_no_process_starts_where_the_tensors_are_known_or_torch_is_missing(
+    model_type: str, has_torch: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def none(*arguments: Any) -> None:
+        raise AssertionError("a process was started")
+
+    monkeypatch.setattr(model_reading, "_run", none)
+    monkeypatch.setattr(model_reading, "find_spec", lambda name: object() if has_torch else None)
+    assert misfit_by_class(tmp_path, {"model_type": model_type}, reward_model=False) is None
+
+
+def test_what_takes_too_long_is_ended_and_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(model_reading, "_SECONDS", 0.01)
+    assert as_read("{}", "config.json") == (False, "config.json is not read within 0.01 s: fetch it again")
+    assert misfit_by_class(tmp_path, {"model_type": "gpt2"}, reward_model=False) == (
+        "transformers builds no model by config.json within 0.01 s: fetch the folder again"
+    )
