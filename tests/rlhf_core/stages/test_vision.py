@@ -371,7 +371,7 @@ def test_what_an_agent_shows_is_sampled_from_and_trained(
     rl.run(valid(RLConfig, settings), inputs, context, inline)
     assert {(len(t.prompt.images), len(t.feedback_images)) for t in seen} == {(1, 1)}
     assert {tuple(len(branch.images) for branch in t.branches) for t in seen} == {(1,)}
-    # SFT has learned to look, in one turn: by chance both answers are right in a quarter, and draws differ between runs.
+    # SFT has learned to look, in one turn. By chance both answers are right in a quarter; draws differ between runs.
     assert sum(t.environment_reward for t in seen) > 0.5 * len(seen)
     require_log_probs_of_the_engine(seen, policy.folder)
 
