@@ -68,7 +68,8 @@ def test_each_kind_of_model_is_computed_as_single_sequences_are(
     found = checked(model)
     assert (str(found), found.rows) == (expected, expected != "tree")
     require_right(model, found)
-    assert f"{type(model).__name__}: sequences are laid out {expected}" in capsys.readouterr().out
+    reason = {"tree": "\n", "packed": ", since a token tree "}.get(expected, ", since packing ")
+    assert f"{type(model).__name__}: sequences are laid out {expected}{reason}" in capsys.readouterr().out
 
 
 def test_what_shows_at_a_distance_is_found_in_a_model_of_full_size() -> None:
