@@ -1,4 +1,4 @@
-"""A small recipe on the local stack, whose parts are killed one after the other while it runs.
+"""A run of `tiny` on the local stack, whose parts are killed one after the other.
 
 `alignment up` starts the stack in a folder of its own. The ranks of a stage that trains are frozen while a part is
 killed, so that the stage cannot end before; afterwards the run must continue by itself, or after a Retry.
@@ -41,10 +41,10 @@ from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.pipeline.prepare import prepare
 from tasks.followers import FollowersRecord
 from tasks.ray_jobs import RayJobs
-from tests.chaos.recipe import SHIPPED, write_recipe
+from tests.chaos.recipe import WHOLE, write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
-SECONDS = 1800.0 if SHIPPED else 600.0
+SECONDS = 1800.0 if WHOLE else 600.0
 # Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
 SILENCE = timedelta(seconds=40)
 _PULSE_SECONDS = 0.1
