@@ -39,7 +39,12 @@ def config(workload: GRPOWorkload, side: str) -> RLConfig:
             "compiled": side == COMPILED,
         },
         "placement": {"threads": workload.threads},
-        "engine": {"dtype": workload.dtype, "zero_stage": 0, "compiled": side == COMPILED},
+        "engine": {
+            "dtype": workload.dtype,
+            "zero_stage": 0,
+            "compiled": side == COMPILED,
+            "tokens_per_micro_batch": workload.tokens_per_micro_batch,
+        },
         "checkpoint": {"every_minutes": None},
         "grpo": {
             "group_size": workload.group,

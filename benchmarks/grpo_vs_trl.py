@@ -21,7 +21,7 @@ BENCHMARK = Benchmark(
         "longest_prompt": "tokens; 0: all are as long as the shortest",
         "completion_tokens": "of the longest completion",
         "mean_completion": "tokens of a completion; 0: all are as long as the longest",
-        "trl_micro_batch": "completions of a forward of TRL's; ours has the stage's default",
+        "trl_micro_batch": "TRL's, completions of a forward", "tokens_per_micro_batch": "ours, of a forward",
     },
     modules=("grpo_ours", "grpo_trl"),
     unit="tokens",  # of completions, trained
