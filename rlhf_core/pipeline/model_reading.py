@@ -45,7 +45,9 @@ def misfit_by_class(folder: Path, settings: Mapping[str, Any], *, reward_model: 
     if done.returncode == 0:
         return None
     said = _last_line(done.stderr).removeprefix(f"{folder}: ")
-    return said or "transformers cannot build a model by config.json: fetch the folder again"
+    if done.returncode == 1 and said:
+        return said
+    return "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
 
 
 def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str] | None:

@@ -16,9 +16,8 @@ from rlhf_core.rollout.engines import Engines
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
 
-_PROBE_TOKENS = (
-    128  # of each prompt, its last: they differ where prompts begin alike, and cost little if these are long
-)
+# Of each prompt, its last: prompts may begin alike, and to score long ones takes as long as an update.
+_PROBE_TOKENS = 128
 
 
 class Publisher:

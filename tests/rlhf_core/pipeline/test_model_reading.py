@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
@@ -28,4 +29,12 @@ def test_what_takes_too_long_is_ended_and_named(monkeypatch: pytest.MonkeyPatch,
     assert as_read("{}", "config.json") == (False, "config.json is not read within 0.01 s: fetch it again")
     assert misfit_by_class(tmp_path, {"model_type": "gpt2"}, reward_model=False) == (
         "transformers builds no model by config.json within 0.01 s: fetch the folder again"
+    )
+
+
+def test_a_process_that_is_killed_gives_no_line_of_its_log(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    killed = CompletedProcess([], returncode=-9, stdout="", stderr="a warning of some library\n")
+    monkeypatch.setattr(model_reading, "_run", lambda arguments: killed)
+    assert misfit_by_class(tmp_path, {"model_type": "gpt2"}, reward_model=False) == (
+        "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
     )
