@@ -90,6 +90,12 @@ def _gradient(model: Any, loss: Tensor) -> Tensor:
     return torch.cat([p.grad.flatten() if p.grad is not None else p.new_zeros(p.numel()) for p in model.parameters()])
 
 
+def accepted(layouts: Layouts) -> list[Layouts]:
+    """Each layout that a batch may get, alone."""
+    packed = [each for each in (TREE, PACKED, INDEXED) if each.packed == layouts.packed]
+    return [ROWS, *packed] if layouts.rows else packed
+
+
 def examine(model_type: str) -> Entry:
     """Raises TimeoutError if the architecture takes too long."""
     name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES[model_type]
@@ -104,10 +110,7 @@ def examine(model_type: str) -> Entry:
             policy.check_layouts(torch.device("cpu"))
         except StageError as error:
             return Entry(model_type, type(real).__name__, "refused", _first_line(error))
-    accepted = [ROWS] if policy.layouts.rows else []
-    if policy.layouts.packed is not None:
-        accepted.append({"tree": TREE, "positions": PACKED, "indices": INDEXED}[policy.layouts.packed])
-    errors = {f"{layouts} {kind}": oracle_error(model, layouts) for layouts in accepted
+    errors = {f"{layouts} {kind}": oracle_error(model, layouts) for layouts in accepted(policy.layouts)
               for kind, model in (("", real), ("short", short))}  # fmt: skip
     wrong = "; ".join(f"{what}: {error:.2g}" for what, error in errors.items() if not error <= _TOLERANCE)
     _, _, reason = log.getvalue().strip().partition(", since ")

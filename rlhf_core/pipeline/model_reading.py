@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 from rlhf_core.models import class_config
 from rlhf_core.models.expected_tensors import is_known
+from rlhf_core.models.headers import read_text
 
 _SECONDS = 120
 
@@ -31,13 +32,14 @@ def as_read(text: str, name: str) -> tuple[bool, str]:
     return False, _last_line(done.stderr) or f"{name} cannot be read: fetch it again"
 
 
-def misfit_by_class(folder: Path, settings: Mapping[str, Any], *, reward_model: bool) -> str | None:
+def misfit_by_class(folder: Path, *, reward_model: bool) -> str | None:
     """Which weights of the folder are not those of its model, as the job of the base stage finds; None: all are.
 
-    settings: what `class_config` gives of the folder. None, too, where models/expected_tensors.py knows the tensors,
-    which needs no process that takes seconds, and on a machine without torch, where the job is the first to see it.
+    None, too, where models/expected_tensors.py knows the tensors, which needs no process that takes seconds, and on a
+    machine without torch, where the job is the first to see it. transformers must read the folder's config.json.
     """
-    if is_known(settings) or find_spec("torch") is None:
+    _, settings = as_read(read_text(folder / "config.json"), "config.json")
+    if is_known(json.loads(settings)) or find_spec("torch") is None:
         return None
     done = _run(["rlhf_core.models.weights", str(folder), "scalar" if reward_model else "causal"])
     if done is None:

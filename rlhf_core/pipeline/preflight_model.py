@@ -61,7 +61,7 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
             needs_template = renders and not _brings_template(config)
             found = [
                 f"{node.section}.source.path: {path}: {problem}"
-                for problem in model_folder_problems(
+                for problem in base_folder_problems(
                     root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
                 )
             ]
@@ -179,14 +179,15 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
         read, said = as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
         yield from () if read else [said]
     read, said = as_read(read_text(folder / "config.json"), "config.json")
-    if not read:
-        yield said
-        return
-    settings = json.loads(said)
-    if problems := list(class_config_problems(settings, folder, reward_model=reward_model)):
-        yield from problems
-    elif (misfit := misfit_by_class(folder, settings, reward_model=reward_model)) is not None:
-        yield misfit
+    yield from class_config_problems(json.loads(said), folder, reward_model=reward_model) if read else [said]
+
+
+def base_folder_problems(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
+    """As `model_folder_problems`, and whether all weights are those of the model: what no engine has looked at yet."""
+    problems = list(model_folder_problems(folder, reward_model=reward_model, needs_template=needs_template))
+    if not problems and (misfit := misfit_by_class(folder, reward_model=reward_model)) is not None:
+        problems = [misfit]
+    yield from problems
 
 
 def _experts(users: Sequence[Draft], config: Mapping[str, Any]) -> Iterator[str]:

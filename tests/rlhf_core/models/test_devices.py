@@ -10,9 +10,8 @@ import pytest
 import torch
 from torch import nn
 
-from benchmarks.architectures import oracle_error
+from benchmarks.architectures import accepted, oracle_error
 from benchmarks.small_models import small_config, small_model
-from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.muon import orthogonalize
@@ -28,11 +27,9 @@ def test_every_accepted_layout_is_that_of_sequences_alone(model_type: str, devic
     model = small_model(small_config(model_type)).to(device)
     policy = PolicyModel(model)
     policy.check_layouts(device)
-    packed = {"tree": TREE, "positions": PACKED, "indices": INDEXED}
-    accepted = [ROWS] if policy.layouts.rows else []
-    accepted += [packed[policy.layouts.packed]] if policy.layouts.packed else []
-    assert accepted
-    for layout in accepted:
+    layouts = accepted(policy.layouts)
+    assert layouts
+    for layout in layouts:
         assert oracle_error(model, layout) < 1e-4, layout
 
 

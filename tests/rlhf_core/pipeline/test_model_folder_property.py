@@ -7,7 +7,6 @@ from __future__ import annotations
 import json
 import shutil
 import tempfile
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,9 +150,9 @@ def read_here(text: str, name: str) -> tuple[bool, str]:
             return False, str(error)
 
 
-def misfit_here(folder: Path, settings: Mapping[str, Any], *, reward_model: bool) -> str | None:
+def misfit_here(folder: Path, *, reward_model: bool) -> str | None:
     """`misfit_by_class` in this process."""
-    if is_known(settings):
+    if is_known(class_config(folder)):
         return None
     try:
         require_fit(folder, "scalar" if reward_model else "causal")
@@ -177,7 +176,7 @@ def check(root: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preflight_model, "as_read", read_here)
         patch.setattr(preflight_model, "misfit_by_class", misfit_here)
-        said = list(preflight_model.model_folder_problems(root / "given", reward_model=False, needs_template=True))
+        said = list(preflight_model.base_folder_problems(root / "given", reward_model=False, needs_template=True))
     if said:
         assert all(sentence and "\n" not in sentence for sentence in said)
         return
