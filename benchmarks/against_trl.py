@@ -171,7 +171,8 @@ def measure(benchmark: Benchmark, workload: Workload, side: str, model: Path, tr
         workload.write(folder / "workload.json")
         ours, theirs = benchmark.modules
         places = [str(folder / "workload.json"), str(model), str(folder / "result.json")]
-        command = [sys.executable, "-m", f"benchmarks.{ours if side in OURS else theirs}", *places, side]
+        modules = ["benchmarks.as_shipped", f"benchmarks.{ours}"] if side in OURS else [f"benchmarks.{theirs}"]
+        command = [sys.executable, "-m", *modules, *places, side]
         with (folder / "log").open("w+", encoding="utf-8") as log:
             child = subprocess.Popen(command, env=_environment(workload, trl, side), stdout=log, stderr=log)
             try:

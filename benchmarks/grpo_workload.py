@@ -31,7 +31,7 @@ class GRPOWorkload(Workload):
     completion_tokens: int = 64  # at most, and where completions do not end exactly
     mean_completion: int = 0  # tokens, if completions could be longer than `completion_tokens`; 0: they never end
     trl_micro_batch: int = 64  # completions of one forward and backward of TRL's
-    tokens_per_micro_batch: int = 16384  # of ours: tokens of one forward and backward, the default of the stage
+    tokens_per_micro_batch: int = 2048  # of ours: tokens of one forward and backward, the default of the stage
 
     @property
     def completions(self) -> int:

@@ -33,7 +33,7 @@ class SupervisedWorkload(Workload):
     completion_tokens: int = 128  # median
     max_length: int = 1024  # of a sequence; TRL packs conversations into sequences of this length
     trl_micro_batch: int = 1  # of TRL: pairs, or packed sequences of one forward and backward
-    tokens_per_micro_batch: int = 16384  # of ours: tokens of one forward and backward, the default of the stages
+    tokens_per_micro_batch: int = 2048  # of ours: tokens of one forward and backward, the default of the stages
 
     @property
     def num_rows(self) -> int:

@@ -8,6 +8,10 @@ from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Dtype, operational
 from rlhf_core.config.numbers import MicroBatchTokens, no_bool
+from rlhf_core.config.placement import Placement
+
+_TOKENS_ON_GPU = 16384
+_TOKENS_ON_CPU = 2048  # more take memory, and longer: what a layer computes is in no cache when the next one reads it
 
 
 class EngineConfig(Config):
@@ -36,11 +40,17 @@ class EngineConfig(Config):
         default=False,
         description="of a model that reads images: train all but its vision encoder, which stays as it is",
     )
-    tokens_per_micro_batch: MicroBatchTokens = operational(16384, description="packed tokens of one forward")
+    tokens_per_micro_batch: MicroBatchTokens | None = operational(
+        None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
+    )
 
     def unused_fields(self) -> frozenset[str]:
         # What every run was before there was a choice stays out of the key.
         return frozenset(() if self.freeze_vision else {"freeze_vision"})
+
+    def micro_batch_tokens(self, placement: Placement) -> int:
+        """Packed tokens of one forward. placement: of the workers that run the model."""
+        return self.tokens_per_micro_batch or (_TOKENS_ON_GPU if placement.gpus_per_worker else _TOKENS_ON_CPU)
 
     @property
     def sharding(self) -> int:

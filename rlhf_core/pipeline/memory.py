@@ -26,6 +26,7 @@ from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.logprobs import ReadingConfig
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.sampled import GenerateConfig
@@ -94,7 +95,7 @@ def memory(config: StageConfig, shape: Shape, frozen: Mapping[str, Shape] = Mapp
                 _weights(engine, frozen.get(start, shape).parameters, workers)
                 for start, engine in config.frozen_models.items()
             )
-            return Memory(_of_training(config.engine, shape, config.adapter, workers) + beside)
+            return Memory(_of_training(config.engine, shape, config.adapter, config.placement) + beside)
         case ReadingConfig():
             return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
         case GenerateConfig():
@@ -110,7 +111,7 @@ def memory(config: StageConfig, shape: Shape, frozen: Mapping[str, Shape] = Mapp
 def _of_rl_worker(config: RLConfig, shape: Shape) -> float:
     """The policy and all models that share its workers; a critic and a judge are taken to be as large as the policy."""
     settings, workers = config.settings, config.placement.workers
-    needed = _of_training(config.engine, shape, config.lora, workers)
+    needed = _of_training(config.engine, shape, config.lora, config.placement)
     frozen = [f"reward:{name}" for name in settings.model_rewards]
     if settings.uses_reference and not config.reference_is_base:
         frozen.append("reference")
@@ -120,17 +121,17 @@ def _of_rl_worker(config: RLConfig, shape: Shape) -> float:
         if role not in config.own_placements:
             needed += _weights(config.engine_of(role), shape.parameters, workers)
     if settings.critic_settings is not None:
-        needed += _of_training(config.engine_of("critic"), shape, settings.critic_settings.lora, workers)
+        needed += _of_training(config.engine_of("critic"), shape, settings.critic_settings.lora, config.placement)
     return needed
 
 
-def _of_training(engine: EngineConfig, shape: Shape, lora: LoraConfig | None, workers: int) -> float:
-    trained, stage = shape.trained(lora), engine.sharding
+def _of_training(engine: EngineConfig, shape: Shape, lora: LoraConfig | None, placement: Placement) -> float:
+    trained, stage, workers = shape.trained(lora), engine.sharding, placement.workers
     gradients = 4.0 * trained / (workers if stage >= 2 else 1)
     copied = engine.dtype == "bfloat16" or stage >= 1
     optimizer = (8.0 + (4.0 if copied else 0.0)) * trained / (workers if stage >= 1 else 1)
     on_device = 0.0 if engine.offload_optimizer else optimizer
-    return _weights(engine, shape.parameters, workers) + gradients + on_device + _activations(engine, shape)
+    return _weights(engine, shape.parameters, workers) + gradients + on_device + _activations(engine, shape, placement)
 
 
 def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:
@@ -139,10 +140,10 @@ def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:
     return DTYPE_BYTES[engine.dtype] * parameters / (workers if engine.sharding == 3 else 1)
 
 
-def _activations(engine: EngineConfig, shape: Shape) -> float:
+def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> float:
     layer = 8.0 * shape.hidden + 4.0 * shape.intermediate
     kept = shape.layers * shape.hidden + layer if engine.gradient_checkpointing else shape.layers * layer
-    return engine.tokens_per_micro_batch * kept * DTYPE_BYTES[engine.dtype]
+    return engine.micro_batch_tokens(placement) * kept * DTYPE_BYTES[engine.dtype]
 
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:

@@ -103,8 +103,8 @@ class PolicyTrainer:
         )  # fmt: skip
 
     def _tokens(self, role: str) -> int:
-        """Of a micro-batch."""
-        return self._config.engine_of(role).tokens_per_micro_batch
+        """Of a micro-batch: by default as the policy's, wherever the role's model is."""
+        return self._config.engine_of(role).micro_batch_tokens(self._config.placement)
 
     def _shares_prompts(self, role: str) -> bool:
         """A model that is compared with the policy has the policy's micro-batches."""

@@ -85,9 +85,8 @@ def read_by(
     """What `method` of the ranks returns of each micro-batch, and which of the examples that one is made of."""
     for start in range(0, len(examples), _EXAMPLES):
         batch = pack(examples[start : start + _EXAMPLES])
-        division = Division.of(
-            batch, replicas=workers.size, tokens_per_micro_batch=config.engine.tokens_per_micro_batch
-        )
+        tokens = config.engine.micro_batch_tokens(config.placement)
+        division = Division.of(batch, replicas=workers.size, tokens_per_micro_batch=tokens)
         for plan, results in zip(division.plan, workers.scatter(method, division.split()), strict=True):
             for indices, result in zip(plan, results, strict=True):
                 if indices:  # not a filler

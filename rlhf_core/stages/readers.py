@@ -96,9 +96,9 @@ class Readers:
         temperature = self.config.sampling.temperature
         with self.cluster.workers(role.placement, FrozenWorker, temperature, self.context, role) as ranks:
             shares_prompts = ranks.call(FrozenWorker.shares_prompts, role.name)[0]
+            tokens = role.engine.micro_batch_tokens(role.placement)
 
             def scores(batch: PackedBatch) -> Tensor:
-                tokens = role.engine.tokens_per_micro_batch
                 division = Division.of(
                     batch, replicas=ranks.size, tokens_per_micro_batch=tokens, shares_prompts=shares_prompts
                 )

@@ -129,6 +129,6 @@ def divider(
 ) -> Callable[[PackedBatch], list[Shard]]:
     """What divides the batch of a step, or of a validation, over `workers` as their model computes it."""
     return partial(
-        divide, ranks=workers.size, tokens_per_micro_batch=config.engine.tokens_per_micro_batch,
+        divide, ranks=workers.size, tokens_per_micro_batch=config.engine.micro_batch_tokens(config.placement),
         shares_prompts=workers.call(SupervisedWorker.shares_prompts)[0],
     )  # fmt: skip

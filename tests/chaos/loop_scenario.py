@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import subprocess
 import sys
-import time
 from itertools import pairwise
 from pathlib import Path
 
@@ -19,7 +18,14 @@ from rlhf_core.data.reading import read_rows
 from tests.chaos.loop_recipe import PER_ROUND, write_loop_recipe
 from tests.chaos.scenario import ROOT, Place, kill, leftovers, processes, until
 
-PARTS = ("flows.process", "rlhf_core.stages --store", "ray::_Rank")
+FLOW, DRIVER, RANK, ENGINE = "flows.process", "rlhf_core.stages --store", "ray::_Rank", "ray::EngineActor"
+# What works on a round while the job of a stage runs.
+AT_WORK = {
+    "generate": (FLOW, DRIVER, ENGINE),
+    "pairs": (FLOW, DRIVER),
+    "preference": (FLOW, DRIVER, RANK),
+    "evaluation": (FLOW, DRIVER, ENGINE),
+}
 _EVERY = "0.5"  # minutes; each time a process starts, which takes seconds of a core, to skip or to do a round
 
 
@@ -29,7 +35,7 @@ def command(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, rounds: int) -> None:
-    """The first round is killed in its DPO; of more rounds, those after it at random moments."""
+    """The first round is killed in its DPO; of more rounds, each after it in a stage drawn at random."""
     # Slowly in many rounds: a model that always says the letter has no pairs.
     recipe = str(write_loop_recipe(folder / "letters", learning_rate=3e-3 if rounds < 5 else 5e-4))
     store = open_store(place.environment["ALIGNMENT_STORE"])
@@ -41,11 +47,9 @@ def loop_on_a_schedule(place: Place, client: SyncPrefectClient, folder: Path, ro
     assert end.verdict == "accepted" or killed > 1
     assert end.run_id != started_by(loop, killed)  # the next run of the schedule has finished it
     random.seed(0)
-    while loop.count() < rounds:
-        time.sleep(random.uniform(5, 40))  # so that most rounds are killed, and each ends
-        if found := [each for part in PARTS if (each := processes(place, part))]:
-            kill(random.choice(found)[:1])
-    until(lambda: loop.end_of(max(rounds, killed)), f"the end of round {rounds}", 1500)
+    for number in range(killed + 1, rounds + 1):
+        kill_once(place, loop, number)
+        until(lambda number=number: loop.end_of(number), f"the end of round {number}")
     off = command("schedule", recipe, "--off")
     assert off.returncode == 0, off.stderr
     until(lambda: not unfinished(client), lambda: f"the end of {unfinished(client)}")
@@ -81,14 +85,29 @@ def started_by(loop: Rounds, number: int) -> str:
 def kill_during_dpo(place: Place, loop: Rounds, client: SyncPrefectClient) -> int:
     """Everything that works on a round, once its DPO has a rank and the schedule has skipped a run because of it: of
     round 1, unless that is over between two looks."""
-    ranks = until(lambda: processes(place, "ray::_Rank"), "a round's DPO", every=0.1)
+    ranks = until(lambda: processes(place, RANK), "a round's DPO", every=0.1)
     for rank in ranks:
         rank.suspend()
     until(lambda: "Skipped" in {run.state_name for run in client.read_flow_runs()}, "a run that is skipped")
-    kill([*(process for part in PARTS[:2] for process in processes(place, part)), *ranks])
+    kill([*(process for part in (FLOW, DRIVER) for process in processes(place, part)), *ranks])
     number = loop.count()
     assert loop.end_of(number) is None
     return number
+
+
+def kill_once(place: Place, loop: Rounds, number: int) -> None:
+    """One part of the round, unless it ends before that is seen at work."""
+    stage = random.choice(list(AT_WORK))
+    part = random.choice(AT_WORK[stage])
+
+    def at_work() -> bool:
+        return bool(processes(place, f"--stage {stage} ") and processes(place, part))
+
+    until(lambda: loop.count() >= number and (at_work() or loop.end_of(number)), f"round {number}", every=0.1)
+    found = processes(place, part)
+    print(f"round {number}: {part} is {'killed' if found else 'gone'}, in {stage}", flush=True)
+    if found:
+        kill(found[:1])
 
 
 def starts_follow(loop: Rounds, ends: list[RoundEnd]) -> None:

@@ -1,6 +1,6 @@
 """Every part of a run is killed once while `tiny` runs; it ends with the weights of a run without kills.
 
-A loop on a schedule loses no round and uses no prompt twice. `make chaos` has twenty rounds, killed at random moments;
+A loop on a schedule loses no round and uses no prompt twice. `make chaos` has twenty rounds, each killed once;
 `make chaos CHAOS_ROUNDS=50` has more, at most 58. `CHAOS_WHOLE=1 pytest tests/chaos -k parts` computes all of `tiny`.
 """
 

@@ -40,6 +40,7 @@ USED_OTHERWISE = {
     "ByRow.column": "of_row and name_of read it",
     "AsynchronousConfig.in_flight": "RLConfig.in_flight returns it",
     "RolloutEngineConfig.serve_adapter": "merges_adapters is read",
+    "EngineConfig.tokens_per_micro_batch": "micro_batch_tokens returns it",
     "ValidationConfig.also": "its `sets` are read",
     **dict.fromkeys(
         (f"{config}.variables" for config in (

@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.inputs import input_settings
+from rlhf_core.config.placement import Placement
 from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.config.stages import PretrainConfig, SFTConfig
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
@@ -48,6 +49,14 @@ def test_what_cannot_be_offloaded_is_refused(engine: dict[str, Any], problem: st
 )  # fmt: skip
 def test_bfloat16_is_sharded_at_least_as_stage_2(engine: dict[str, Any], stage: int) -> None:
     assert EngineConfig.model_validate(engine).sharding == stage
+
+
+@pytest.mark.parametrize(
+    ("engine", "gpus", "tokens"), [({}, 0.0, 2048), ({}, 1.0, 16384), ({"tokens_per_micro_batch": 7}, 1.0, 7)]
+)
+def test_a_forward_has_fewer_tokens_on_cpus(engine: dict[str, Any], gpus: float, tokens: int) -> None:
+    placement = Placement(gpus_per_worker=gpus)
+    assert EngineConfig.model_validate(engine).micro_batch_tokens(placement) == tokens
 
 
 def test_muon_in_main_memory_is_refused() -> None:

@@ -156,8 +156,8 @@ def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> N
     assert sft.tokens is not None
     assert 40 * 3 * 18 < sft.tokens < 40 * 3 * 30, "characters are tokens here"
     assert sft.seconds == 3.0 * 60, "30 s for 10 steps before"
-    # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 16384 tokens, 4 layers, 8 x 128 + 4 x 384
-    assert sft.memory.worker == 16 * 1_000_000 + 16384 * 4 * (8 * 128 + 4 * 384) * 4
+    # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 2048 tokens, 4 layers, 8 x 128 + 4 x 384
+    assert sft.memory.worker == 16 * 1_000_000 + 2048 * 4 * (8 * 128 + 4 * 384) * 4
     assert estimates(graph, Known({}, {}, loaded.root, {}, []))["sft"].seconds is None
 
 
