@@ -23,7 +23,7 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 	@$(BIN)/alignment run tiny
 
 test: setup  ## all tests
-	@$(QUICK) $(BIN)/python -m pytest -n 3
+	@$(QUICK) $(BIN)/python -m pytest -n 2
 
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes

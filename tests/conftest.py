@@ -53,8 +53,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     items.sort(key=seconds, reverse=True)
 
 
-WITH_A_STACK = ("tests/chaos/", "tests/two_nodes/", "tests/deployments/test_stack.py")
 WITH_SERVICES = (
+    "tests/chaos/",
+    "tests/two_nodes/",
+    "tests/deployments/test_stack.py",
     "tests/flows/",
     "tests/tasks/",
     "tests/rlhf_core/actors/",
@@ -65,10 +67,9 @@ WITH_SERVICES = (
 
 
 class Scheduling(LoadScopeScheduling):
-    """One process runs all tests of a file; all that start a local stack; and all that share a Ray head and a Prefect
-    server, which then start once.
+    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once.
 
-    Such tests wait for half of their time, so that three processes keep two cores busy.
+    Such tests wait much, and start many processes at once: beside others like them both would take longer.
     """
 
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
@@ -76,8 +77,6 @@ class Scheduling(LoadScopeScheduling):
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        if nodeid.startswith(WITH_A_STACK):
-            return "stack"
         return "services" if nodeid.startswith(WITH_SERVICES) else nodeid.partition("::")[0]
 
 
