@@ -87,7 +87,11 @@ class RolloutEngineConfig(Config):
         0.9,
         description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
     )
-    cpu_cache_gib: GiB = operational(1.0, description="key-value cache of an engine on CPU, GiB")
+    cpu_cache_gib: GiB = operational(
+        1.0,
+        description="largest key-value cache of an engine on CPU, GiB; where `max_sequences` of `max_length` tokens "
+        "need less, it has that",
+    )
     max_images: ImagesOfRow = operational(
         8, description="images of one sequence, at most; for a model that reads images"
     )

@@ -42,6 +42,13 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
         )
 
 
+def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype) -> int:
+    """Of an engine's key-value cache on CPU, which is in memory from its start: no more than its sequences can fill."""
+    largest = int(rollout.cpu_cache_gib * _GIB)
+    filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
+    return largest if filled is None else min(filled, largest)
+
+
 def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
     """One sentence for each way in which the GPUs of one engine cannot share the model.
 
@@ -85,8 +92,11 @@ def _head_size(config: Mapping[str, Any]) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype) -> int | None:
-    """The least cache that vLLM starts with on CPU; None where the model's config says too little to know."""
+def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, sequences: int = 1) -> int | None:
+    """The least cache on CPU with which vLLM has room for so many sequences; with less than for one it does not start.
+
+    None where the model's config says too little to know.
+    """
     text = text_config(config)
     if any(text.get(name) for name in _OTHER_CACHES):
         return None
@@ -95,5 +105,5 @@ def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype) -> in
     if not isinstance(layers, int) or not isinstance(shared, int) or size is None:
         return None
     # The engine has room for one token more than max_length, and keeps one block empty.
-    blocks = -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
+    blocks = sequences * -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
     return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * DTYPE_BYTES[dtype]

@@ -14,13 +14,12 @@ from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.class_config import class_config
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.remote_code import reads_images
-from rlhf_core.models.served import problems_on_cpu, split_problems
+from rlhf_core.models.served import cpu_cache_bytes, problems_on_cpu, split_problems
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # what vLLM has kernels for; recipes may ask for no more
 _WORKER = "rlhf_core.rollout.vllm_worker.PublishedWeights"
-_GIB = 2**30
 _BATCHED_TOKENS = 4096  # of one forward, on CPU: enough for matrix products to be efficient
 
 
@@ -62,7 +61,7 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
             raise ValueError(problem)
         # VLLM_CPU_KVCACHE_SPACE takes whole GiB only; a given size also spares a warm-up that measures memory.
         os.environ.pop("VLLM_CPU_KVCACHE_SPACE", None)
-        arguments["kv_cache_memory_bytes"] = int(config.cpu_cache_gib * _GIB)
+        arguments["kv_cache_memory_bytes"] = cpu_cache_bytes(model, config, settings.dtype)
         # A prompt cut in two by the token budget fails on CPU if its request has a seed: vLLM would wind back a random
         # generator that cannot be. So a prompt is taken whole, in the next forward if need be.
         arguments["enable_chunked_prefill"] = False

@@ -8,11 +8,18 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.models.served import CPU_HEAD_SIZES, VOCABULARY_PADDING, problems_on_cpu, split_problems
+from rlhf_core.models.served import (
+    CPU_HEAD_SIZES,
+    VOCABULARY_PADDING,
+    cpu_cache_bytes,
+    problems_on_cpu,
+    split_problems,
+)
+from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings
-from tests.rlhf_core.rollout.models import make_model
+from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from tests.rlhf_core.rollout.models import make_model, requests
 
 BLOCK = 128 * 2 * 2 * 32 * 4  # bytes: 128 tokens, 2 layers, keys and values, one head of 32 float32 numbers
 
@@ -39,6 +46,11 @@ def vllms_vocabulary_padding() -> int:
     return padding
 
 
+def number_of_blocks(number: int) -> int:
+    """Of an engine's cache. In its process."""
+    return int(child_engine._engines[number]._llm.llm_engine.vllm_config.cache_config.num_gpu_blocks)
+
+
 def test_what_is_known_of_vllm_is_vllms(engine_process: ChildProcess) -> None:
     from rlhf_core.rollout.vllm_settings import LORA_RANKS
 
@@ -60,6 +72,24 @@ def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, 
     assert list(problems_on_cpu(model, least.model_copy(update={"max_length": 127}), "float32")) == []
     assert len(list(problems_on_cpu(model, least.model_copy(update={"max_length": 128}), "float32"))) == 1
     assert list(problems_on_cpu({**model, "sliding_window": 8}, less, "float32")) == []
+
+
+def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildProcess, tmp_path: Path) -> None:
+    make_model(tmp_path, tied=True, context=256)
+    model = json.loads((tmp_path / "config.json").read_text())
+    config = RolloutEngineConfig(max_length=200, max_sequences=3)  # two blocks each, and the one that stays empty
+    assert cpu_cache_bytes(model, config, "float32") == 7 * BLOCK
+    assert (
+        cpu_cache_bytes(model, config.model_copy(update={"cpu_cache_gib": 3 * BLOCK / 2**30}), "float32") == 3 * BLOCK
+    )
+    assert cpu_cache_bytes({**model, "sliding_window": 8}, config, "float32") == 2**30
+    engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
+    blocks = engine_process.call(number_of_blocks, engine._number)
+    longest = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=196, stop_token_ids=())
+    completions = engine.generate(requests([[1, 5, 6, 7]] * 6, longest))
+    engine.shutdown()
+    assert blocks == 7
+    assert max(len(completion.token_ids) for completion in completions) == 196
 
 
 @pytest.mark.parametrize(
