@@ -20,7 +20,7 @@ VOCABULARY_PADDING = 64  # vLLM pads the embedding to a multiple of so many rows
 
 _GIB = 2**30
 # Settings of models whose layers do not all keep the keys and values of all tokens.
-_OTHER_CACHES = ("sliding_window", "layer_types", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
+_OTHER_CACHES = ("sliding_window", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
 
 
 def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype | None) -> Iterator[str]:
@@ -98,7 +98,9 @@ def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, seque
     None where the model's config says too little to know.
     """
     text = text_config(config)
-    if any(text.get(name) for name in _OTHER_CACHES):
+    kinds = text.get("layer_types") or []
+    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    if not whole or any(text.get(name) for name in _OTHER_CACHES):
         return None
     layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
     shared, size = text.get("num_key_value_heads") or heads, _head_size(text)

@@ -82,7 +82,9 @@ def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildPro
     assert (
         cpu_cache_bytes(model, config.model_copy(update={"cpu_cache_gib": 3 * BLOCK / 2**30}), "float32") == 3 * BLOCK
     )
-    assert cpu_cache_bytes({**model, "sliding_window": 8}, config, "float32") == 2**30
+    assert cpu_cache_bytes({**model, "layer_types": ["full_attention"] * 2}, config, "float32") == 7 * BLOCK
+    for other in ({"sliding_window": 8}, {"layer_types": ["full_attention", "sliding_attention"]}):
+        assert cpu_cache_bytes({**model, **other}, config, "float32") == 2**30
     engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
     blocks = engine_process.call(number_of_blocks, engine._number)
     longest = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=196, stop_token_ids=())
