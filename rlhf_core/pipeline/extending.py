@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.base import NULL_WORDS
+from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml_file
@@ -38,15 +39,14 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
 
 
 def _find(path: Path, name: Any) -> Path:
-    if isinstance(name, str) and Path(name).name == name:
-        found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
-        if found.is_file():
-            return found
     beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
-    raise RecipeError(
-        f"{path}: `{EXTENDS}` names a recipe of the same folder{did_you_mean(str(name), beside)}; there are "
-        f"{', '.join(beside) or 'none beside it'}"
-    )
+    known = f"{did_you_mean(str(name), beside)}; there are {', '.join(beside) or 'none beside it'}"
+    if not isinstance(name, str) or Path(name).name != name:
+        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder{known}")
+    found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if problem := file_problem(found):
+        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
+    return found
 
 
 def merged(base: Any, own: Any) -> Any:

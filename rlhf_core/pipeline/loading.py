@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 from rlhf_core.pipeline.extending import EXTENDS, read_recipe
 from rlhf_core.pipeline.language import with_nulls
@@ -60,12 +61,9 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
 def _find(name_or_path: str) -> Path:
     path = Path(name_or_path)
     if path.suffix in (".yaml", ".yml"):
-        if path.is_file():
-            return path
-        what = (
-            "is no regular file, give the .yaml file of a recipe" if path.exists() else "there is no such recipe file"
-        )
-        raise RecipeError(f"{path}: {what}")
+        if problem := file_problem(path):
+            raise RecipeError(f"{path}: {problem}")
+        return path
     known = known_recipes()
     if name_or_path in known:
         return known[name_or_path]

@@ -16,6 +16,7 @@ from rlhf_core.config.environments import CodeEnvironment
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
+from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError
 
 UserCode = FunctionReward | FunctionSource | CodeEnvironment | FunctionTool
@@ -38,9 +39,8 @@ def check_files(config: UserCode, root: Path) -> None:
 
 
 def _check_file(root: Path, file: str, path: str) -> None:
-    if not (root / file).is_file():
-        what = "is a folder: name the files in it" if (root / file).is_dir() else "there is no such file"
-        raise RecipeError(f"{file}, which `files` names beside {path}: {what}")
+    if problem := file_problem(root / file):
+        raise RecipeError(f"{file}, which `files` names beside {path}: {problem}")
     if not (root / file).resolve().is_relative_to((root / path).resolve().parent):
         raise RecipeError(f"{file}, which `files` names beside {path}, is a link to a file outside of its folder")
     size = (root / file).stat().st_size
@@ -99,7 +99,7 @@ def _files_of(root: Path, folder: str, module: str) -> Iterator[str]:
         return
     for length in range(1, len(parts) + 1):
         below = posixpath.join(folder, *parts[:length])
-        yield from (file for file in (f"{below}.py", f"{below}/__init__.py") if (root / file).is_file())
+        yield from (file for file in (f"{below}.py", f"{below}/__init__.py") if file_problem(root / file) is None)
 
 
 def _is_installed(name: str, folder: Path) -> bool:

@@ -37,14 +37,15 @@ def model_files(root: Path, folder: str) -> list[str]:
 
 def image_files(root: Path, folder: str) -> list[str]:
     """The images in the user's folder `folder`, at any depth, as `folder/name`. RecipeError if there is none."""
-    found = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
-    names = [f"{folder.rstrip('/')}/{path.relative_to(root / folder).as_posix()}" for path in found if path.is_file()]
-    if not names:
-        what = "has no file that ends in " + ", ".join(IMAGE_SUFFIXES)
-        raise RecipeError(
-            f"images.folder: {folder}: this folder {what if (root / folder).is_dir() else 'is not there'}"
-        )
-    return names
+    try:
+        below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        found = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
+        what = f"has no file that ends in {', '.join(IMAGE_SUFFIXES)}" if (root / folder).is_dir() else "is not there"
+    except OSError as error:
+        raise RecipeError(f"images.folder: {folder}: this folder cannot be read ({error.strerror})") from error
+    if not found:
+        raise RecipeError(f"images.folder: {folder}: this folder {what}")
+    return [f"{folder.rstrip('/')}/{name}" for name in found]
 
 
 def named_variables(config: Config) -> frozenset[str]:

@@ -58,7 +58,7 @@ def test_a_setting(command: str, tmp_path: Path, override: str, sentence: str) -
 
 def test_an_unknown_recipe(command: str) -> None:
     assert said(command, "tinny").startswith("unknown recipe `tinny`, did you mean `tiny`?; known by name are ")
-    assert said(command, "no/such.yaml") == "no/such.yaml: there is no such recipe file"
+    assert said(command, "no/such.yaml") == "no/such.yaml: there is no such file"
 
 
 def _no_dataset(recipe: dict[str, Any], root: Path) -> None:

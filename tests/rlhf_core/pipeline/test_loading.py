@@ -197,8 +197,10 @@ def test_a_section_that_overrides_change_inside_is_said_with_them(recipe: str) -
 def test_unknown_recipes_name_the_nearest_and_the_shipped() -> None:
     with pytest.raises(RecipeError, match=r"^unknown recipe `tinny`, did you mean `tiny`\?; known by name are .*tiny"):
         load_recipe("tinny")
-    with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such recipe file$"):
+    with pytest.raises(RecipeError, match=r"^nowhere/x.yaml: there is no such file$"):
         load_recipe("nowhere/x.yaml")
+    with pytest.raises(RecipeError, match=r"x.yaml: cannot be read \(File name too long\)$"):
+        load_recipe(f"{'x' * 300}.yaml")
 
 
 @pytest.mark.parametrize(

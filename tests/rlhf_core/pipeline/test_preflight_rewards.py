@@ -202,6 +202,8 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
             "add `files: [kit/inner.py, kit/__init__.py]`",
         ),
         (shipping("no.py"), "no.py, which `files` names beside rewards.py: there is no such file"),
+        (shipping(f"{'x' * 300}.py"), "which `files` names beside rewards.py: cannot be read (File name too long)"),
+        (file("rewards.py", f"import {'x' * 300}\n{REWARD}"), "which is not installed here"),
         (both(file("json.py", ""), shipping("json.py")), "has the name of an installed module: rename it"),
     ],
 )  # fmt: skip
