@@ -12,7 +12,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from rlhf_core.warm.client import SOCKET_VARIABLE, run_warm
+from rlhf_core.warm.client import SOCKET_VARIABLE, exit_with, run_warm
 
 _START_SECONDS = 120.0
 
@@ -42,4 +42,4 @@ def _wait_for(socket: Path, server: subprocess.Popen[bytes]) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main(sys.argv[1:]))

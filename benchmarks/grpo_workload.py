@@ -17,6 +17,8 @@ from typing import Any
 
 from benchmarks.word_models import CONTEXT, word_ids
 from benchmarks.workload import Workload
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
 
 PROMPTS = 256  # in the dataset
 LEARNING_RATE = 1e-9  # of both sides: a single step of 1e-6 can double the length of completions
@@ -31,7 +33,8 @@ class GRPOWorkload(Workload):
     completion_tokens: int = 64  # at most, and where completions do not end exactly
     mean_completion: int = 0  # tokens, if completions could be longer than `completion_tokens`; 0: they never end
     trl_micro_batch: int = 64  # completions of one forward and backward of TRL's
-    tokens_per_micro_batch: int = 2048  # of ours: tokens of one forward and backward, the default of the stage
+    # Of ours: tokens of one forward and backward, the default of the stage.
+    tokens_per_micro_batch: int = EngineConfig().micro_batch_tokens(Placement())
 
     @property
     def completions(self) -> int:

@@ -13,6 +13,8 @@ from typing import Any, Literal
 
 from benchmarks.word_models import CONTEXT, word_ids
 from benchmarks.workload import Result, Workload, measured
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.placement import Placement
 
 SPREAD = 0.6  # standard deviation of the logarithm of a length
 COMPLETIONS = {"dpo": ("chosen", "rejected"), "sft": ("completion",)}
@@ -33,7 +35,8 @@ class SupervisedWorkload(Workload):
     completion_tokens: int = 128  # median
     max_length: int = 1024  # of a sequence; TRL packs conversations into sequences of this length
     trl_micro_batch: int = 1  # of TRL: pairs, or packed sequences of one forward and backward
-    tokens_per_micro_batch: int = 2048  # of ours: tokens of one forward and backward, the default of the stages
+    # Of ours: tokens of one forward and backward, the default of the stages.
+    tokens_per_micro_batch: int = EngineConfig().micro_batch_tokens(Placement())
 
     @property
     def num_rows(self) -> int:

@@ -11,7 +11,7 @@ from rlhf_core.config.numbers import MicroBatchTokens, no_bool
 from rlhf_core.config.placement import Placement
 
 _TOKENS_ON_GPU = 16384
-_TOKENS_ON_CPU = 2048  # more take memory, and longer: what a layer computes is in no cache when the next one reads it
+_TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
 
 
 class EngineConfig(Config):
