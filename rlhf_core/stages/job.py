@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import signal
 import sys
+import threading
 import traceback
 from types import FrameType
 
@@ -24,6 +26,7 @@ def main() -> int:
     parser.add_argument("--key", required=True)
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
+    sys.unraisablehook = _stop_again
     try:
         forwarding.receive()
         run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))
@@ -44,6 +47,14 @@ def main() -> int:
 def _stop(number: int, frame: FrameType | None) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     raise KeyboardInterrupt
+
+
+def _stop_again(dropped: sys.UnraisableHookArgs) -> None:
+    """Python drops what is raised inside a callback of a weak reference or of C code: the stop comes once more."""
+    sys.__unraisablehook__(dropped)
+    if issubclass(dropped.exc_type, KeyboardInterrupt) and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGTERM, _stop)
+        threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGTERM)).start()  # not before this callback has ended
 
 
 def _failed(error: BaseException) -> int:

@@ -131,6 +131,24 @@ def test_a_stopped_job_gives_its_lease_back_and_publishes_nothing(
     assert list((tmp_path / "work").iterdir()) == []
 
 
+def test_a_stop_inside_a_callback_whose_errors_python_drops_is_not_lost(
+    local: ArtifactRepository, tmp_path: Path, jobs: _Jobs
+) -> None:
+    code = (
+        "import os, signal, time, weakref\n\n"
+        "class Thing:\n    pass\n\n"
+        "def rows():\n    thing = Thing()\n"
+        "    weak = weakref.ref(thing, lambda _: os.kill(os.getpid(), signal.SIGTERM))\n"
+        "    del thing\n    time.sleep(20)\n    return [{'text': 'one'}]\n"
+    )
+    spec = specified(local, tmp_path, code)
+    job = jobs.start(local.store, spec.ref)
+    assert job.wait() == 143, job.output
+    assert "Exception ignored in" in job.output
+    assert job.error == JobError("Stopped", "the job was stopped before it had finished; nothing was published")
+    assert _lease(local.store, spec.ref).released
+
+
 def test_a_job_that_waits_for_its_ray_workers_stops_in_order_too(
     local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
