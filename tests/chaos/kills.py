@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from tests.chaos.scenario import Run, await_service, kill, processes, service
+from tests.chaos.scenario import DRIVER, ENGINE, RANK, SUPERVISOR, Run, await_service, kill, processes, service
 
 Kill = Callable[[Run, str, int], None]
 
@@ -74,10 +74,10 @@ KILLS: Mapping[str, Kill] = {
     "worker": _service("worker"),
     "server": _service("prefect"),
     "S3": _service("s3"),
-    "rank": _process_of_the_job("ray::_Rank"),
-    "driver": _process_of_the_job("rlhf_core.stages --store"),
-    "supervisor": _process_of_the_job(":JobSupervisor"),
+    "rank": _process_of_the_job(RANK),
+    "driver": _process_of_the_job(DRIVER),
+    "supervisor": _process_of_the_job(SUPERVISOR),
     "warm": _service_with_its_jobs("warm"),
     "head": _service_with_its_jobs("ray"),
 }
-ENGINE = _process_of_the_job("ray::EngineActor")
+KILL_ENGINE = _process_of_the_job(ENGINE)

@@ -16,9 +16,8 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.data.reading import read_rows
 from tests.chaos.loop_recipe import PER_ROUND, write_loop_recipe
-from tests.chaos.scenario import ROOT, Place, kill, leftovers, processes, until
+from tests.chaos.scenario import DRIVER, ENGINE, FLOW, RANK, ROOT, Place, kill, leftovers, processes, until
 
-FLOW, DRIVER, RANK, ENGINE = "flows.process", "rlhf_core.stages --store", "ray::_Rank", "ray::EngineActor"
 # What works on a round while the job of a stage runs.
 AT_WORK = {
     "generate": (FLOW, DRIVER, ENGINE),

@@ -44,6 +44,9 @@ from tasks.ray_jobs import RayJobs
 from tests.chaos.recipe import WHOLE, write_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
+# A part of the command or title of each process that works on a run.
+FLOW, DRIVER, SUPERVISOR = "flows.process", "rlhf_core.stages --store", ":JobSupervisor"
+RANK, ENGINE = "ray::_Rank", "ray::EngineActor"
 SECONDS = 1800.0 if WHOLE else 600.0
 # Of the automation, in place of 80: the least that is longer than the time between two heartbeats, 30 s.
 SILENCE = timedelta(seconds=40)
@@ -138,7 +141,7 @@ class Run:
 
     def flow_processes(self) -> list[psutil.Process]:
         mine = str(self.id)
-        return [p for p in processes(self.place, "flows.process") if _variable(p, "PREFECT__FLOW_RUN_ID") == mine]
+        return [p for p in processes(self.place, FLOW) if _variable(p, "PREFECT__FLOW_RUN_ID") == mine]
 
     def hold(self, node: str, steps: int) -> int:
         """Freezes the ranks of `node` once it has `steps` more in a checkpoint; the step of the newest checkpoint."""
@@ -147,7 +150,7 @@ class Run:
 
         def reached() -> bool:
             """Lets the ranks run for a moment, so that however fast they are they do not get far."""
-            ranks = [rank for rank in self._held if rank.is_running()] or processes(self.place, "ray::_Rank")
+            ranks = [rank for rank in self._held if rank.is_running()] or processes(self.place, RANK)
             self.let_go()
             time.sleep(_PULSE_SECONDS)
             self._held = ranks

@@ -17,10 +17,11 @@ from pathlib import Path
 import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 
-from tests.chaos.kills import ENGINE, KILLS
+from tests.chaos.kills import KILL_ENGINE, KILLS
 from tests.chaos.loop_scenario import loop_on_a_schedule
 from tests.chaos.recipe import CHECKPOINT_STEPS
 from tests.chaos.scenario import (
+    RANK,
     ROOT,
     Place,
     Run,
@@ -71,7 +72,7 @@ def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place,
             kill_it(run, "sft", step)
     run.let_go()
     print("killing: engine", flush=True)
-    ENGINE(run, "rl", run.hold("rl", 1))
+    KILL_ENGINE(run, "rl", run.hold("rl", 1))
     state = run.wait_for_its_end()
     assert state.name == "Completed", state
     found = manifests(run.store, place)
@@ -88,7 +89,7 @@ def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(
     with (place.folder / "command.log").open("wb") as log:
         shown = subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log, start_new_session=True)
     try:
-        (rank,) = until(lambda: processes(place, "ray::_Rank"), "a job with a rank")
+        (rank,) = until(lambda: processes(place, RANK), "a job with a rank")
         rank.suspend()
         (job_id,) = jobs().running()
         kill([service("worker"), *processes(place, "flows.process")])
