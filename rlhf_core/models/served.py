@@ -49,6 +49,14 @@ def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
     return largest if filled is None else min(filled, largest)
 
 
+def caches_all_tokens(config: Mapping[str, Any]) -> bool:
+    """Whether an engine keeps the keys and values of all tokens in every layer, as far as the model's config says."""
+    text = text_config(config)
+    kinds = text.get("layer_types") or []
+    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    return whole and not any(text.get(name) for name in _OTHER_CACHES)
+
+
 def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
     """One sentence for each way in which the GPUs of one engine cannot share the model.
 
@@ -97,11 +105,9 @@ def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, seque
 
     None where the model's config says too little to know.
     """
-    text = text_config(config)
-    kinds = text.get("layer_types") or []
-    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
-    if not whole or any(text.get(name) for name in _OTHER_CACHES):
+    if not caches_all_tokens(config):
         return None
+    text = text_config(config)
     layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
     shared, size = text.get("num_key_value_heads") or heads, _head_size(text)
     if not isinstance(layers, int) or not isinstance(shared, int) or size is None:

@@ -12,7 +12,8 @@ Per training worker, of a model with P parameters of which T are trained, on n w
 
 (arXiv:1910.02054, section 3; arXiv:2205.05198, section 4, without the attention matrix, which is never stored.) What a
 frozen model needs is its weights. Buffers, fragmentation and the libraries are not in it: about 2 GiB on a GPU. An
-engine needs its weights, divided over its GPUs, and a key-value cache of at least one sequence of `max_length`.
+engine needs its weights, divided over its GPUs, and a key-value cache of at least one sequence of `max_length`; on CPU
+it has one of `cpu_cache_gib`, or of what `max_sequences` can fill.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.models.folder import text_config
+from rlhf_core.models.served import caches_all_tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +47,7 @@ class Shape:
     layers: int
     heads: int
     key_value_heads: int
+    caches_all_tokens: bool = True  # in every layer of an engine
 
     @classmethod
     def of(cls, config: Mapping[str, Any], parameters: int | None = None) -> Shape | None:
@@ -62,7 +65,7 @@ class Shape:
             attention = 2 * hidden * head * (heads + shared)
             embeddings = vocabulary * hidden * (1 if text.get("tie_word_embeddings") else 2)
             parameters = layers * (attention + 3 * hidden * intermediate) + embeddings
-        return cls(parameters, hidden, intermediate, layers, heads, shared)
+        return cls(parameters, hidden, intermediate, layers, heads, shared, caches_all_tokens(config))
 
     def trained(self, lora: LoraConfig | None) -> int:
         """Parameters that are trained: all, or those of an adapter on every linear layer of the blocks."""
@@ -148,6 +151,9 @@ def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> fl
 
 def _of_engine(rollout: RolloutEngineConfig, shape: Shape, dtype: Dtype) -> float:
     spread = rollout.gpus_of_engine
-    key_values = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * rollout.max_length
-    cache = key_values * DTYPE_BYTES[dtype] if rollout.gpus_per_engine else rollout.cpu_cache_gib * 2**30
+    of_token = 2.0 * shape.layers * shape.key_value_heads * (shape.hidden / shape.heads) * DTYPE_BYTES[dtype]
+    cache = of_token * rollout.max_length
+    if not rollout.gpus_per_engine:
+        largest = rollout.cpu_cache_gib * 2**30
+        cache = min(largest, rollout.max_sequences * cache) if shape.caches_all_tokens else largest
     return (DTYPE_BYTES[dtype] * shape.parameters + cache) / spread

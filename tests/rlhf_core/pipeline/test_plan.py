@@ -3,6 +3,7 @@
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -12,6 +13,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.estimates import Known, estimates
@@ -179,3 +181,27 @@ def test_memory_by_hand() -> None:
     # 2 bytes of weights; 4 of gradients (float32 here), 12 of the optimizer over 8
     assert needed[2] == pytest.approx(2 * 7.5 + (4 + 12) * 7.5 / 8, rel=1e-3)
     assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8, rel=1e-3)
+
+
+def test_memory_of_an_engine_by_hand() -> None:
+    """2 layers of 4 key-value heads of size 16, in bfloat16: 512 bytes a token."""
+    config = {
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "vocab_size": 10,
+    }
+    weights = 2 * 1_000_000
+
+    def cache(settings: dict[str, Any], **changes: object) -> float:
+        rollout = {"max_length": 1024, **settings}
+        section = {"model": "base", "dataset": "x", "samples": 1, "sampling": {"max_tokens": 8}, "rollout": rollout}
+        shape = Shape.of({**config, **changes}, 1_000_000)
+        assert shape is not None
+        return memory(GenerateConfig.model_validate(section), shape).engine - weights
+
+    assert cache({"gpus_per_engine": 1}) == 1024 * 512, "one sequence"
+    assert cache({"cpu_cache_gib": 1, "max_sequences": 32}) == 32 * 1024 * 512, "what can be filled"
+    assert cache({"cpu_cache_gib": 1, "max_sequences": 4096}) == 2**30
+    assert cache({"cpu_cache_gib": 1, "max_sequences": 32}, sliding_window=128) == 2**30, "not known"
