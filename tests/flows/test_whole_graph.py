@@ -184,7 +184,7 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
 
     left = {
         **dict(shown_by_ray(workplace.jobs, ray_folder)), **dict(shown_by_prefect(prefect_api)),
-        **dict(kept_in(workplace.repository.store)), "processes": "\n".join(commands).encode(),
+        **dict(kept_in(workplace.repository.store)), "processes": os.fsencode("\n".join(commands)),
         "terminal": "".join(capfd.readouterr()).encode(),
     }  # fmt: skip
     assert len(left) > 100
