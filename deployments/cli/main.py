@@ -5,7 +5,9 @@ A command module has its own `app = typer.Typer()` with `@app.command()` functio
 
 from __future__ import annotations
 
+import io
 import re
+import sys
 from typing import Any
 
 import httpx
@@ -27,6 +29,9 @@ class _Commands(TyperGroup):
     """Prints expected errors in our words on stderr, with exit code 1; defects keep their traceback."""
 
     def invoke(self, ctx: Any) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")  # signs that the terminal's encoding lacks
         try:
             load_stack_environment()
             return super().invoke(ctx)

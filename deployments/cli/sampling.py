@@ -8,6 +8,7 @@ import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Annotated, TextIO
 
@@ -157,6 +158,8 @@ def end_in_order() -> None:
 def _written(out: Path | None) -> Iterator[TextIO]:
     """A file that is there when the context has ended without an exception; none: standard output."""
     if out is None:
+        if isinstance(sys.stdout, TextIOWrapper):
+            sys.stdout.reconfigure(encoding="utf-8")  # of JSON, whatever the terminal's is
         yield sys.stdout
         return
     if out.is_dir():

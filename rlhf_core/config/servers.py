@@ -55,9 +55,13 @@ def check_url(url: str) -> None:
     if found is None:
         raise ValueError("the URL must begin with http:// or https:// and name a host")
     try:
-        urlsplit(url).port  # noqa: B018  # raises where it is no port
+        host, _ = urlsplit(url).hostname, urlsplit(url).port  # raises where it is no port
     except ValueError as error:
         raise ValueError(f"the URL cannot be used ({error})") from error
+    try:
+        (host or "").encode("idna")
+    except UnicodeError as error:
+        raise ValueError(f"no host can be called {(host or '')[:80]!r}: each part of it has 1 to 63 signs") from error
     if found["user"]:
         raise ValueError("the URL holds a user or password: leave it out, and give a header by `header_variable`")
 

@@ -18,6 +18,7 @@ from typing import IO, Any
 import fsspec
 
 from rlhf_core.data.formats import RowError
+from rlhf_core.data.formats.base import is_unicode
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 HEAD_BYTES = 2**16
@@ -45,6 +46,11 @@ _OTHER_KINDS = (
 )
 _MARKUP = (b"<!doctype", b"<html", b"<?xml")
 _MOST_NUL = 0.1  # of the first bytes: UTF-16 of other than East Asian text has half, text has none
+
+
+def name_problem(path: str) -> str | None:
+    """Why no recipe, key or manifest can hold the path of a file; None if they can."""
+    return None if is_unicode(path) else "its name is not UTF-8, as of an old archive or disk: rename it"
 
 
 def file_problem(path: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from rlhf_core.config.data import (
@@ -98,9 +98,12 @@ def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Itera
     except (TypeError, ValueError) as error:
         raise StageError(f"{name} does not take the options {sorted(source.options)}: {why_unfit(error)}") from error
     try:
-        rows = list(function(**source.options))
-    except Exception as error:  # the user's code may raise anything; it is shown to them as it is
+        made = function(**source.options)
+        rows = list(made) if isinstance(made, Iterable) else None
+    except (Exception, SystemExit) as error:  # the user's code may raise anything; it is shown to them as it is
         raise StageError(f"{name} raised:\n{traceback.format_exc()}") from error
+    if rows is None:
+        raise StageError(f"{name} returned {type(made).__name__}: it must return the rows, a list of dicts")
     for index, row in enumerate(rows):
         if isinstance(row, dict):
             yield f"{name} item {index}", row

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean
 
-# Called with a batch; made for each episode; called by the policy; plays an episode.
-CodeKind = Literal["function", "environment", "tool", "program"]
+# Called with a batch; makes rows; made for each episode; called by the policy; plays an episode.
+CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
 _SHOWN_CHARACTERS = 200
 

@@ -59,14 +59,17 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     nodes = (drafts or outline(recipe)).nodes
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
-    rows = {name: sample.rows for name, sample in samples.items()}
-    # What reads another format than its own has a problem already, and cannot read the rows.
-    all_uses = [use for use in uses if use.dataset not in recipe.data or recipe.data[use.dataset].format == use.format]
+    # What is read in another format than its own is a problem already, and no check could read its rows.
+    misread = {
+        use.dataset for use in uses if use.dataset in recipe.data and recipe.data[use.dataset].format != use.format
+    }
+    rows = {name: sample.rows for name, sample in samples.items() if name not in misread}
+    all_uses = [use for use in uses if use.dataset not in misread]
     uses = [use for use in all_uses if use.dataset in recipe.data]
     problems += check_columns(recipe, samples)
     problems += check_overlaps(nodes, recipe, samples)
     counted = {
-        name: known for name, s in samples.items() if (known := known_rows(recipe.data[name], s, root)) is not None
+        name: known for name in rows if (known := known_rows(recipe.data[name], samples[name], root)) is not None
     }
     problems += check_effects(recipe, nodes, uses, counted, rows)
     problems += check_rewards(nodes, rows)

@@ -24,7 +24,7 @@ from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.images import ImageReader
-from rlhf_core.data.opening import file_problem
+from rlhf_core.data.opening import file_problem, name_problem
 from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
@@ -264,6 +264,8 @@ def _check_files(
 
 
 def _path_problem(path: str, root: Path) -> str | None:
+    if unnamed := name_problem(path):
+        return unnamed
     local = root / path
     problem = file_problem(local)
     if problem is None:

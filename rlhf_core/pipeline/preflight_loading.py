@@ -15,6 +15,7 @@ from threading import Lock
 from typing import IO
 
 from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.data import FunctionSource
 from rlhf_core.config.environments import CodeEnvironment, FunctionEnvironment, Program
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.tools import FunctionTool
@@ -111,6 +112,8 @@ def _kind(config: UserCode) -> CodeKind:
         return "tool"
     if isinstance(config, Program):
         return "program"
+    if isinstance(config, FunctionSource):
+        return "source"
     return "environment" if isinstance(config, FunctionEnvironment) else "function"
 
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
 from rlhf_core.config.data import IMAGE_SUFFIXES, ImagesConfig
-from rlhf_core.data.opening import file_problem
-from rlhf_core.errors import RecipeError
+from rlhf_core.data.opening import file_problem, name_problem
+from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.models.folder import TEMPLATES
 
 
@@ -77,9 +77,9 @@ def configs_below(value: object) -> Iterator[Config]:
 
 
 def _digest(root: Path, path: str) -> str:
-    problem = file_problem(root / path)
+    problem = name_problem(path) or file_problem(root / path)
     if problem:
-        raise RecipeError(f"{path}: the recipe names this file, but {problem}")
+        raise RecipeError(f"{one_line(path)}: the recipe names this file, but {problem}")
     try:
         with (root / path).open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()

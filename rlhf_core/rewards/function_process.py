@@ -8,11 +8,11 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
-import json
 import numbers
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from json import dumps, loads  # the user's file may replace those of the module
 from pathlib import Path
 from queue import SimpleQueue
 from threading import Thread
@@ -40,7 +40,7 @@ def _serve(requests: Iterator[str], replies: IO[str]) -> None:
     threads: list[Thread] = []  # before any file was run
     call: Callable[[list[Any]], dict[str, Any]] | None = None
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
-        for request in map(json.loads, requests):
+        for request in map(loads, requests):
             if "batch" in request and call is not None:
                 _reply(replies, call(request["batch"]))
                 continue
@@ -65,7 +65,7 @@ def _loaded(
         except KeyboardInterrupt as error:  # of the file's own: Ctrl-C does not reach this process
             raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
     function = function_of(modules[file], name, shown)
-    if request["kind"] != "function":
+    if request["kind"] not in ("function", "source"):
         check_no_threads(threads, shown)  # its episodes are forks
     if request["kind"] == "environment":
         check_maker(function, options, f"{shown}:{name}")
@@ -73,6 +73,8 @@ def _loaded(
         tools_of(function, options, f"{shown}:{name}")
     else:
         check_signature(function, parameters, options, f"{shown}:{name}")
+    if request["kind"] == "source" and inspect.iscoroutinefunction(inspect.unwrap(function)):
+        raise RecipeError(f"{shown}:{name} is `async`: it must return the rows itself")
     return lambda batch: _answer(function, {**dict(zip(parameters, batch, strict=True)), **options}, runner)
 
 
@@ -157,7 +159,7 @@ def _plain(value: Any) -> Any:
 
 
 def _reply(replies: IO[str], reply: Mapping[str, Any]) -> None:
-    replies.write(json.dumps(reply) + "\n")
+    replies.write(dumps(reply) + "\n")
     replies.flush()
 
 

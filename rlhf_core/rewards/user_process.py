@@ -145,7 +145,13 @@ class UserProcess:
         except RewardError:
             self.close()
             raise
-        reply: dict[str, Any] = json.loads(line)
+        try:
+            reply: dict[str, Any] = json.loads(line)
+        except ValueError as error:
+            self.close()
+            raise RewardError(
+                f"{self._function.name}: its process answered what is no JSON: does the file replace functions of `json`?"
+            ) from error
         if reply.get("error_type") == "RecipeError":  # of the function: its file has been run
             raise RecipeError(reply["error"])
         if "error" in reply:

@@ -190,6 +190,8 @@ def _batches(source: Source, config: DatasetConfig, context: StageContext) -> It
 def _drawn(config: DatasetConfig, sources: list[Dataset], context: StageContext, counts: _Counts) -> Dataset:
     """The rows of the result, in their final order."""
     kept = sum(map(len, sources))
+    if not (sum(counts.read) or counts.bad.count):
+        raise StageError(f"{context.name}: there is no row in what it reads")
     if not kept:
         raise StageError(f"{context.name}: no row is left of {sum(counts.read)} read: {_reasons(config, counts)}")
     try:
