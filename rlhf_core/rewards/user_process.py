@@ -150,7 +150,7 @@ class UserProcess:
         except ValueError as error:
             self.close()
             raise RewardError(
-                f"{self._function.name}: its process answered what is no JSON: does the file replace functions of `json`?"
+                f"{self._function.name}: its process answered what is no JSON: what of `json` does the file replace?"
             ) from error
         if reply.get("error_type") == "RecipeError":  # of the function: its file has been run
             raise RecipeError(reply["error"])
