@@ -30,9 +30,9 @@ def _validation(judged: str) -> Any:
 
 
 def held_out_rows(rows: int) -> int:
-    """How many of the rows a reward model without `validation` is judged by: 5 %, at least 1 and at most 2000, which
-    are enough to know an accuracy to a percent."""
-    return max(1, math.ceil(min(0.05 * rows, 2000)))
+    """How many of the rows a reward model without `validation` is judged by: 5 %, at least 2, of whose rewards there is
+    a deviation, and at most 2000, which are enough to know an accuracy to a percent."""
+    return max(2, math.ceil(min(0.05 * rows, 2000)))
 
 
 class SupervisedRewardConfig(SupervisedConfig):

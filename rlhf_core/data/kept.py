@@ -97,18 +97,31 @@ def ordered(config: DatasetConfig, sources: Sequence[Dataset], seed: int) -> Dat
         return sources[0]
     from datasets import interleave_datasets
 
-    weights = np.array([entry.weight for entry in config.mix])
-    shares = weights / weights.sum()
-    counts = np.array([len(rows) for rows in sources])
-    if not counts.all():
-        raise StageError(f"mix[{int(np.argmin(counts))}]: no row of this source is left")
-    draws = float((counts / shares).max())
-    if config.stop == "all_exhausted" and draws > _MOST_REPEATS * counts.sum():
-        raise StageError(
-            f"stop: about {draws:.2g} rows would be drawn of {counts.sum()} until every source has given all of its "
-            "rows: raise the weight of the source that has most rows for its weight, or set `stop: first_exhausted`"
-        )
+    if problem := mix_problem(config, [len(rows) for rows in sources]):
+        raise StageError(problem)
+    shares = _shares(config)
     return interleave_datasets(list(sources), probabilities=shares.tolist(), seed=seed, stopping_strategy=config.stop)
+
+
+def mix_problem(config: DatasetConfig, rows: Sequence[int]) -> str | None:
+    """Why sources that have so many rows left cannot be mixed; None if they can."""
+    counts = np.array(rows)
+    if not counts.all():
+        return f"mix[{int(np.argmin(counts))}]: no row of this source is left"
+    draws = float((counts / _shares(config)).max())
+    if config.stop == "first_exhausted" or draws <= _MOST_REPEATS * counts.sum():
+        return None
+    return (
+        f"stop: about {draws:.2g} rows would be drawn of {counts.sum()} until every source has given all of its "
+        "rows: raise the weight of the source that has most rows for its weight, or set `stop: first_exhausted`"
+    )
+
+
+def _shares(config: DatasetConfig) -> NDArray[np.float64]:
+    """(sources,) of the mix that each source has."""
+    weights = np.array([entry.weight for entry in config.mix], dtype=np.float64)
+    shares: NDArray[np.float64] = weights / weights.sum()
+    return shares
 
 
 def iterate(rows: Dataset) -> Iterator[KeptRow]:

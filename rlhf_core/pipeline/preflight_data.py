@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.images import ImageReader
+from rlhf_core.data.kept import mix_problem
 from rlhf_core.data.opening import file_problem, name_problem
 from rlhf_core.data.overlap import PromptIndex, overlap_problem
 from rlhf_core.data.reasoning import check_task, generate
@@ -114,14 +115,18 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
     for name in _with_excluded(recipe, names):
         sample = samples[name] = Sample()
         config = recipe.data[name]
+        of_sources: list[list[Located]] = []
         for source in sources_of(config):
             try:
-                sample.rows += _check_source(source, config, root, sample)
+                of_sources.append(_check_source(source, config, root, sample))
             except (RowError, RecipeError) as error:
                 sample.problems.append(f"data.{name}: {error}")
+        sample.rows = [located for rows in of_sources for located in rows]
         if sample.bad.count and not sample.rows and not sample.problems:
             sample.problems.append(f"data.{name}: no row can be read: {sample.bad.sentence()}")
         sample.problems += _check_shape(name, config)
+        if not sample.problems and (problem := _unmixable(config, of_sources, root)):
+            sample.problems.append(f"data.{name}: {problem}")
     for name, sample in samples.items():
         _drop_excluded(name, sample, samples, recipe, root)
     return samples
@@ -170,6 +175,23 @@ def _is_whole(sample: Sample, files: Iterable[Path]) -> bool:
         return False
     decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in paths)
     return not decompresses and sum(path.stat().st_size for path in paths) < _BYTES
+
+
+def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], root: Path) -> str | None:
+    """Why the sources of a mix of files cannot be drawn from; None if they can, or not all of what is left of them is
+    known here."""
+    files = [entry.source for entry in config.mix if isinstance(entry.source, FilesSource)]
+    read = Sample([located for rows in of_sources for located in rows])
+    is_whole = len(files) == len(config.mix) > 0 and _is_whole(read, [root / path for f in files for path in f.paths])
+    if not is_whole or config.exclude or config.near_duplicates == "drop":
+        return None
+    seen: set[str] = set()
+    left = []
+    for rows in of_sources:
+        keys = [format_of(config.format).duplicate_key(row) for _, row in rows]
+        left.append(len(set(keys) - seen) if config.drop_duplicates else len(keys))
+        seen.update(keys)
+    return mix_problem(config, left)
 
 
 def check_overlaps(nodes: Mapping[str, Draft], recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]:

@@ -16,13 +16,14 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
 from rlhf_core.config.sampled import FromCompletions, GenerateConfig, PairsConfig
 from rlhf_core.config.stage import EnginesConfig, StageConfig
-from rlhf_core.config.stages import MergeConfig
+from rlhf_core.config.stages import MergeConfig, MergeModelsConfig
 from rlhf_core.config.training import LoraConfig, SupervisedConfig
 from rlhf_core.data.feedback import require_results_follow, require_turns_follow
 from rlhf_core.errors import StageError
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.headers import stored_tensors
+from rlhf_core.models.mixable import OTHER_TOKENIZER, mix_problem
 from rlhf_core.models.readers import (
     STORED_SEPARATOR,
     judge_problem,
@@ -31,6 +32,7 @@ from rlhf_core.models.readers import (
     separator_problem,
     teacher_problem,
 )
+from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.scratch import linear_layers
 from rlhf_core.models.served import problems_on_cpu, split_problems
 from rlhf_core.models.targets import head_problems, target_problem
@@ -56,6 +58,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
     if model is not None and isinstance(config, SupervisedConfig | RLConfig):
         unfit = attention_problem(model.settings, config.engine.attention)
         yield from () if unfit is None else (f"engine.attention: {unfit}",)
+        if config.engine.freeze_vision and not reads_images(model.settings):
+            yield "engine.freeze_vision: this model reads text alone: leave it out"
     for setting, (lora, start) in _adapters(config).items():
         base = models.get(node.inputs[start])
         if base is not None and (wrong := _targets(lora, base, root)):
@@ -65,6 +69,8 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         yield from (f"language_model_coefficient: {problem}" for problem in head_problems(tied=tied))
     if isinstance(config, FromCompletions):
         yield from _samples(config, nodes[node.inputs["dataset"]].config)
+    if isinstance(config, MergeModelsConfig) and model is not None:
+        yield from _unmixable(config, node, models, root)
     if isinstance(config, MergeConfig) and model is not None:
         yield from _misfit(nodes[node.inputs["adapter"]], models.get(node.inputs["adapter"]), model)
     if model is not None:
@@ -151,6 +157,18 @@ def _misfit(adapter: Draft, trained_on: BaseModel | None, model: BaseModel) -> I
             return
 
 
+def _unmixable(config: MergeModelsConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    model = models[node.name]
+    for place in range(len(config.others)):
+        other = models.get(node.inputs[f"others.{place}.model"])
+        if other is None:
+            continue
+        problem = OTHER_TOKENIZER if _same_tokens(other, model, root) is False else None
+        problem = problem or mix_problem(model.settings, other.settings)
+        if problem is not None:
+            yield f"others.{place}.model: {problem}"
+
+
 def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
     """Of the models that read the tokens of the stage's own, where their base is at hand."""
     for setting, (name, advice) in _token_readers(config).items():
@@ -173,6 +191,8 @@ def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
 def _teachers(
     config: DistillationConfig, node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path
 ) -> Iterator[str]:
+    if node.inputs.get(TEACHER_INPUT) == node.inputs["model"] and config.cross_entropy_coefficient == 0:
+        yield f"{TEACHER_INPUT}: it is what the student starts from, so that nothing would be learned: name another"
     student = models.get(node.name)
     for name in config.stored_inputs or (TEACHER_INPUT,):
         teacher = models.get(node.inputs[name])

@@ -10,7 +10,8 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.stages import MergeModelsConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import copy_tokenizer
+from rlhf_core.models.folder import copy_tokenizer, read_config
+from rlhf_core.models.mixable import OTHER_TOKENIZER, mix_problem
 from rlhf_core.models.mixing import linear, mix_models, slerp, ties
 from rlhf_core.models.readers import same_tokens
 from rlhf_core.models.weights import require_fit
@@ -22,7 +23,9 @@ def run(config: MergeModelsConfig, inputs: Mapping[str, Input], context: StageCo
     others = [inputs[f"others.{place}.model"].folder for place in range(len(config.others))]
     for place, other in enumerate(others):
         if not same_tokens(model, other):
-            raise StageError(f"others.{place}.model: its tokenizer is not that of `model`: name another")
+            raise StageError(f"others.{place}.model: {OTHER_TOKENIZER}")
+        if problem := mix_problem(read_config(model), read_config(other)):
+            raise StageError(f"others.{place}.model: {problem}")
     weights = [other.weight for other in config.others]
 
     def mix(first: Tensor, rest: Sequence[Tensor]) -> Tensor:

@@ -67,6 +67,11 @@ def train_scalar_model(
         examples, held_out = fitted.rows, validated[MAIN].rows
     else:
         examples, held_out = split_examples(inputs["dataset"], fitted.rows, context.seed)
+    if sum(len(example.targets) or len(example.sequences) for example in held_out) < 2:
+        raise StageError(
+            f"one of the {counted} is all that the model would be judged by, of whose reward there is no deviation: "
+            "give the dataset more prompts, or `validation` more rows"
+        )
 
     folder = context.workdir / "reward_model"
     steps = count_steps(len(examples), config)

@@ -22,7 +22,7 @@ _SCALE = ("reward_mean", "reward_std")
 
 
 def split_by_prompt(rows: Sequence[Row], seed: int) -> tuple[list[Row], list[Row]]:
-    """Rows to train on, and 5 % held out (at least one row, at most 2000), whose prompts occur in no trained row.
+    """Rows to train on, and 5 % held out (at least two rows, at most 2000), whose prompts occur in no trained row.
 
     Raises StageError if all rows have the same prompt, so that none could be held out.
     """
