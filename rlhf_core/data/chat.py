@@ -118,6 +118,18 @@ def encode_completion(
     return sequence
 
 
+def ended_completion(
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None
+) -> Encoded:
+    """As `encode_completion`, up to the token that ends the completion.
+
+    What the template writes after the end of a turn is cut: a sampled completion has none of it either.
+    """
+    ids, mask = encode_completion(tokenizer, prompt, completion, tools)
+    length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
+    return ids[:length], mask[:length]
+
+
 def as_messages(completion: Completion) -> Sequence[Message]:
     return [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from torch import Tensor
 
 from rlhf_core.config import rewards as config
-from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer, stop_token_ids
+from rlhf_core.data.chat import Tokenizer, ended_completion, load_tokenizer, stop_token_ids
 from rlhf_core.data.rendering import Message, Tools
 from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import RewardError, StageError
@@ -146,9 +146,8 @@ class OtherTokenizer:
 
     def tokens(self, messages: Sequence[Message], completion: str, tools: Tools | None = None) -> list[int]:
         """What the reward model reads of a finished completion of `messages`."""
-        ids, is_assistant = encode_completion(self.tokenizer, messages, completion, tools)
-        # As in its training: tokens that the template adds after the end of the turn are not read.
-        return ids[: max((index + 1 for index, sampled in enumerate(is_assistant) if sampled), default=len(ids))]
+        ids, _ = ended_completion(self.tokenizer, messages, completion, tools)
+        return ids
 
 
 def _own_tokens(trajectories: Sequence[Trajectory]) -> PackedBatch:

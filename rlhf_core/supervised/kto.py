@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.config.kto import KTOConfig
+from rlhf_core.data.chat import ended_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.losses.kto import kto_loss
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.packing import pack, select_sequences
 from rlhf_core.supervised.examples import Example, Shard
-from rlhf_core.supervised.pairs import ended_completion
 from rlhf_core.supervised.referenced import ReferencedWorker, sums_by_sequence, trained_lengths
 from rlhf_core.types import LabelledBatch, PackedBatch, UnpairedBatch
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     """The completion with its prompt; all tokens of the completion are trained, with the one that ends it."""
-    ids, mask = ended_completion(tokenizer, row, row["completion"])
+    ids, mask = ended_completion(tokenizer, row["prompt"], row["completion"], row.get("tools"))
     return Example(row["id"], (ids,), (mask,), desirable=bool(row["label"]))
 
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.data.chat import Completion, Encoded, as_messages, encode_completion
+from rlhf_core.data.chat import Encoded, as_messages, ended_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.image_messages import images_of, up_to_last_reply
 from rlhf_core.data.rendering import Message
@@ -27,7 +27,11 @@ def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages
     images: how those of the row are read; none: the rows have none.
     """
     (chosen, chosen_mask, chosen_images), (rejected, rejected_mask, rejected_images) = (
-        _with_images(ended_completion(tokenizer, row, row[side]), [*row["prompt"], *as_messages(row[side])], images)
+        _with_images(
+            ended_completion(tokenizer, row["prompt"], row[side], row.get("tools")),
+            [*row["prompt"], *as_messages(row[side])],
+            images,
+        )
         for side in ("chosen", "rejected")
     )
     return Example(
@@ -45,16 +49,6 @@ def _with_images(
     if images is None:
         return *sequence, ()
     return images.expanded(*sequence, images_of(up_to_last_reply(messages)))
-
-
-def ended_completion(tokenizer: PreTrainedTokenizerFast, row: Row, completion: Completion) -> Encoded:
-    """The row's prompt and the completion up to the token that ends it.
-
-    What the template writes after the end of a turn is cut: a sampled completion has none of it either.
-    """
-    ids, mask = encode_completion(tokenizer, row["prompt"], completion, row.get("tools"))
-    length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
-    return ids[:length], mask[:length]
 
 
 def pack_pairs(examples: Sequence[Example], processor: ImageProcessor | None = None) -> PreferenceBatch:

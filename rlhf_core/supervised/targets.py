@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
+from rlhf_core.data.chat import ended_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.stepwise import encode_steps
 from rlhf_core.losses.targets import regression_loss, step_loss
 from rlhf_core.metrics import LossAndMetrics, Metric
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, Shard
-from rlhf_core.supervised.pairs import ended_completion
 from rlhf_core.supervised.scalar import ScalarWorker
 from rlhf_core.supervised.worker import C, exact_share
 from rlhf_core.types import TargetBatch
@@ -32,7 +32,7 @@ def rewarded_completions(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[E
     """Each completion of a row of the format `completions`, all of which have rewards, with its prompt."""
     examples = []
     for completion in row["completions"]:
-        ids, _ = ended_completion(tokenizer, row, completion["text"])
+        ids, _ = ended_completion(tokenizer, row["prompt"], completion["text"], row.get("tools"))
         examples.append(_example(row, ids, [len(ids) - 1], [completion["reward"]]))
     return examples
 

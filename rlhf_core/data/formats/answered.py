@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_core.data.chat import encode_completion
+from rlhf_core.data.chat import ended_completion
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained
 from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
@@ -39,7 +39,7 @@ class AnsweredFormat(MessageFormat):
 
     def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
         """Tokens and what is trained of them, of each completion with its prompt."""
-        return [encode_completion(tokenizer, row["prompt"], text, row.get("tools")) for text in self.completions(row)]
+        return [ended_completion(tokenizer, row["prompt"], text, row.get("tools")) for text in self.completions(row)]
 
 
 def read_answered(row: Row, columns: Sequence[str]) -> tuple[list[Message], list[str]]:

@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.data.chat import Completion, encode_completion
+from rlhf_core.data.chat import Completion, ended_completion
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import Row, RowError, first_trained, reward_number
 from rlhf_core.data.formats.messages import (
@@ -51,7 +51,7 @@ class Preferences(AnsweredFormat):
         return super().asked_texts(row) + [turn["content"] for turn in turns if turn["role"] == "user"]
 
     def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
-        return [encode_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
+        return [ended_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Something of the chosen completion, and one token in which the two differ."""

@@ -102,7 +102,7 @@ def reward_config(**settings: Any) -> RewardModelConfig:
 
 
 def test_a_reward_model_balances_the_experts_however_a_step_is_split(tmp_path: Path) -> None:
-    inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", pairs(18))}
+    inputs = {"model": experts(tmp_path / "base"), "dataset": dataset(tmp_path / "data", pairs(19))}
     logged, weights = train_three_ways(tmp_path, reward_model.run, reward_config, inputs)
     losses = {name: [loss for loss in found if loss is not None] for name, found in logged.items()}
     assert losses["off"] == []
