@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, Self
 
 import ray
-import torch
 from ray.util.placement_group import PlacementGroup
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
@@ -25,6 +24,7 @@ from rlhf_core.rollout.engine import EngineSettings, Request
 from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
 from rlhf_core.rollout.publication import Files, Publication, received
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
+from rlhf_core.threads import use_threads
 from rlhf_core.types import Completion
 
 START_SECONDS = 900.0  # a large model from a cold disk
@@ -49,7 +49,7 @@ class EngineActor:
     ) -> None:
         forwarding.inherit(environment)
         take_temporary_folder()
-        torch.set_num_threads(settings.config.num_threads)
+        use_threads(settings.config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
         from rlhf_core.rollout.vllm_engine import VllmEngine
 

@@ -15,6 +15,7 @@ from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.placement import Placement
+from rlhf_core.threads import use_threads
 
 W = TypeVar("W")
 S = TypeVar("S")
@@ -49,12 +50,10 @@ class _Rank:
         return f"{host}:{self._store.port}"
 
     def start(self, rank: int, size: int, address: str, threads: int, factory: Callable[..., Any], args: Any) -> None:
-        # Imported here, when the threads' environment variables are set; the driver does not need torch.
-        import torch
-
+        # It imports torch, now that the threads' environment variables are set; the driver does not need it.
         from rlhf_core.training.distributed import join_group
 
-        torch.set_num_threads(threads)
+        use_threads(threads)
         join_group(rank=rank, size=size, address=address)
         self._worker = factory(*args)
 

@@ -8,7 +8,6 @@ dataset's `images.folder` names. An ImageReader puts an ImagePart in the place o
 from __future__ import annotations
 
 import base64
-import binascii
 import hashlib
 import io
 import os
@@ -32,6 +31,7 @@ _KEYS = ("image", "image_url", "bytes", "base64", "path", "url")  # of a part, o
 _IN_TEXT = "<image>"  # how data sets whose contents are plain text write it
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
 _LONGEST_NAME = 1024  # characters: longer text is base64
+_BASE64 = ("iVBORw0KGgo", "/9j/", "UklGR")  # how that of PNG, JPEG and WEBP begins
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +246,9 @@ def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
         given = [key for key in _KEYS if value.get(key) is not None]
         key = "bytes" if "bytes" in given else given[0] if given else ""
         if key and (key == "bytes" or len(given) == 1):  # beside bytes, Arrow has the path that they came from
-            return _content(value[key], place, reader)
+            return _decoded(value[key], place) if key == "base64" else _content(value[key], place, reader)
     elif isinstance(value, str) and value:
-        if value.startswith("data:") or len(value) > _LONGEST_NAME:
+        if value.startswith(("data:", *_BASE64)) or len(value) > _LONGEST_NAME:
             return _decoded(value, place)
         return _of_file(value, place, reader)
     elif hasattr(value, "save"):  # a picture of PIL, as data sets of the hub and functions give it
@@ -259,13 +259,13 @@ def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
     )
 
 
-def _decoded(text: str, place: str) -> bytes:
-    header = _DATA_URL.match(text)
+def _decoded(text: Any, place: str) -> bytes:
     try:
+        header = _DATA_URL.match(text)
         if text.startswith("data:") and header is None:
             raise ValueError("a data URL begins with data:image/…;base64,")
         return base64.b64decode(text[header.end() if header else 0 :], validate=True)
-    except (ValueError, binascii.Error) as error:
+    except (TypeError, ValueError) as error:
         raise RowError(f"`{place}` is no base64 ({error})", "an image is no base64") from error
 
 

@@ -106,7 +106,8 @@ def read_head(path: str, shown: str) -> bytes:
         head = file.read(HEAD_BYTES)
     for begin, problem in _OTHER_KINDS:
         if head.startswith(begin):
-            raise _other_kind(shown, problem)
+            again = compression_of(shown) and problem.startswith("is compressed")
+            raise _other_kind(shown, "is compressed once more: decompress it" if again else problem)
     if head.lstrip()[:16].lower().startswith(_MARKUP):
         raise _other_kind(shown, "is a web page or XML, not data: download the file itself")
     begin = head[:512]

@@ -29,6 +29,16 @@ def special_tokens_in(tokenizer: Tokenizer, text: str) -> list[str]:
     return list(dict.fromkeys(found.group() for found in _pattern(tokenizer).finditer(text)))
 
 
+def unknown_in(tokenizer: Tokenizer, text: str) -> str:
+    """The first part of the text that the tokenizer has no token for; empty if there is none."""
+    unknown = tokenizer.unk_token_id
+    encoded = tokenizer(
+        text, add_special_tokens=False, split_special_tokens=True, return_offsets_mapping=True, verbose=False
+    )
+    spans = zip(encoded["input_ids"], encoded["offset_mapping"], strict=True)
+    return next((text[start:end] for token, (start, end) in spans if token == unknown), "")
+
+
 def marked(tokenizer: Tokenizer, value: T) -> T:
     """`value` with the special tokens marked in all of its texts: one, or lists and mappings of texts at any depth."""
     changed: Any = value

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,6 +171,10 @@ def _no_weights(folder: Path) -> str:
     if (folder / "adapter_config.json").exists():
         return (
             "this is an adapter's folder (adapter_config.json), not a model's: merge the adapter into its model first"
+        )
+    if os.path.lexists(folder / WEIGHTS):
+        return (
+            f"{WEIGHTS} is no file, or a link to one that is not there: fetch it again, and copy what links stand for"
         )
     others = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth", "*.gguf") for path in folder.glob(pattern))
     shards = sorted(path.name for path in folder.glob("*.safetensors"))

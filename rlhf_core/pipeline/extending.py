@@ -12,6 +12,7 @@ from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml_file
 
 EXTENDS = "extends"
+_MOST_EXTENDED = 20  # one by the other
 _CHOOSERS = ("stage", "type")  # keys that say what their mapping is
 
 
@@ -29,6 +30,8 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
     extended = _find(path, own.pop(EXTENDS))
     if extended in (*above, path):
         raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file itself; take one of both away")
+    if len(above) >= _MOST_EXTENDED:
+        raise RecipeError(f"{path}: more than {_MOST_EXTENDED} recipes extend one another: join some of them")
     base, files = read_recipe(extended, (*above, path))
     if not isinstance(base, dict):
         raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")

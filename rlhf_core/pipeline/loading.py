@@ -11,6 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_core.data.formats.base import is_unicode
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 from rlhf_core.pipeline.extending import EXTENDS, read_recipe
@@ -78,6 +79,8 @@ def _apply_override(data: dict[str, Any], override: str) -> Override:
     key, equals, value = override.partition("=")
     keys = tuple(part.strip() for part in key.split("."))
     said = f"override `{one_line(override)}`"
+    if not is_unicode(override):
+        raise RecipeError(f"{said}: it is not UTF-8: write it in a terminal that is")
     if not equals or not all(keys) or len(keys) > _MOST_KEYS:
         raise RecipeError(f"{said}: write it as key.key=value, such as rl.steps=200")
     if keys[0] == EXTENDS:

@@ -15,13 +15,13 @@ from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.formats import Format, Row, format_of
 from rlhf_core.data.formats.preferences import by_prompt
-from rlhf_core.data.special_tokens import special_tokens_in
 from rlhf_core.data.templates import with_template
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import sampled_otherwise
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
 from rlhf_core.pipeline.preflight_model import BaseModel, scratch_tokenizer
+from rlhf_core.pipeline.preflight_reading import reading_notes
 from rlhf_core.pipeline.recipe import Recipe
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters
@@ -85,7 +85,7 @@ def check_lengths(
         except StageError as error:
             problems.append(f"{use.setting}: `{use.dataset}`: {error}")
             continue
-        notes += _special_tokens(use, tokenizers[model], rows, format_of(config.format))
+        notes += reading_notes(use, tokenizers[model], rows, format_of(config.format))
         first = next(iter(unwritable.values()), "")
         if unwritable and config.on_bad_row == "error":
             problems.append(
@@ -202,19 +202,6 @@ def _lost(use: Use, limit: RowLimit, lengths: list[_Length], rows: int, policy: 
             f"{use.setting}: {'at least ' if rows > len(lengths) else ''}{too_long} of {rows} "
             f"rows of `data.{use.dataset}` that can be read here are longer than {limit.room} tokens: "
             f"{'dropped' if policy == 'drop' else 'truncated, or dropped where nothing to train would be left'}"
-        )
-
-
-def _special_tokens(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
-    """A sentence, if there are texts that hold special tokens: perhaps somebody has applied a chat template already."""
-    found = [
-        (where, tokens) for where, row in rows if (tokens := special_tokens_in(tokenizer, data_format.whole_text(row)))
-    ]
-    if found:
-        where, tokens = found[0]
-        yield (
-            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold special tokens of the "
-            f"tokenizer, such as `{tokens[0]}` in {where}, which are read as text: only the chat template writes them"
         )
 
 

@@ -25,6 +25,7 @@ _MAX_VALUES = 100_000  # after aliases are resolved
 _MAX_DEPTH = 50
 _TAG = "tag:yaml.org,2002:"
 _NO_TEXT = re.compile("[\0\ud800-\udfff]")
+_PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # as JSON escapes a character beyond U+FFFF
 
 
 # What the parser's reasons mean, and what to do.
@@ -181,9 +182,15 @@ class _Values:
             raise _problem(node, f"{_shown(node)} is not a value of the type {kind}") from error
         if isinstance(value, float) and not math.isfinite(value):
             raise _problem(node, f"{_shown(node)} is not a finite number")
+        if isinstance(value, str):
+            value = _PAIRS.sub(_paired, value)
         if isinstance(value, str) and _NO_TEXT.search(value):
             raise _problem(node, "a text holds a NUL character or half a surrogate pair")
         return value
+
+
+def _paired(found: re.Match[str]) -> str:
+    return found.group().encode("utf-16-le", "surrogatepass").decode("utf-16-le")
 
 
 def _shown(node: Node) -> str:

@@ -8,11 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
+from rlhf_core.threads import use_threads
 from rlhf_core.types import Completion
 
 _engines: dict[int, Any] = {}  # in the child
@@ -78,7 +77,7 @@ def engine_in_child(
 def _start(number: int, folder: Path, settings: EngineSettings) -> None:
     if not _engines:
         take_temporary_folder()
-    torch.set_num_threads(settings.config.num_threads)
+    use_threads(settings.config.num_threads)
     from rlhf_core.rollout.vllm_engine import VllmEngine
 
     _engines[number] = VllmEngine(folder, settings)

@@ -18,6 +18,7 @@ from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
+from rlhf_core.threads import use_threads
 from rlhf_core.training.group import InlineGroup
 
 W = TypeVar("W")
@@ -85,7 +86,7 @@ class InProcessCluster:
 @contextmanager
 def _threads(number: int) -> Iterator[None]:
     before = torch.get_num_threads()
-    torch.set_num_threads(number)
+    use_threads(number)
     try:
         yield
     finally:

@@ -213,7 +213,9 @@ def filled(row: Row, column: str) -> str:
 
 def plain(value: Any, column: str) -> str:
     """Text, or a finite number as text: answers are often written as numbers in JSON."""
-    if isinstance(value, str) or (isinstance(value, int) and not isinstance(value, bool)):
+    if isinstance(value, str):
+        return str.__str__(value)  # of an Enum that is text, str() gives its name
+    if isinstance(value, int) and not isinstance(value, bool):
         with suppress(ValueError):  # a number of thousands of digits
             return str(value)
     if isinstance(value, float) and math.isfinite(value):
@@ -230,6 +232,7 @@ def number(value: Any, column: str) -> float:
         found = math.nan
     if not math.isfinite(found):
         shown = repr(value[:40]) if isinstance(value, str) else type(value).__name__
+        shown = str(value) if isinstance(value, float) else shown  # NaN, or infinite
         raise RowError(f"`{column}` must be a number, this is {shown}", f"`{column}` is not a number")
     return found
 

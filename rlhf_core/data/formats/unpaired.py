@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
@@ -28,7 +30,8 @@ class Unpaired(AnsweredFormat):
 
 def _label(value: Any) -> bool:
     """True or false, also as 1 and 0 and as text, as CSV has them."""
-    label = _LABELS.get(str(value).strip().lower()) if isinstance(value, str | int | float) else None
+    known = isinstance(value, str | int | float | np.bool_)
+    label = _LABELS.get(str(value).strip().lower()) if known else None
     if label is None:
         shown = repr(value)[:40]
         raise RowError(f"`label` must be true or false, this is {shown}", "`label` is neither true nor false")

@@ -1,0 +1,22 @@
+"""Threads that torch computes with, in a process of its own for each worker and engine."""
+
+from __future__ import annotations
+
+import os
+
+from rlhf_core.errors import StageError
+
+_MOST_OF_A_CORE = 64  # thousands more crash OpenMP
+
+
+def use_threads(number: int) -> None:
+    """In this process from now on. Raises StageError for so many that this machine could not start them."""
+    import torch
+
+    cores = os.cpu_count() or 1
+    if number > _MOST_OF_A_CORE * cores:
+        raise StageError(
+            f"{number} threads were asked for, by `threads` or the reserved CPUs, on a machine with {cores} cores: ask "
+            f"for {cores} at most"
+        )
+    torch.set_num_threads(number)
