@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import inspect
+import signal
 import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -101,6 +102,8 @@ def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Itera
         made = function(**source.options)
         rows = list(made) if isinstance(made, Iterable) else None
     except (Exception, SystemExit) as error:  # the user's code may raise anything; it is shown to them as it is
+        if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
+            raise  # the job is stopped, and Ray has put its own handler in place
         raise StageError(f"{name} raised:\n{traceback.format_exc()}") from error
     if rows is None:
         raise StageError(f"{name} returned {type(made).__name__}: it must return the rows, a list of dicts")

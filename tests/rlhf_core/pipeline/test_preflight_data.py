@@ -39,6 +39,16 @@ def in_folder(name: str, make: Callable[[Path], None]) -> Change:
     return change
 
 
+def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again: bool = False) -> Change:
+    """The conversations from two files, or from one twice."""
+    paths = ["talks.jsonl", "talks.jsonl" if again else "held_out.jsonl"]
+    mix = [
+        {"source": {"type": "files", "paths": [path]}, "weight": weight}
+        for path, weight in zip(paths, weights, strict=True)
+    ]
+    return put("data", "talks", value={"format": "conversations", "on_overlap": "allow", "mix": mix, "stop": stop})
+
+
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
@@ -148,6 +158,22 @@ def in_folder(name: str, make: Callable[[Path], None]) -> Change:
             "sft.validation.also.far.dataset: there is no dataset `tlks` in `data`, did you mean `talks`?",
         ),
         (put("rl", "dataset", value="text"), "rl.dataset: `text` has the format text, rl needs prompts"),
+        (
+            both(put("rl", "dataset", value="talks"), put("rl", "environment", value={"type": "retry"})),
+            "rl.dataset: `talks` has the format conversations, rl needs prompts",
+        ),
+        (
+            both(
+                put("better", value={"stage": "pairs", "dataset": "prompts"}), put("evaluation", "models", value=["rl"])
+            ),
+            "better.dataset: `prompts` has the format prompts, better needs completions",
+        ),
+        (
+            both(put("data", "talks", "source", "paths", value=["more"]), in_folder("b\udcff.jsonl", Path.touch)),
+            "data.talks: more/b\\udcff.jsonl: its name is not UTF-8, as of an old archive or disk: rename it",
+        ),
+        (mixed(weights=(1, 1e6), stop="all_exhausted"), "data.talks: stop: about"),
+        (mixed(weights=(1, 1), again=True), "data.talks: mix[1]: no row of this source is left"),
         (
             put("data", "talks", "source", value={"type": "function", "path": "rewards.py", "function": "rewrad"}),
             "data.talks: rewards.py: there is no function `rewrad` in this file, did you mean `reward`?",

@@ -126,6 +126,53 @@ def test_labels_are_looked_at_before_a_job(problems: Problems, labels: list[Any]
     assert all(sentence in problem for problem in said), said
 
 
+def test_one_row_has_one_label(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        source = {"type": "files", "paths": ["judged.jsonl"]}
+        recipe["data"]["judged"] = {"format": "unpaired", "source": source, "limit": 1}
+        recipe["judged"] = KTO
+        recipe["evaluation"]["models"] = ["rl"]
+
+    assert problems(change) == ["judged.dataset: of `judged` one row is read, and so one label: read more"]
+
+
+def conditional(**asked: Any) -> Change:
+    """Conversations that say their rewards, and prompts that ask for one."""
+
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        source = {"type": "files", "paths": ["rewarded.jsonl"]}
+        recipe["data"]["rewarded"] = {"format": "completions", "source": source}
+        said = {"stage": "conditional", "dataset": "rewarded", "decimals": 2}
+        ask = {"stage": "conditional_prompts", "dataset": "prompts", "reward": 2, **asked}
+        stages = {name: recipe.pop(name) for name in ("sft", "reward_model", "rl", "evaluation")}
+        recipe |= {"said": said, "ask": ask, **stages}
+
+    return change
+
+
+def test_a_reward_is_asked_for_as_it_was_trained(tmp_path: Path) -> None:
+    otherwise = "ask: its `text` or `decimals` is not that of said: the model is asked for a reward in another way"
+    assert any(note.startswith(otherwise) for note in notes(tmp_path, conditional()))
+    assert not any(note.startswith("ask:") for note in notes(tmp_path, conditional(decimals=2)))
+
+
+LOGPROBS = {"stage": "logprobs", "model": "sft", "max_length": 64}
+
+
+@pytest.mark.parametrize(("read", "missing"), [("pairs", False), ("others", True)])
+def test_rows_need_the_log_probs_that_are_stored(problems: Problems, read: str, missing: bool) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "others.jsonl").write_text(json.dumps(PAIR))
+        recipe["data"]["others"] = {"format": "preferences", "source": {"type": "files", "paths": ["others.jsonl"]}}
+        recipe["stored"] = {**LOGPROBS, "dataset": read}
+        recipe["dpo"] = {**DPO, "reference": {"logprobs": ["stored"]}}
+        recipe["evaluation"]["models"] = ["rl"]
+
+    said = "dpo.dataset: pairs.jsonl line 1 of `pairs` has no log-probs of the reference: stored has read other rows"
+    found = problems(change)
+    assert [problem.startswith(said) for problem in found] == [True] * missing, found
+
+
 def stepwise(*labels: list[float]) -> Change:
     """A process reward model of rows with these labels."""
 
@@ -145,16 +192,19 @@ def stepwise(*labels: list[float]) -> Change:
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        (stepwise([1, 0], [1]), []),
-        (stepwise([0.5], [0.25, 0.5]), []),
-        (stepwise([1], [1, 1]), ["judge.dataset: of `steps` every step has the label 1, so there is nothing to tell"]),
+        (stepwise([1, 0], [1, 1]), []),
+        (stepwise([0.5], [0.25], [0.5]), []),
+        (stepwise([0.5], [0.25, 0.5]),
+         ["judge.dataset: of `steps` one label could be all that the model is judged by, and of one reward there"]),
+        (stepwise([1, 1], [1, 1]),
+         ["judge.dataset: of `steps` every step has the label 1, so there is nothing to tell"]),
         (stepwise([1, 0]), ["judge.dataset: `steps` has the rows of one prompt, and of the prompts some are held out"]),
-        (both(stepwise([1, 0], [1]), put("judge", "separator", value="a"),
+        (both(stepwise([1, 0], [1, 1]), put("judge", "separator", value="a"),
               put("rl", "ppo", "rewards", "judge", "separator", value="a")),
          ["judge.dataset: steps.jsonl line 1: steps[0] holds the separator 'a', so that it would be read as several"]),
-        (both(stepwise([1, 0], [1]), put("judge", "separator", value="\n\n")),
+        (both(stepwise([1, 0], [1, 1]), put("judge", "separator", value="\n\n")),
          ["rl.ppo.rewards.judge: the model was trained on steps that end with '\\n\\n', and is to be read"]),
-        (both(stepwise([1, 0], [1]), put("judge", "max_length", value=6)),
+        (both(stepwise([1, 0], [1, 1]), put("judge", "max_length", value=6)),
          ["judge.dataset: steps.jsonl line 1 in `data.steps` has 9 tokens, more than judge.max_length=6: raise it"]),
     ],
 )  # fmt: skip
@@ -167,9 +217,10 @@ def test_step_labels_are_looked_at_before_a_job(problems: Problems, change: Chan
 @pytest.mark.parametrize(
     ("rewards", "expected"),
     [
-        ([1, 2], []),
+        ([1, 2, 3], []),
+        ([1, 2], ["judge.dataset: of `steps` one label could be all that the model is judged by, and of one reward"]),
         ([1, None, 2], ["judge.dataset: steps.jsonl line 2: a completion has no `reward`, which is what is"]),
-        ([2, 2], ["judge.dataset: of `steps` every completion has the reward 2, so there is nothing to tell apart"]),
+        ([2, 2, 2], ["judge.dataset: of `steps` every completion has the reward 2, so there is nothing to tell apart"]),
     ],
 )
 def test_rewards_are_looked_at_before_a_job(problems: Problems, rewards: list[Any], expected: list[str]) -> None:

@@ -201,6 +201,40 @@ def test_special_tokens_in_texts_are_a_note(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    ("template", "row", "expected"),
+    [
+        ("plain", {"prompt": "é", "completion": "b"},
+         "hold what the tokenizer does not know, such as `é` in talks.jsonl line 1, and reads as <unk>"),
+        ("own.jinja", {"prompt": "a", "completion": "<think>c</think>b"},
+         "the chat template leaves out or changes a part of the last reply in 1 of 1 rows of `data.talks`"),
+        ("own.jinja", {"prompt": "a", "completion": "b "}, ""),
+    ],
+)  # fmt: skip
+def test_what_is_read_in_another_way_is_a_note(
+    tmp_path: Path, template: str, row: dict[str, str], expected: str
+) -> None:
+    said = "{{ m['content'].split('</think>')[-1].strip() if m['role'] == 'assistant' else m['content'] }}"
+    own = "{% for m in messages %}{{ m['role'] }}" + said + "{{ eos_token }}{% endfor %}"
+    own += "{% if add_generation_prompt %}assistant{% endif %}"
+    change = both(put("base", "chat_template", value=template), file("own.jinja", own),
+                  file("talks.jsonl", json.dumps(row)))  # fmt: skip
+    found = [note for note in preflight(load_recipe(write(tmp_path, change))) if note.startswith("sft.dataset")]
+    assert [expected in note for note in found] == [True] * bool(expected), found
+
+
+@pytest.mark.parametrize("length", [15, 14])
+def test_a_pair_is_as_long_as_its_stage_reads_it(problems: Problems, length: int) -> None:
+    """What the template writes after a turn's end is no part of it."""
+    own = "{% for m in messages %}{{ m['content'] }}{{ eos_token }}\n\n{% endfor %}"
+    rows = [{"prompt": f"What {i}?", "chosen": "four", "rejected": "five"} for i in range(4)]
+    change = both(put("base", "chat_template", value="own.jinja"), file("own.jinja", own), put("rl", value=None),
+                  put("reward_model", "max_length", value=length),
+                  file("pairs.jsonl", "".join(json.dumps(row) + "\n" for row in rows)))  # fmt: skip
+    said = [problem for problem in problems(change) if "reward_model.dataset" in problem]
+    assert len(said) == (length == 14), said
+
+
+@pytest.mark.parametrize(
     ("row", "sentence"),
     [
         (

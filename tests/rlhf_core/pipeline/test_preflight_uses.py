@@ -97,6 +97,10 @@ def vocabulary(size: int) -> Change:
     return change
 
 
+def two_heads() -> dict[str, Any]:
+    return {"stage": "base", "source": {"type": "scratch", "context_length": 64, "heads": 2}}
+
+
 def taught_by(**stages: dict[str, Any]) -> Change:
     student = put("student", value={**STUDENT, "teacher": {"top_logprobs": list(stages)}})
     return both(*(put(name, value=stage) for name, stage in stages.items()), student)
@@ -117,6 +121,7 @@ ENDLESS = (
 TOP = {"stage": "top_logprobs", "dataset": "talks", "model": "other", "max_length": 64, "k": 8}
 STUDENT = {"stage": "distillation", "dataset": "talks", "model": "sft", "batch_size": 1, "max_length": 64,
            "optimizer": OPTIMIZER, "teacher": {"model": "other"}}  # fmt: skip
+MIXED = {"stage": "merge_models", "model": "sft", "method": "linear", "others": [{"model": "other", "weight": 0.5}]}
 HELD_OUT = {"format": "conversations", "source": {"type": "files", "paths": ["held_out.jsonl"]}}
 VALIDATION = {"dataset": "held_out", "every_steps": 1}
 KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
@@ -237,6 +242,17 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
         (both(taught_by(top={**TOP, "model": "sft"}), evaluated("rl"),
               put("data", "held_out", value=HELD_OUT), put("student", "validation", value=VALIDATION)),
          ["student.teacher.top_logprobs: none of its stages reads the rows of `validation.dataset`, data.held_out"]),
+        (both(put("student", value={**STUDENT, "teacher": {"model": "sft"}}), evaluated("rl")),
+         ["student.teacher.model: it is what the student starts from, so that nothing would be learned"]),
+        (both(put("student", value={**STUDENT, "teacher": {"model": "sft"}, "cross_entropy_coefficient": 1}),
+              evaluated("rl")), []),
+        (put("sft", "engine", value={"freeze_vision": True}),
+         ["sft.engine.freeze_vision: this model reads text alone: leave it out"]),
+        (both(first(other=SHORT), put("mixed", value=MIXED), evaluated("rl")), []),
+        (both(first(other=two_heads()), put("mixed", value=MIXED), evaluated("rl")),
+         ["mixed.others.0.model: its num_attention_heads is 2, and that of `model` is 4: only models of one"]),
+        (both(first(other=FOREIGN), put("mixed", value=MIXED), evaluated("rl")),
+         ["mixed.others.0.model: its tokenizer is not that of `model`: name another"]),
         (both(put("rl", "environment", value={"type": "retry", "max_turns": 2}), file("own.jinja", ENDLESS),
               put("base", "chat_template", value="own.jinja")),
          ["rl.environment: the chat template does not end each assistant turn with a special token"]),
