@@ -177,6 +177,7 @@ def test_a_time_zone_that_nothing_knows(tmp_path: Path) -> None:
         ("d.jsonl", '{"a": 1}'.encode("utf-16"), "d.jsonl: the file is UTF-16 text: save it as UTF-8"),
         ("d.jsonl", '{"a": 1}'.encode("utf-32"), "d.jsonl: the file is UTF-32 text: save it as UTF-8"),
         ("d.jsonl.gz", gzip.compress('{"a": 1}'.encode("utf-16"), mtime=0), "d.jsonl.gz: its content is UTF-16 text"),
+        ("d.jsonl.gz", gzip.compress(gzip.compress(LINES)), "d.jsonl.gz: its content is compressed once more: dec"),
         ("d.parquet.gz", b"", "d.parquet.gz: parquet is compressed inside of the file: unpack it"),
         ("d.jsonl.zip", zipped(LINES, "a", "b"), "d.jsonl.zip: the archive holds 2 files, not one: unpack it"),
         ("d.jsonl", b"version https://git-lfs.github.com/spec/v1\n", "d.jsonl: the file is a pointer of git-lfs"),

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+from enum import Enum
 from typing import Any
 
+import numpy as np
 import pytest
 
 from rlhf_core.data.formats import RowError, canonical_row, format_of, row_id
@@ -11,6 +13,10 @@ FOUR = {"role": "assistant", "content": "4"}
 TOOL = {"type": "function", "function": {"name": "add"}}
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 2}}}
 CALLING = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+
+
+class Question(str, Enum):  # noqa: UP042 (whose str() is its name)
+    SUM = "2+2?"
 
 
 def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str, Any]:
@@ -111,6 +117,11 @@ def canonical(row: dict[str, Any], data_format: str, **columns: str) -> dict[str
             {"prompt": [USER, CALLING, {"role": "tool", "content": "4"}], "tools": [TOOL]},
         ),
         ("conversations", {"messages": [USER, FOUR], "tools": []}, {"messages": [USER, FOUR]}),
+        (
+            "unpaired",
+            {"prompt": Question.SUM, "completion": "4", "label": np.bool_(True)},
+            {"prompt": [USER], "completion": "4", "label": True},
+        ),
     ],
 )
 def test_every_accepted_shape_becomes_the_canonical_one(

@@ -69,6 +69,8 @@ def user(*content: Any) -> dict[str, Any]:
         {**user({"type": "image"}, TEXT), "images": [RED]},
         {"prompt": "what?", "images": [{"bytes": RED, "path": None}]},
         {"prompt": "<image>what?", "image": RED},
+        user({"type": "image", "base64": RED_URL.partition(",")[2]}, TEXT),
+        {"prompt": "what?", "image": RED_URL.partition(",")[2]},
         {"prompt": [{"role": "user", "content": "what?"}], "images": ["red.png"]},
     ],
 )

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -109,4 +110,17 @@ def test_templates_that_cannot_be_used_say_so(tmp_path: Path) -> None:
     with pytest.raises(StageError, match=r"no chat template.*set the base stage's chat_template.*or.*input_template"):
         encode_prompt(tokenizer, QUESTION)
     with pytest.raises(StageError, match=r"there is no tokenizer\.json"):
+        load_tokenizer(tmp_path)
+
+
+@pytest.mark.parametrize("flag", ["split_special_tokens", "single_word"])
+def test_a_tokenizer_that_reads_its_special_tokens_as_text_is_refused(tmp_path: Path, flag: str) -> None:
+    word_level_tokenizer(WORDS, 64).save_pretrained(tmp_path)
+    load_tokenizer(tmp_path)
+    name = "tokenizer_config.json" if flag == "split_special_tokens" else "tokenizer.json"
+    content = json.loads((tmp_path / name).read_text())
+    for part in [content] if flag == "split_special_tokens" else content["added_tokens"]:
+        part[flag] = True
+    (tmp_path / name).write_text(json.dumps(content))
+    with pytest.raises(StageError, match="reads its own end-of-text token, <eos>, as text"):
         load_tokenizer(tmp_path)

@@ -90,6 +90,13 @@ def test_what_cannot_be_extended(tmp_path: Path, text: str, message: str) -> Non
         load_recipe(child)
 
 
+def test_a_long_chain_is_cut(tmp_path: Path) -> None:
+    for number in range(30):
+        (tmp_path / f"r{number}.yaml").write_text(f"extends: r{number + 1}\n")
+    with pytest.raises(RecipeError, match=r"more than 20 recipes extend one another: join some of them$"):
+        load_recipe(str(tmp_path / "r0.yaml"))
+
+
 def test_two_that_extend_each_other(tmp_path: Path) -> None:
     child = write_child(tmp_path, "extends: other\n")
     (tmp_path / "other.yaml").write_text("extends: child\n")

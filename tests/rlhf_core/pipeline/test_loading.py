@@ -178,6 +178,7 @@ def test_a_section_without_content_is_told(tmp_path: Path) -> None:
         ("=3", "override `=3`: write it as key.key=value"),
         ("name.x=3", "override `name.x=3`: `name` is text, it has no keys below it"),
         ("rl\rsteps", r"override `rl\rsteps`: write it as key.key=value"),
+        ("rl.st\udcffeps=1", r"override `rl.st\udcffeps=1`: it is not UTF-8"),
         ("rl.steps=[1", "override `rl.steps=[1`: line 1: not valid YAML"),
         ("extends=other", "override `extends=other`: what a recipe extends is read before overrides are: write it in"),
         ("rl.grpo.optimizer.betas.0=", "override `rl.grpo.optimizer.betas.0=`: `rl.grpo.optimizer.betas` is a mapping"),

@@ -120,6 +120,11 @@ def loop(folder: Path) -> None:
     folder.symlink_to(folder)
 
 
+def _link_to_nothing(folder: Path) -> None:
+    (folder / "model.safetensors").unlink()
+    (folder / "model.safetensors").symlink_to(folder / "blob")
+
+
 @pytest.mark.parametrize(
     ("break_it", "expected"),
     [
@@ -144,6 +149,7 @@ def loop(folder: Path) -> None:
             "transformers has no language model of its model_type",
         ),
         (lambda folder: (folder / "model.safetensors").write_bytes(b""), "model: model.safetensors is empty"),
+        (_link_to_nothing, "model: model.safetensors is no file, or a link to one that is not there: fetch"),
         (
             lambda folder: (folder / "model.safetensors").rename(folder / "pytorch_model.bin"),
             "model: there are no weights in this folder: model.safetensors, or model.safetensors.index.json with its "

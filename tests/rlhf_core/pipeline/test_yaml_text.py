@@ -34,6 +34,7 @@ MERGED_LAUGHS = LAUGHS.replace("[", "{<<: [").replace("]", "]}")
             {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": {"b": 1, "c": 4}},
         ),
         ("&x a: &x b", {"a": "b"}),
+        (r'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),  # as JSON is written in ASCII
     ],
 )  # fmt: skip
 def test_plain_values(text: str, values: Any) -> None:

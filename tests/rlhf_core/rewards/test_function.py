@@ -85,6 +85,9 @@ def raises_for_bad(completions, prompts, rows):
 """
 
 
+JSON_REPLACED = "import json\n\njson.dumps = json.loads = lambda *a, **k: 'x'\n\n"
+
+
 @pytest.fixture
 def context(tmp_path: Path) -> LocalContext:
     (tmp_path / "rewards.py").write_text(SOURCE)
@@ -132,6 +135,12 @@ def test_any_function_that_takes_the_three_by_name_and_any_numbers(
     judge: Any, function: str, rewards: list[float]
 ) -> None:
     assert judge(function, batch_size=2).rewards == rewards
+
+
+def test_what_the_file_replaces_of_json_is_its_own_affair(judge: Any, context: LocalContext) -> None:
+    file = context.user_file("rewards.py")
+    file.write_text(JSON_REPLACED + file.read_text())
+    assert judge("array").rewards == [0.0, 1.0]
 
 
 def test_one_event_loop_serves_all_batches(judge: Any) -> None:

@@ -85,11 +85,22 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
             "",
             "make.py:boom does not take the options ['size']",
         ),
+        *(
+            ({"source": {"type": "function", "path": "make.py", "function": name}}, "", message)
+            for name, message in (
+                ("nothing", "make.py:nothing returned NoneType: it must return the rows, a list of dicts"),
+                ("no_rows", "data.train: there is no row in what it reads"),
+                ("leaves", "make.py:leaves raised:\nTraceback"),
+            )
+        ),
     ],
 )
 def test_what_is_wrong_stops_the_stage(tmp_path: Path, settings: dict[str, Any], content: str, message: str) -> None:
     (tmp_path / "d.jsonl").write_text(content)
-    (tmp_path / "make.py").write_text("def boom(): return 1 / 0\ndef numbers(): return [1, 2]\n")
+    (tmp_path / "make.py").write_text(
+        "import sys\n\ndef boom(): return 1 / 0\ndef numbers(): return [1, 2]\ndef nothing(): pass\n"
+        "def no_rows(): return []\ndef leaves(): sys.exit(0)\n"
+    )
     with pytest.raises(StageError) as raised:
         make(tmp_path, settings)
     assert message in str(raised.value)

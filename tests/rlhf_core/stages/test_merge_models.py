@@ -97,8 +97,14 @@ def test_shards_stay_as_they_are(inputs: dict[str, Input], tmp_path: Path) -> No
 
 def test_models_that_do_not_fit_are_refused(inputs: dict[str, Input], tmp_path: Path) -> None:
     untied = {**inputs, "others.0.model": base_model(tmp_path / "untied", tied=False)}
-    with pytest.raises(StageError, match=r"^others\.0\.model: lm_head\.weight has the shape .* there and does"):
+    with pytest.raises(StageError, match=r"^others\.0\.model: its tie_word_embeddings is False, and that of"):
         run(tmp_path / "1", untied, 0.5, method="linear")
+    fewer = base_model(tmp_path / "fewer").folder  # the same tensors, read as other heads
+    config = json.loads((fewer / "config.json").read_text())
+    config |= {"num_attention_heads": config["num_attention_heads"] // 2}
+    (fewer / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StageError, match=r"^others\.0\.model: its num_attention_heads is 1, and that of `model` is 2"):
+        run(tmp_path / "3", {**inputs, "others.0.model": local_input(fewer, Kind.BASE_MODEL)}, 0.5, method="linear")
     other = base_model(tmp_path / "other").folder
     (other / "tokenizer.json").write_text((other / "tokenizer.json").read_text() + " ")
     foreign = {**inputs, "others.0.model": local_input(other, Kind.BASE_MODEL)}
