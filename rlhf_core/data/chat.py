@@ -8,11 +8,10 @@ drops their reasoning, or ends only the last turn), the turn that follows begins
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
 
 from rlhf_core.data.image_messages import set_image_token
 from rlhf_core.data.rendering import Message, Tools, render, require_reply_written, require_written, untagged
@@ -99,18 +98,6 @@ def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools
     messages, tools = texts_marked(tokenizer, messages, tools)
     require_written(tokenizer, messages, tools)
     return _sequences(tokenizer, messages, tools, first=1)
-
-
-def is_written_whole(tokenizer: Tokenizer, row: Mapping[str, Any]) -> bool:
-    """Whether the template writes the last reply of the conversation as it stands, but for white space; true where it
-    cannot write the conversation at all. row: of the format `conversations`."""
-    last = max(index for index, message in enumerate(row["messages"]) if message["role"] == "assistant")
-    try:
-        written = render(tokenizer, row["messages"][: last + 1], row.get("tools"), generation_prompt=False)
-    except StageError:
-        return True
-    reply = "".join(row["messages"][last]["content"].split())
-    return reply in "".join(written.split())
 
 
 def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> int:

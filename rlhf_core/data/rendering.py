@@ -118,6 +118,18 @@ def require_reply_written(tokenizer: Tokenizer, messages: Sequence[Message], too
         )
 
 
+def is_written_whole(tokenizer: Tokenizer, row: Mapping[str, Any]) -> bool:
+    """Whether the template writes the last reply of the conversation as it stands, but for white space; true where it
+    cannot write the conversation at all. row: of the format `conversations`."""
+    last = max(index for index, message in enumerate(row["messages"]) if message["role"] == "assistant")
+    try:
+        written = render(tokenizer, row["messages"][: last + 1], row.get("tools"), generation_prompt=False)
+    except StageError:
+        return True
+    reply = "".join(row["messages"][last]["content"].split())
+    return reply in "".join(written.split())
+
+
 def _replaced(messages: Sequence[Message], indices: Sequence[int]) -> list[Message]:
     """`messages`, those at `indices` with a content that is nowhere else."""
     return [

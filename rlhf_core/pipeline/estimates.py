@@ -22,9 +22,9 @@ from rlhf_core.models.headers import stored_tensors
 from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.memory import Memory, Shape, memory
-from rlhf_core.pipeline.preflight_data import Sample, known_rows
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.samples import Sample, known_rows
 
 _TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
 

@@ -9,14 +9,7 @@ from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
 from rlhf_core.pipeline.preflight_columns import check_columns, column_notes, margin_notes
-from rlhf_core.pipeline.preflight_data import (
-    Sample,
-    check_datasets,
-    check_overlaps,
-    dataset_uses,
-    known_rows,
-    source_functions,
-)
+from rlhf_core.pipeline.preflight_data import check_datasets, check_overlaps, dataset_uses, source_functions
 from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects
 from rlhf_core.pipeline.preflight_environments import check_feedback, environment_notes
 from rlhf_core.pipeline.preflight_hints import check_hints
@@ -29,6 +22,7 @@ from rlhf_core.pipeline.preflight_secrets import check_secrets
 from rlhf_core.pipeline.preflight_texts import check_texts
 from rlhf_core.pipeline.preflight_thresholds import check_thresholds
 from rlhf_core.pipeline.preflight_uses import check_models
+from rlhf_core.pipeline.samples import Sample, known_rows
 
 
 @dataclass(frozen=True, slots=True)

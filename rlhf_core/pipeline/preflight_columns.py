@@ -9,8 +9,9 @@ from rlhf_core.config.data import DatasetConfig, FilesSource
 from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.data.formats import UNUSED, format_of
 from rlhf_core.errors import did_you_mean, one_line
-from rlhf_core.pipeline.preflight_data import Sample, Use, sources_of
+from rlhf_core.pipeline.preflight_data import Use
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.samples import Sample, sources_of
 
 _ID = "id"  # of a canonical row, made of its content
 _SHOWN_COLUMNS = 10

@@ -15,8 +15,9 @@ from rlhf_core.config.sampled import ConditionalConfig, ConditionalPromptsConfig
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.pipeline.drafting import Draft, asked_dataset
-from rlhf_core.pipeline.preflight_data import Located, Sample, Use, splits_by_prompt
+from rlhf_core.pipeline.preflight_data import Use, splits_by_prompt
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.samples import Located, Sample
 from rlhf_core.pipeline.user_files import configs_below
 
 

@@ -12,9 +12,9 @@ from rlhf_core.data.chat import Tokenizer, encode_prompt
 from rlhf_core.data.feedback import encode_feedback, require_turns_follow
 from rlhf_core.errors import ConversationError, RecipeError, StageError
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.preflight_data import Located
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.samples import Located
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the fewest characters
 

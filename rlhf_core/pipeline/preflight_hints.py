@@ -10,10 +10,11 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import encode_prompt
 from rlhf_core.data.hints import told
 from rlhf_core.errors import ConversationError
-from rlhf_core.pipeline.preflight_data import Located, Use
+from rlhf_core.pipeline.preflight_data import Use
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.samples import Located
 from rlhf_core.rewards.template_trial import template_problem
 from rlhf_core.rewards.templates import hint_of
 

@@ -10,8 +10,9 @@ from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.data.reading import NO_IMAGES
 from rlhf_core.errors import RecipeError
 from rlhf_core.models.remote_code import reads_images
-from rlhf_core.pipeline.preflight_data import Located, Use
+from rlhf_core.pipeline.preflight_data import Use
 from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.pipeline.samples import Located
 
 
 def check_images(

@@ -19,10 +19,11 @@ from rlhf_core.data.templates import with_template
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import sampled_otherwise
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.preflight_data import Located, Use, splits_by_prompt
+from rlhf_core.pipeline.preflight_data import Use, splits_by_prompt
 from rlhf_core.pipeline.preflight_model import BaseModel, scratch_tokenizer
 from rlhf_core.pipeline.preflight_reading import reading_notes
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.samples import Located
 
 _TOKENISED_ROWS = 1000  # of each dataset, those with the most characters
 

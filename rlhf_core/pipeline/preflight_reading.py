@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from rlhf_core.data.chat import Tokenizer, is_written_whole
 from rlhf_core.data.formats import Format
+from rlhf_core.data.rendering import Tokenizer, is_written_whole
 from rlhf_core.data.special_tokens import special_tokens_in, unknown_in
-from rlhf_core.pipeline.preflight_data import Located, Use
+from rlhf_core.pipeline.preflight_data import Use
+from rlhf_core.pipeline.samples import Located
 
 _READ_ROWS = 200  # of each dataset are tokenised and written here
 

@@ -10,7 +10,7 @@ from rlhf_core.data.reasoning import check_task
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_code import UserCode
-from rlhf_core.pipeline.preflight_data import Located
+from rlhf_core.pipeline.samples import Located
 
 
 def judging_functions(nodes: Mapping[str, Draft]) -> list[tuple[str, UserCode]]:

@@ -13,7 +13,7 @@ from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.data.formats import format_of
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.graph import Node
-from rlhf_core.pipeline.preflight_data import Sample
+from rlhf_core.pipeline.samples import Sample
 from rlhf_core.rewards.http import RewardServer
 from rlhf_core.rewards.servers import TransientError
 

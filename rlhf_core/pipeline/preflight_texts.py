@@ -8,7 +8,7 @@ from typing import Any
 from rlhf_core.config.rewards import HTTPReward, JudgeReward
 from rlhf_core.config.sampled import PairsConfig
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.preflight_data import Located
+from rlhf_core.pipeline.samples import Located
 from rlhf_core.rewards.template_trial import template_problem
 
 _TRIED_ROWS = 20  # of each dataset

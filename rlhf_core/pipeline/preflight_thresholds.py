@@ -21,7 +21,7 @@ from rlhf_core.data.formats import Row
 from rlhf_core.data.sampled import best_of, by_reward, comparisons, conditional, labelled
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.preflight_data import Located
+from rlhf_core.pipeline.samples import Located
 
 Bounds = tuple[float, float]  # the lowest and the highest that a reward may be
 

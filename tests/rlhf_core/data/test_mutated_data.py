@@ -15,7 +15,7 @@ from rlhf_core.config.data import DatasetConfig, FilesSource
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import ConversationError, StageError
-from rlhf_core.pipeline.preflight_data import Sample, read_samples
+from rlhf_core.pipeline.samples import Sample, read_samples
 from rlhf_core.stages.dataset import run
 from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.data.families import WITH_TOOLS, byte_level

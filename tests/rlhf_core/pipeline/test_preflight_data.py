@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.pipeline import preflight_data
+from rlhf_core.pipeline import samples
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import (
@@ -272,9 +272,9 @@ def test_of_many_files_the_beginning_is_read_and_of_each_its_first_row(
         for name in "abc":
             (root / "more" / f"{name}.jsonl").write_text('{"text": "x"}\n{"text": "x"}\n{"text": 3.5}\nno\n')
 
-    monkeypatch.setattr(preflight_data, "_ROWS", 3)
+    monkeypatch.setattr(samples, "_ROWS", 3)
     loaded = load_recipe(write(tmp_path, change))
-    places = [where for where, _ in preflight_data.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    places = [where for where, _ in samples.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
     assert places == [
         "more/a.jsonl line 1",
         "more/a.jsonl line 2",
@@ -282,8 +282,8 @@ def test_of_many_files_the_beginning_is_read_and_of_each_its_first_row(
         "more/b.jsonl line 1",
         "more/c.jsonl line 1",
     ]
-    monkeypatch.setattr(preflight_data, "_BYTES", 20)
-    places = [where for where, _ in preflight_data.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
+    monkeypatch.setattr(samples, "_BYTES", 20)
+    places = [where for where, _ in samples.read_samples(loaded.recipe, ["text"], tmp_path)["text"].rows]
     assert places == ["more/a.jsonl line 1", "more/a.jsonl line 2", "more/b.jsonl line 1", "more/c.jsonl line 1"]
 
 
