@@ -85,6 +85,7 @@ FILES = {
     "rewarded.jsonl": [
         {"prompt": "Is it?", "completion": "yes", "reward": 1},
         {"prompt": "Is it not?", "completion": "no", "reward": 2},
+        {"prompt": "Is it now?", "completion": "no", "reward": 1},
     ],
     "prompts.jsonl": [{"prompt": QUESTION, "answer": "four"}],
 }
