@@ -7,7 +7,6 @@ from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
 from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
@@ -16,8 +15,8 @@ from deployments.cli.console import wide_console
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.verification import Damage, Verification, repair, verify
-from rlhf_core.errors import StoreError
+from rlhf_core.artifacts.verification import MISSING, Damage, Verification, repair, verify
+from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.pipeline.record import RunRecord, read_record
 from rlhf_core.stages.job_context import node_cache
 
@@ -34,6 +33,9 @@ def verify_command(ref: Annotated[str | None, WHAT] = None) -> None:
     Exit code 1 if something is damaged.
     """
     found = _verified(ArtifactRepository(open_store(store_url())), ref)
+    if all(item.what == MISSING for item in found.damage) and found.damage:
+        what = "`alignment repair` puts back what this node's cache has, and their recipes compute the others again"
+        raise StoreError(f"{_count(found.damage)} missing: {what}")
     if found.damage:
         raise StoreError(f"{_count(found.damage)} damaged: `alignment repair` takes them out of use")
 
@@ -68,6 +70,8 @@ def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
         found = verify(
             repository, refs, progress=lambda done, total, num_bytes: bar.update(task, completed=done, total=total)
         )
+    if refs is None and not (found.artifacts or found.blobs):
+        raise StoreError(f"the store {repository.store.url} is empty: correct ALIGNMENT_STORE, or run a recipe first")
     if found.damage:
         console.print(_table(found.damage))
     text = f"{found.artifacts} artifacts, {found.blobs} blobs, {found.num_bytes} bytes read"
@@ -85,7 +89,7 @@ def _refs(repository: ArtifactRepository, text: str) -> Collection[ArtifactRef]:
 def _record(repository: ArtifactRepository, run_id: str) -> RunRecord | None:
     try:
         return read_record(repository.store, run_id)
-    except ValidationError:  # damaged too, or of another release: then the run cannot help
+    except IntegrityError:  # damaged too, or of another release: then the run cannot help
         return None
 
 

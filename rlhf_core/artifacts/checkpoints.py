@@ -9,11 +9,11 @@ from __future__ import annotations
 import hashlib
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import AwareDatetime, Field
 
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, file_digest
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
@@ -35,7 +35,7 @@ class Checkpoint(Config):
     ranks: int  # number of training ranks; each stores its own state
     files: tuple[CheckpointFile, ...]
     libraries: dict[str, str]
-    created_at: datetime
+    created_at: AwareDatetime
 
 
 class Checkpoints:
@@ -133,10 +133,7 @@ class Checkpoints:
         data = self._store.get(self._path(name, MANIFEST))
         if data is None:
             raise IntegrityError(f"{where} is gone")
-        try:
-            manifest = Checkpoint.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{where} is not the manifest of a checkpoint: {error}") from error
+        manifest = parsed(Checkpoint, data, where, "the manifest of a checkpoint")
         if manifest.name != name:
             raise IntegrityError(f"{where} is the manifest of {manifest.name}")
         return manifest

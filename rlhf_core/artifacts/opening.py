@@ -24,6 +24,8 @@ def open_store(url: str) -> Store:
     from rlhf_core.artifacts.local_store import LocalStore
 
     path = url.removeprefix("file://")
+    if path != path.strip():
+        raise StoreError(f"the store {url!r} begins or ends with a space: correct {STORE_VARIABLE}")
     if "://" in path:
         raise StoreError(f"{url}: unknown kind of store, give s3://bucket/prefix or the path of a folder")
     folder = Path(path).expanduser()
