@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
@@ -14,7 +15,7 @@ from pathlib import Path
 from filelock import FileLock
 
 from rlhf_core.artifacts.manifest import file_digest
-from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
+from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError
 
 _TEMPORARY = ".temporary"
@@ -76,7 +77,9 @@ class LocalStore(Store):
         try:
             shutil.copyfile(file, local_path)
         except OSError as error:
-            raise StoreError(f"{file} cannot be copied to {local_path}: {error.strerror or error}") from error
+            if error.errno == errno.EIO or (error.filename == str(file) and error.filename2 is None):  # of reading
+                raise StoreError(f"the store {self.url} fails at `{path}`: {error.strerror or error}") from error
+            raise not_written(local_path, error) from error
 
     def hashed(self, path: str) -> tuple[str, int] | None:
         with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile

@@ -13,7 +13,7 @@ from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.artifacts.store import Store
+from rlhf_core.artifacts.store import Store, is_path
 from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean, one_line
 
 _PARALLEL_REQUESTS = 8
@@ -170,14 +170,7 @@ class ArtifactRepository:
 
         Raises StoreError if the name is unknown or ambiguous.
         """
-        name, slash, rest = text.rpartition("/")
-        found: dict[ArtifactRef, str] = {}
-        for path in self._alias_paths(name, rest):
-            data = self.store.get(path)
-            if data is not None:
-                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
-        if slash:
-            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        found = self._named(text) if is_path(text) else {}
         if not found:
             near = did_you_mean(text, self._names())
             raise StoreError(
@@ -186,6 +179,18 @@ class ArtifactRepository:
         if len(found) > 1:
             raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
         return next(iter(found))
+
+    def _named(self, text: str) -> dict[ArtifactRef, str]:
+        """What `text` may mean, and what it is called."""
+        name, slash, rest = text.rpartition("/")
+        found: dict[ArtifactRef, str] = {}
+        for path in self._alias_paths(name, rest):
+            data = self.store.get(path)
+            if data is not None:
+                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
+        if slash:
+            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        return found
 
     def find(self, text: str) -> Manifest:
         """The manifest of what `resolve` finds. Raises StoreError if files of it are gone, too."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -23,7 +24,7 @@ from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
+from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
@@ -36,6 +37,7 @@ _SLOWEST_UPLOAD = 2**20  # bytes per second
 _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a local disk
 _PROBE = "probe/"
 _CHUNK = 2**20
 _PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
@@ -98,7 +100,12 @@ class S3Store(Store):
         return True
 
     def get_file(self, path: str, local_path: Path) -> None:
-        self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
+        try:
+            self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+                raise not_written(local_path, error.__cause__) from error
+            raise
 
     def hashed(self, path: str) -> tuple[str, int] | None:
         digest_and_size: tuple[str, int] | None = self._get(path, self._hash, timeout=None)

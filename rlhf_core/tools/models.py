@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.models.adapter_check import base_folder
 from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
 from rlhf_core.models.headers import read_object
+from rlhf_core.paths import user_path
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
 
@@ -73,7 +75,9 @@ def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, M
 
     Raises StoreError if there is no such folder or artifact, or if it is none of `kinds`.
     """
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise StoreError(f"the name of the {what} is empty: give a folder, an artifact or an alias")
+    path = user_path(name)
     if path.is_dir():
         return path.absolute(), None
     if name.startswith(_PATHS):
@@ -95,11 +99,18 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
     if model.adapter is None:
         yield model.folder
         return
-    from rlhf_core.models.merging import merge_adapter  # torch takes seconds
-
     with scratch_folder("merged") as folder:
-        merge_adapter(model.folder, model.adapter, folder)
+        merge(model, folder)
         yield folder
+
+
+def merge(model: NamedModel, folder: Path) -> None:
+    """`merge_adapter`. What libraries print goes to standard error: standard output is that of the command."""
+    assert model.adapter is not None, "asked by the callers"
+    with redirect_stdout(sys.stderr):
+        from rlhf_core.models.merging import merge_adapter  # torch takes seconds
+
+        merge_adapter(model.folder, model.adapter, folder)
 
 
 def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:

@@ -46,6 +46,8 @@ def test_damage_is_shown_asked_about_taken_out_of_use_and_computed_again_by_the_
         assert f"{path}" in found.output
         assert "other content" in found.output
         assert "error: 1 object damaged: `alignment repair` takes" in found.output
+    unanswered = runner.invoke(app, ["repair"], input="")
+    assert (unanswered.exit_code, "nothing was changed: give --yes" in unanswered.output) == (1, True)
     for arguments, answer in ((["--dry-run"], ""), ([], "n\n")):
         done = runner.invoke(app, ["repair", *arguments], input=answer)
         assert done.exit_code == 0

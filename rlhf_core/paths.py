@@ -1,0 +1,24 @@
+"""Paths as a person gives them, and why one cannot be used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from rlhf_core.errors import RecipeError
+
+
+def user_path(path: str | Path) -> Path:
+    """`path`, with the home folder that `~` or `~name` stands for. Raises RecipeError if nobody is called so."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        raise RecipeError(f"{path}: {user} is the home folder of nobody here; write ./{user} for a folder") from error
+
+
+def resolved(path: str | Path) -> Path:
+    """`user_path`, absolute and without links. Raises RecipeError for a link that leads to itself."""
+    try:
+        return user_path(path).resolve()
+    except RuntimeError as error:
+        raise RecipeError(f"{path}: this link leads to itself: correct it, or give another path") from error
