@@ -66,6 +66,8 @@ def explanation(error: Exception) -> str | None:
     if _TOO_LARGE.search(str(error)):
         place = getattr(error, "filename", None) or "a file"
         return f"{place} may not grow as it has to (`ulimit -f` says how far): raise the limit"
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of `tempfile`, which has tried to write there
+        return f"{error.strerror}: free space there, or set TMPDIR to a folder that can be written"
     if (full := explained(error)) is not error:
         return str(full)
     if isinstance(error, OSError) and error.filename is not None:

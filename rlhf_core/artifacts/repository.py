@@ -170,7 +170,7 @@ class ArtifactRepository:
 
         Raises StoreError if the name is unknown or ambiguous.
         """
-        found = self._named(text) if is_path(text) else {}
+        found = self._named(text) if is_path(text.removesuffix("/")) else {}  # `sft/`: all of that stage
         if not found:
             near = did_you_mean(text, self._names())
             raise StoreError(

@@ -113,4 +113,6 @@ def test_what_is_a_defect_keeps_its_traceback() -> None:
     assert explanation(FileNotFoundError(2, "No such file", "/x")) == (
         "/x: No such file: correct the path, or what may be done there"
     )
+    nowhere = FileNotFoundError(2, "No usable temporary directory found in ['/x']")
+    assert "set TMPDIR to a folder that can be written" in str(explanation(nowhere))
     assert explanation(ValueError("a defect")) is None
