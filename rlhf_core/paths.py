@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf_core.errors import RecipeError
@@ -22,3 +24,13 @@ def resolved(path: str | Path) -> Path:
         return user_path(path).resolve()
     except RuntimeError as error:
         raise RecipeError(f"{path}: this link leads to itself: correct it, or give another path") from error
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """An error of the system that names no file, as that of a full disk, is said of `path`."""
+    try:
+        yield
+    except OSError as error:
+        error.filename = error.filename or str(path.absolute())
+        raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +14,7 @@ from deployments.stack.environment import REPOSITORY
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.data.opening import name_problem
 from rlhf_core.errors import RecipeError, one_line
-from rlhf_core.paths import resolved, user_path
+from rlhf_core.paths import resolved, user_path, writing_to
 
 app = typer.Typer()
 
@@ -53,10 +52,11 @@ def _write(starter: Path, folder: Path, source: str) -> None:
     """All of it, or nothing: what is half written would be in the way of the next try."""
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
-    with scratch_folder("init", parent) as scratch:
-        made = Path(shutil.copytree(starter, scratch / "made", copy_function=shutil.copyfile))
-        recipe = made / "recipe.yaml"
-        recipe.write_text(recipe.read_text(encoding="utf-8").replace(_MODEL, source), encoding="utf-8")
+    with scratch_folder("init", parent) as made, writing_to(folder):
+        for path in starter.iterdir():
+            text = path.read_text(encoding="utf-8")
+            text = text.replace(_MODEL, source) if path.suffix == ".yaml" else text
+            (made / path.name).write_text(text, encoding="utf-8")
         folder.mkdir(exist_ok=True)
         for path in made.iterdir():
             path.rename(folder / path.name)

@@ -20,7 +20,7 @@ from rlhf_core.data.formats import Row
 from rlhf_core.data.json_rows import NOT_UTF8
 from rlhf_core.errors import RecipeError
 from rlhf_core.models.folder import stored_dtype
-from rlhf_core.paths import resolved, user_path
+from rlhf_core.paths import resolved, user_path, writing_to
 from rlhf_core.tools.models import chat_tokenizer, named_models, whole_model
 from rlhf_core.tools.prompts import read_prompts
 from rlhf_core.tools.settings import engine_config, sampling_config
@@ -180,7 +180,7 @@ def written(out: Path | None) -> Iterator[TextIO]:
     if out.is_dir():
         raise RecipeError(f"--out {out}: this is a folder, give a file")
     if out.exists() and not out.is_file():  # a device or a pipe, which is written to and stays
-        with out.open("w", encoding="utf-8", newline="\n") as file:
+        with writing_to(out), out.open("w", encoding="utf-8", newline="\n") as file:
             yield file
         return
     target = resolved(out)  # what a link leads to is replaced, not the link
@@ -194,13 +194,10 @@ def written(out: Path | None) -> Iterator[TextIO]:
 def _replaced(target: Path) -> Iterator[TextIO]:
     part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
+        with writing_to(target), part.open("x", encoding="utf-8", newline="\n") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
         part.replace(target)
-    except OSError as error:
-        error.filename = error.filename or str(target)  # which a full disk does not name
-        raise
     finally:
         part.unlink(missing_ok=True)

@@ -8,6 +8,8 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors import SafetensorError
+
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -21,7 +23,7 @@ from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.models.adapter_check import base_folder
 from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
 from rlhf_core.models.headers import read_object
-from rlhf_core.paths import user_path
+from rlhf_core.paths import user_path, writing_to
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
 
@@ -105,12 +107,18 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
 
 
 def merge(model: NamedModel, folder: Path) -> None:
-    """`merge_adapter`. What libraries print goes to standard error: standard output is that of the command."""
+    """`merge_adapter`; raises StageError also if `folder` has no room.
+
+    What libraries print goes to standard error: standard output is that of the command.
+    """
     assert model.adapter is not None, "asked by the callers"
-    with redirect_stdout(sys.stderr):
+    with redirect_stdout(sys.stderr), writing_to(folder):
         from rlhf_core.models.merging import merge_adapter  # torch takes seconds
 
-        merge_adapter(model.folder, model.adapter, folder)
+        try:
+            merge_adapter(model.folder, model.adapter, folder)
+        except SafetensorError as error:  # such as of a full disk, which it does not name
+            raise StageError(f"'{folder}': the merged weights cannot be written ({error})") from error
 
 
 def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -193,3 +194,16 @@ def test_completions_replace_the_file_that_a_link_leads_to_and_no_device(tmp_pat
     with written(Path("/dev/null")) as file:
         file.write("after")
     assert Path("/dev/null").stat().st_rdev == device
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), written(Path("/dev/full")) as file:
+        file.write("after")
+
+
+def test_a_merged_model_without_room_leaves_nothing(adapter: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        said = refused("merge", str(adapter), "-o", "merged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(r"/model': the merged weights cannot be written \(.*File too large", said), said
+    assert list(Path().iterdir()) == []

@@ -151,9 +151,3 @@ def test_a_name_that_is_taken_by_no_file_is_said(repository: ArtifactRepository,
     damage = verify(repository).damage
     with pytest.raises(StoreError, match="is a folder or a broken link where a file belongs: move it away"):
         list(repair(repository, damage, tmp_path / "cache"))
-
-
-def test_a_full_disk_of_the_copy_is_not_said_of_the_store(repository: ArtifactRepository, tmp_path: Path) -> None:
-    made = published(repository, tmp_path / "a", "one")
-    with pytest.raises(StoreError, match=r"^'/dev/full' cannot be written \(No space left on device\)"):
-        repository.store.get_file(blob_path(made.files[0].sha256), Path("/dev/full"))
