@@ -7,6 +7,7 @@ Every attempt has its own id, so files left by a killed process never mix with t
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -20,6 +21,7 @@ from rlhf_core.config.base import Config
 from rlhf_core.errors import IntegrityError
 
 MANIFEST = "manifest.json"
+_NAME = r"^[0-9]{12}-[0-9a-f]{12}$"
 _FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -30,7 +32,7 @@ class CheckpointFile(FileEntry):
 class Checkpoint(Config):
     """The manifest of a checkpoint. Written last and once: its presence means that all files are there."""
 
-    name: str = Field(pattern=r"^[0-9]{12}-[0-9a-f]{12}$")  # of the checkpoint's folder
+    name: str = Field(pattern=_NAME)  # of the checkpoint's folder
     step: int  # the last step that was completed
     ranks: int  # number of training ranks; each stores its own state
     files: tuple[CheckpointFile, ...]
@@ -120,9 +122,10 @@ class Checkpoints:
                 self._store.delete(path)
 
     def _complete(self) -> list[str]:
-        """Names of the complete checkpoints, the newest first."""
+        """Names of the complete checkpoints, the newest first. What has another name is none of ours."""
         paths = self._store.list(f"{self._root}/")
-        return sorted((path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}")), reverse=True)
+        names = (path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}"))
+        return sorted((name for name in names if re.match(_NAME, name)), reverse=True)
 
     def _names(self) -> list[str]:
         paths = self._store.list(f"{self._root}/")

@@ -94,8 +94,10 @@ def test_a_time_without_a_zone_is_damage(repository: ArtifactRepository) -> None
 
 def test_odd_names_are_no_artifacts_and_no_rounds(repository: ArtifactRepository, tmp_path: Path) -> None:
     made = published(repository, tmp_path / "a", "one")
-    for path in ("stages/sft/xyz/manifest.json", "loops/bot/abc/start.json", "loops/bot/7/start.json"):
+    rounds, checkpoint = ("loops/bot/abc/start.json", "loops/bot/7/start.json"), f"{made.ref.path}/checkpoints/abc"
+    for path in ("stages/sft/xyz/manifest.json", *rounds, f"{checkpoint}/manifest.json"):
         repository.store.put(path, b"{}")
+    assert Checkpoints(repository.store, made.ref).newest_step() is None
     assert list_all(repository) == [made]
     assert Rounds(repository.store, "bot").count() == 0
     repository.store.put("loops/bot/9999999999999/start.json", b"{}")
