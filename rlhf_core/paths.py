@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from rlhf_core.errors import RecipeError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing more can be written
 
 
 def user_path(path: str | Path) -> Path:
@@ -28,9 +31,10 @@ def resolved(path: str | Path) -> Path:
 
 @contextmanager
 def writing_to(path: Path) -> Iterator[None]:
-    """An error of the system that names no file, as that of a full disk, is said of `path`."""
+    """The error of a full disk, which names no file where one is written to, is said of `path`."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path.absolute())
+        if error.errno in FULL:
+            error.filename = error.filename or str(path.absolute())
         raise

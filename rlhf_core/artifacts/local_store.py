@@ -130,6 +130,10 @@ class LocalStore(Store):
         except (FileNotFoundError, NotADirectoryError):
             self._require_folder()
             return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise IntegrityError(f"{self.url}: {path} is a link that leads to itself: move it away") from error
+            raise
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             raise IntegrityError(f"{self.url}: {path} is a pipe, a socket or a device, not a file: move it away")
         return file if stat.S_ISREG(mode) else None

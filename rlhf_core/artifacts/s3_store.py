@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 from collections.abc import Callable
@@ -26,6 +25,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 
 from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
+from rlhf_core.paths import FULL
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
 _PATIENCE_SECONDS = 60.0
@@ -37,7 +37,6 @@ _SLOWEST_UPLOAD = 2**20  # bytes per second
 _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
-_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # of a local disk
 _PROBE = "probe/"
 _CHUNK = 2**20
 _PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
@@ -103,7 +102,7 @@ class S3Store(Store):
         try:
             self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
         except StoreError as error:
-            if isinstance(error.__cause__, OSError) and error.__cause__.errno in _FULL:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
                 raise not_written(local_path, error.__cause__) from error
             raise
 

@@ -119,16 +119,17 @@ def test_a_folder_that_cannot_be_read_is_not_empty(repository: ArtifactRepositor
         repository.refs()
 
 
-@pytest.mark.parametrize("what", ["pipe", "broken link"])
+@pytest.mark.parametrize("what", ["pipe", "broken link", "link to itself"])
 def test_a_manifest_that_is_no_file_is_damage_that_repair_moves(
     repository: ArtifactRepository, tmp_path: Path, what: str
 ) -> None:
     made = published(repository, tmp_path / "a", "one")
     file = tmp_path / "store" / manifest_path(made.ref)
     file.unlink()
-    os.mkfifo(file) if what == "pipe" else file.symlink_to("nowhere")
+    os.mkfifo(file) if what == "pipe" else file.symlink_to("nowhere" if what == "broken link" else file.name)
     (damage,) = verify(repository).damage
-    assert ("pipe" if what == "pipe" else "link to a file that is not there") in damage.what
+    said = {"pipe": "is a pipe", "broken link": "is a link to a file that is not there"}
+    assert said.get(what, "is a link that leads to itself") in damage.what
     list(repair(repository, [damage], tmp_path / "cache"))
     assert verify(repository).damage == []
 
