@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from getpass import getuser
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 from rich.tree import Tree
 
+from deployments.cli.console import console
 from deployments.cli.reports import copy_report
+from deployments.cli.sampling import end_in_order
 from deployments.cli.tables import duration
 from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.errors import StoreError
+from rlhf_core.paths import user_path
 from rlhf_core.report.formatting import main_metrics
 
 app = typer.Typer()
-console = Console()
 
 ARTIFACT = typer.Argument(help="stage/key as printed by `alignment artifacts`; the first digits of the key are enough")
 
@@ -40,12 +40,12 @@ def artifacts(stage: Annotated[str | None, typer.Option(help="only artifacts of 
     table = Table()
     for column in ("artifact", "node", "kind", "made", "size", "metrics"):
         table.add_column(
-            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column != "metrics"
+            column, justify="right" if column == "size" else "left", overflow="fold", no_wrap=column == "artifact"
         )
     manifests = [m for m in _repository().list_artifacts() if stage is None or m.stage == stage]
     for m in sorted(manifests, key=lambda manifest: manifest.finished_at, reverse=True):
         made = f"{m.finished_at:%Y-%m-%d %H:%M}"
-        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), escape(main_metrics(m.metrics)))
+        table.add_row(str(m.ref), m.name, m.kind, made, _size(m), main_metrics(m.metrics))
     console.print(table)
 
 
@@ -64,13 +64,19 @@ def pull(
 ) -> None:
     """Copies an artifact's files into a folder and verifies their hashes."""
     repository = _repository()
-    ref = repository.find(artifact).ref
-    target = folder or Path(f"{ref.stage}-{ref.key[:12]}")
-    if target.exists():
+    manifest = repository.find(artifact)
+    ref = manifest.ref
+    target = user_path(folder or f"{ref.stage}-{ref.key[:12]}")
+    if target.exists() or target.is_symlink():
         raise StoreError(f"{target} exists already: give another folder")
-    with tempfile.TemporaryDirectory() as cache:
-        # Content without permissions: files of the cache are read-only, the copies belong to the user.
-        shutil.copytree(repository.fetch(ref, Path(cache)), target, copy_function=shutil.copyfile)
+    end_in_order()
+    parent = target.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder("pull", parent) as scratch:
+        made = scratch / "made"
+        made.mkdir()
+        repository.get_folder({file.path: file.sha256 for file in manifest.files}, made)
+        made.rename(target)
     console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
 
 
@@ -106,13 +112,13 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
 
     def grow(branch: Tree, manifest: Manifest) -> None:
         for path, sha256 in sorted(manifest.user_files.items()):
-            branch.add(f"[dim]file[/] {escape(path)} [dim]{sha256[:12]}[/]")
+            branch.add(Text.assemble(("file ", "dim"), path, (f" {sha256[:12]}", "dim")))
         for url, identity in sorted(manifest.pins.items()):
-            branch.add(f"[dim]source[/] {escape(url)} [dim]{escape(_shortened(identity))}[/]")
+            branch.add(Text.assemble(("source ", "dim"), url, (f" {_shortened(identity)}", "dim")))
         for role, ref in sorted(manifest.parents.items()):
             repeated = ref in seen
             seen.add(ref)
-            child = branch.add(_described(nodes[ref], role) + (" [dim](as above)[/]" if repeated else ""))
+            child = branch.add(_described(nodes[ref], role).append(" (as above)" if repeated else "", "dim"))
             if not repeated:
                 grow(child, nodes[ref])
 
@@ -121,13 +127,11 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
     console.print(tree)
 
 
-def _described(manifest: Manifest, role: str) -> str:
+def _described(manifest: Manifest, role: str) -> Text:
     seconds = duration((manifest.finished_at - manifest.started_at).total_seconds())
-    prefix = f"[dim]{escape(role)}:[/] " if role else ""
-    return (
-        f"{prefix}[bold]{manifest.name}[/] {manifest.ref} [dim]{manifest.kind}, seed {manifest.seed}, "
-        f"code {manifest.code_revision[:12]}, {seconds} on {manifest.device}[/]"
-    )
+    made = f" {manifest.kind}, seed {manifest.seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
+    prefix = f"{role}: " if role else ""
+    return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (made, "dim"))
 
 
 def _shortened(identity: str) -> str:

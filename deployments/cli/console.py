@@ -6,7 +6,13 @@ import sys
 
 from rich.console import Console
 
+_WIDE = 300  # characters: tables with paths stay whole where the output is no terminal
 
-def wide_console() -> Console:
-    """For tables with paths, which stay whole where the output is no terminal."""
-    return Console(width=None if sys.stdout.isatty() else 300)
+
+def _width() -> int | None:
+    return None if sys.stdout is not None and sys.stdout.isatty() else _WIDE
+
+
+# The only one: it prints the text of users and stores as it is, where rich would read `[/red]` and `:warning:` as
+# markup. What is coloured has a style.
+console = Console(markup=False, emoji=False, width=_width())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import shutil
+import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -11,11 +11,15 @@ from typing import Annotated
 import typer
 
 from deployments.stack.environment import REPOSITORY
-from rlhf_core.errors import RecipeError
+from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.data.opening import name_problem
+from rlhf_core.errors import RecipeError, one_line
+from rlhf_core.paths import resolved, user_path, writing_to
 
 app = typer.Typer()
 
 STARTERS = REPOSITORY / "deployments" / "starters"
+_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MODEL = "MODEL"  # stands in the starters for the source of the model
 
 
@@ -38,20 +42,36 @@ def init(
     source = model_source(model)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists already: give a new folder, nothing was written")
-    shutil.copytree(STARTERS / method, folder, copy_function=shutil.copyfile, dirs_exist_ok=True)
-    recipe = folder / "recipe.yaml"
-    recipe.write_text(recipe.read_text(encoding="utf-8").replace(_MODEL, source), encoding="utf-8")
+    _write(STARTERS / method, folder, source)
     for path in sorted(folder.iterdir()):
         typer.echo(str(path))
-    typer.echo(f"next: alignment plan {recipe}")
+    typer.echo(f"next: alignment plan {folder / 'recipe.yaml'}")
+
+
+def _write(starter: Path, folder: Path, source: str) -> None:
+    """All of it, or nothing: what is half written would be in the way of the next try."""
+    parent = folder.absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with scratch_folder("init", parent) as made, writing_to(folder):
+        for path in starter.iterdir():
+            text = path.read_text(encoding="utf-8")
+            text = text.replace(_MODEL, source) if path.suffix == ".yaml" else text
+            (made / path.name).write_text(text, encoding="utf-8")
+        folder.mkdir(exist_ok=True)
+        for path in made.iterdir():
+            path.rename(folder / path.name)
 
 
 def model_source(model: str) -> str:
     """`base.source` in YAML. Raises RecipeError if `model` is no folder and no name of the hub."""
-    path = Path(model).expanduser()
+    if not model.strip():
+        raise RecipeError("--model is empty: give a model's folder, or `owner/name` on the hub")
+    path = user_path(model)
     if path.is_dir():
-        return f"{{type: folder, path: {json.dumps(str(path.resolve()), ensure_ascii=False)}}}"
-    owner, slash, name = model.partition("/")
-    if not (owner and slash and name) or "/" in name or owner.startswith((".", "~")):
+        place = str(resolved(path))
+        if problem := name_problem(place):
+            raise RecipeError(f"--model {one_line(place)}: {problem}")
+        return f"{{type: folder, path: {json.dumps(place, ensure_ascii=False)}}}"
+    if not _HUB_NAME.fullmatch(model):
         raise RecipeError(f"--model {model}: there is no such folder, and on the hub a model is `owner/name`")
     return f"{{type: hub, repository: {json.dumps(model)}}}"

@@ -10,15 +10,19 @@ from typing import Protocol
 
 from rich.console import Console
 from rich.live import Live
-from rich.markup import escape
 from rich.progress_bar import ProgressBar
 from rich.spinner import Spinner
 from rich.table import Table
+from rich.text import Text
 
 from deployments.cli.tables import duration
 
-_GLYPHS = {"waiting": "[dim]·[/]", "Reused": "[green]✓[/]", "Computed": "[green]✓[/]", "Completed": "[green]✓[/]",
-           "Failed": "[red]✗[/]", "Crashed": "[red]✗[/]", "Cancelled": "[red]✗[/]"}  # fmt: skip
+_OTHER_GLYPH = Text("·")
+_GLYPHS = {
+    "waiting": Text("·", "dim"),
+    **dict.fromkeys(("Reused", "Computed", "Completed"), Text("✓", "green")),
+    **dict.fromkeys(("Failed", "Crashed", "Cancelled"), Text("✗", "red")),
+}
 _WORDS = {"NotReady": "not run"}
 _LINE_SECONDS = 15.0  # without a terminal: between two lines about one stage's progress
 
@@ -64,16 +68,16 @@ class _Redrawn:
         for node in nodes:
             bar = ProgressBar(total=100, completed=node.percent, width=20) if node.percent is not None else ""
             glyph = (
-                self._spinners.setdefault(node.name, Spinner("dots")) if node.running else _GLYPHS.get(node.state, "·")
+                self._spinners.setdefault(node.name, Spinner("dots"))
+                if node.running
+                else _GLYPHS.get(node.state, _OTHER_GLYPH)
             )
             elapsed = "" if node.state == "waiting" else duration(node.seconds)
-            table.add_row(
-                glyph, node.name, elapsed, bar if node.running else "", escape(node.text) if node.running else ""
-            )
+            table.add_row(glyph, node.name, elapsed, bar if node.running else "", node.text if node.running else "")
         self._live.update(table)
 
     def note(self, text: str) -> None:
-        self._console.print(f"[yellow]{escape(text)}[/]", soft_wrap=True)
+        self._console.print(text, style="yellow", soft_wrap=True)
 
 
 class _Lines:
@@ -91,8 +95,8 @@ class _Lines:
             self._printed[node.name] = (node.state, node.text)
             self._printed_at[node.name] = time.monotonic()
             what = node.text if node.running and node.text else _WORDS.get(node.state, node.state.lower())
-            line = f"{node.name:<18} {duration(node.seconds):>7}  {escape(what)}"
+            line = f"{node.name:<18} {duration(node.seconds):>7}  {what}"
             self._console.print(line, soft_wrap=True, highlight=False)
 
     def note(self, text: str) -> None:
-        self._console.print(escape(text), soft_wrap=True, highlight=False)
+        self._console.print(text, soft_wrap=True, highlight=False)

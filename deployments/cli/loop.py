@@ -6,10 +6,9 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
+from deployments.cli.console import console
 from deployments.cli.reports import copy_page
 from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
 from deployments.cli.tables import plan_table
@@ -17,10 +16,9 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.loading import load_recipe
-from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.pipeline.prepare import prepare, require_loop
 
 app = typer.Typer()
-console = Console(soft_wrap=False)
 
 
 @app.command()
@@ -54,7 +52,9 @@ def rounds(
     ] = None,
 ) -> None:
     """Lists the rounds of a loop: what became of each candidate, and why."""
-    store, name = open_store(store_url()), load_recipe(recipe).recipe.name
+    loaded = load_recipe(recipe)
+    require_loop(loaded.recipe)
+    store, name = open_store(store_url()), loaded.recipe.name
     known = Rounds(store, name)
     if skip is not None:
         console.print(f"round {known.skip(skip).number} is skipped")
@@ -73,7 +73,7 @@ def _table(known: Rounds, run_id: str | None = None) -> Table:
         if run_id in (None, end.run_id):
             candidate = "" if end.candidate is None else str(end.candidate)
             ended = f"{end.ended_at:%Y-%m-%d %H:%M}"
-            table.add_row(str(end.number), end.verdict, escape(end.reason), candidate, ended)
+            table.add_row(str(end.number), end.verdict, end.reason, candidate, ended)
     return table
 
 
@@ -100,5 +100,5 @@ def schedule(
     for column in ("loop", "when", "active", "recipe", "settings"):
         table.add_column(column, overflow="fold")
     for found in schedules():
-        table.add_row(*map(escape, found))
+        table.add_row(*found)
     console.print(table)

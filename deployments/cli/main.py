@@ -5,7 +5,6 @@ A command module has its own `app = typer.Typer()` with `@app.command()` functio
 
 from __future__ import annotations
 
-import io
 import re
 import sys
 from typing import Any
@@ -16,6 +15,7 @@ from typer.core import TyperGroup
 from typer.exceptions import TyperException
 
 from deployments.cli import artifacts, init, loop, merging, run, sampling, serving, stack, try_stage, verification
+from deployments.cli.failures import explanation, prepare_streams, require_unicode
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import AlignmentError, did_you_mean
 
@@ -28,11 +28,23 @@ INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 class _Commands(TyperGroup):
     """Prints expected errors in our words on stderr, with exit code 1; defects keep their traceback."""
 
-    def invoke(self, ctx: Any) -> Any:
-        for stream in (sys.stdout, sys.stderr):
-            if isinstance(stream, io.TextIOWrapper):
-                stream.reconfigure(errors="backslashreplace")  # signs that the terminal's encoding lacks
+    def main(self, *args: Any, **kwargs: Any) -> Any:
         try:
+            prepare_streams()
+            try:
+                return super().main(*args, **kwargs)
+            finally:
+                sys.stdout.flush()  # where that fails, it is said here
+        except Exception as error:
+            said = explanation(error)
+            if said is None:
+                raise
+            _say(said)
+            sys.exit(1)
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            require_unicode([*ctx._protected_args, *ctx.args])
             load_stack_environment()
             return super().invoke(ctx)
         except AlignmentError as error:
@@ -43,10 +55,6 @@ class _Commands(TyperGroup):
             raise _ended("interrupted before it was done; nothing else was stopped", code=INTERRUPTED) from error
         except (httpx.HTTPError, httpx.InvalidURL) as error:
             raise _ended(f"a server does not answer as expected: see `alignment status` ({error})") from error
-        except OSError as error:
-            if error.filename is None:
-                raise
-            raise _ended(f"{error.filename}: {error.strerror}: correct the path, or what may be done there") from error
 
 
 def _usage(error: TyperException, ctx: Any) -> str:
@@ -65,8 +73,13 @@ def _usage(error: TyperException, ctx: Any) -> str:
     return f"{what}; `{place.command_path} --help` describes what may be given"
 
 
+def _say(text: str) -> None:
+    if text:
+        print(f"error: {text}", file=sys.stderr or sys.stdout, flush=True)
+
+
 def _ended(text: str, code: int = 1) -> typer.Exit:
-    typer.echo(f"error: {text}", err=True)
+    _say(text)
     return typer.Exit(code)
 
 

@@ -7,6 +7,9 @@ from typing import Annotated
 
 import typer
 
+from deployments.cli.sampling import end_in_order
+from rlhf_core.paths import resolved
+
 app = typer.Typer()
 
 ADAPTER = typer.Argument(
@@ -31,5 +34,9 @@ def merge(
     """
     from rlhf_core.tools.merging import merge_into
 
-    folder = merge_into(adapter, base, out or Path(f"{Path(adapter).name}-merged"))
+    end_in_order()
+    name = Path(adapter).name
+    if name in ("", ".."):  # of the folder `.`, and of those above
+        name = resolved(adapter).name
+    folder = merge_into(adapter, base, out or Path(f"{name}-merged"))
     typer.echo(str(folder))

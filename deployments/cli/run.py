@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.text import Text
 
 from deployments.cli.cluster_gpus import gpu_notes
+from deployments.cli.console import console
 from deployments.cli.reports import copy_report
 from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
 from rlhf_core.artifacts.manifest import Kind, Manifest
@@ -24,7 +25,6 @@ from rlhf_core.pipeline.prepare import Checked, Prepared, check, prepare
 from rlhf_core.pipeline.record import RunRecord, read_record
 
 app = typer.Typer()
-console = Console(soft_wrap=False)
 
 RECIPE = typer.Argument(help="name of a shipped recipe, or path of a .yaml file")
 OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as rl.steps=200", metavar="KEY=VALUE")
@@ -45,9 +45,9 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
     console.print(plan_table(checked.loaded.recipe.name, planned))
     _show_estimates(checked, planned, earlier)
     for stage, why in checked.left_out.items():
-        console.print(f"[dim]{stage} is left out: {why}[/dim]")
+        console.print(f"{stage} is left out: {why}", style="dim")
     for note in (*checked.notes, *asked):
-        console.print(note, markup=False)
+        console.print(note)
 
 
 def planned_nodes(
@@ -66,7 +66,7 @@ def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: S
     console.print(estimate_table(found))
     gpus = max(estimate.reserves.gpus for estimate in found.values())
     for line in gpu_notes(gpus):
-        console.print(line, markup=False)
+        console.print(line)
 
 
 @app.command()
@@ -109,4 +109,4 @@ def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
 
 
 def _show_place(what: str, where: str) -> None:
-    console.print(f"[bold]{what:<14}[/bold] {where}", soft_wrap=True, highlight=False)
+    console.print(Text.assemble((f"{what:<14}", "bold"), f" {where}"), soft_wrap=True, highlight=False)

@@ -17,8 +17,10 @@ import typer
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base import Dtype
 from rlhf_core.data.formats import Row
+from rlhf_core.data.json_rows import NOT_UTF8
 from rlhf_core.errors import RecipeError
 from rlhf_core.models.folder import stored_dtype
+from rlhf_core.paths import resolved, user_path, writing_to
 from rlhf_core.tools.models import chat_tokenizer, named_models, whole_model
 from rlhf_core.tools.prompts import read_prompts
 from rlhf_core.tools.settings import engine_config, sampling_config
@@ -75,7 +77,7 @@ def generate(
     sampling = sampling_config(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
     config = engine_config(rollout or [], max_length=max_tokens)
     end_in_order()
-    with _written(out) as file:
+    with written(out) as file:
         rows = read_prompts(prompts, lines=lines, system=system)
         (named,) = named_models([model], base)
         with whole_model(named) as folder:
@@ -122,6 +124,8 @@ def chat(
 
     end_in_order()
     interactive = sys.stdin.isatty()
+    if isinstance(sys.stdin, TextIOWrapper):
+        sys.stdin.reconfigure(errors="strict")  # some locales have bytes become what no model can be asked
     with ExitStack() as stack:
         talking = []
         for named in named_models(models, base):
@@ -137,7 +141,14 @@ def chat(
             import readline  # noqa: F401  (editing, and earlier lines)
 
             _say("/help lists the commands")
-        Chat(talking, system or "", lambda: input("> " if interactive else ""), _write, interactive).run()
+        Chat(talking, system or "", lambda: _read(interactive), _write, interactive).run()
+
+
+def _read(interactive: bool) -> str:
+    try:
+        return input("> " if interactive else "")
+    except UnicodeDecodeError as error:
+        raise RecipeError(f"standard input is {NOT_UTF8}: save it as UTF-8") from error
 
 
 def _write(text: str) -> None:
@@ -150,28 +161,43 @@ def _say(text: str) -> None:
 
 
 def end_in_order() -> None:
-    """A SIGTERM ends this command as Ctrl-C does: with its engines, and without what it has half written."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    """A SIGTERM, or the end of its terminal, ends this command as Ctrl-C does: with its engines, and without what it
+    has half written."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as below `nohup`
+            signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager
-def _written(out: Path | None) -> Iterator[TextIO]:
+def written(out: Path | None) -> Iterator[TextIO]:
     """A file that is there when the context has ended without an exception; none: standard output."""
     if out is None:
         if isinstance(sys.stdout, TextIOWrapper):
             sys.stdout.reconfigure(encoding="utf-8")  # of JSON, whatever the terminal's is
         yield sys.stdout
         return
+    out = user_path(out)
     if out.is_dir():
         raise RecipeError(f"--out {out}: this is a folder, give a file")
-    if not out.parent.is_dir():
+    if out.exists() and not out.is_file():  # a device or a pipe, which is written to and stays
+        with writing_to(out), out.open("w", encoding="utf-8", newline="\n") as file:
+            yield file
+        return
+    target = resolved(out)  # what a link leads to is replaced, not the link
+    if not target.parent.is_dir():
         raise RecipeError(f"--out {out}: there is no such folder: make it first")
-    part = out.with_name(f".{out.name}.{os.getpid()}")
+    with _replaced(target) as file:
+        yield file
+
+
+@contextmanager
+def _replaced(target: Path) -> Iterator[TextIO]:
+    part = target.with_name(f".{target.name}.{os.getpid()}")
     try:
-        with part.open("x", encoding="utf-8", newline="\n") as file:
+        with writing_to(target), part.open("x", encoding="utf-8", newline="\n") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        part.replace(out)
+        part.replace(target)
     finally:
         part.unlink(missing_ok=True)

@@ -38,7 +38,7 @@ def up() -> None:
 @app.command()
 def status() -> None:
     """Show the state, address and log of each service. The exit code is 1 if one does not work."""
-    from deployments.cli.console import wide_console
+    from deployments.cli.console import console
     from deployments.stack import control
 
     lines = control.status()
@@ -53,7 +53,6 @@ def status() -> None:
             line.url,
             str(line.log or ""),
         )
-    console = wide_console()
     console.print(table)
     console.print(_ports(control.ports()))
     if not all(line.good for line in lines):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 
-from rich.markup import escape
 from rich.table import Table
+from rich.text import Text
 
 from rlhf_core.config.placement import Reservation
 from rlhf_core.pipeline.estimates import Estimate
@@ -31,7 +31,7 @@ def plan_table(recipe: str, nodes: Sequence[PlannedNode]) -> Table:
     for column in ("stage", "", "why", "reads", "artifact"):
         table.add_column(column, overflow="fold", no_wrap=column not in ("why", "reads"))
     for node in nodes:
-        table.add_row(node.name, _styled(node.action), escape(node.why), ", ".join(node.reads), str(node.ref))
+        table.add_row(node.name, _styled(node.action), node.why, ", ".join(node.reads), str(node.ref))
     return table
 
 
@@ -66,7 +66,7 @@ def outcome_table(record: RunRecord) -> Table:
             node.name,
             _styled(node.outcome),
             _time(node),
-            escape(node.error or main_metrics(node.metrics)),
+            node.error or main_metrics(node.metrics),
         )
     return table
 
@@ -112,5 +112,5 @@ def _reserved(reserves: Reservation) -> str:
     return ", ".join(f"{amount:g} {what}{'s' * (amount != 1)}" for what, amount in amounts.items() if amount)
 
 
-def _styled(word: str) -> str:
-    return f"[{_STYLES[word]}]{word}[/]"
+def _styled(word: str) -> Text:
+    return Text(word, _STYLES[word])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import signal
 import traceback
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 
 from deployments.cli.reports import OUTPUTS
 from deployments.cli.run import OVERRIDES, RECIPE
+from deployments.cli.sampling import end_in_order
 from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.in_process import Tried, try_node
 from rlhf_core.pipeline.prepare import prepare
@@ -42,7 +42,7 @@ def try_stage(
     os.environ.setdefault("WANDB_MODE", "offline")
     prepared = prepare(recipe, overrides or [], store=store if "://" in store else str(Path(store).absolute()))
     chosen = prepared.node(node)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # it ends as by Ctrl-C: in order
+    end_in_order()
     try:
         tried = try_node(prepared, chosen, typer.echo, again=again)
     except AlignmentError as error:  # raised by the stage: a debugging session needs the traceback

@@ -7,22 +7,20 @@ from collections.abc import Collection, Iterable
 from typing import Annotated
 
 import typer
-from pydantic import ValidationError
-from rich.markup import escape
 from rich.progress import BarColumn, DownloadColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from deployments.cli.console import wide_console
+from deployments.cli.console import console
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.verification import Damage, Verification, repair, verify
-from rlhf_core.errors import StoreError
+from rlhf_core.artifacts.store import is_path
+from rlhf_core.artifacts.verification import MISSING, Damage, Verification, repair, verify
+from rlhf_core.errors import IntegrityError, StoreError
 from rlhf_core.pipeline.record import RunRecord, read_record
 from rlhf_core.stages.job_context import node_cache
 
 app = typer.Typer()
-console = wide_console()
 
 WHAT = typer.Argument(help="an artifact, an alias, or a run by its id; without it, the whole store")
 
@@ -34,6 +32,9 @@ def verify_command(ref: Annotated[str | None, WHAT] = None) -> None:
     Exit code 1 if something is damaged.
     """
     found = _verified(ArtifactRepository(open_store(store_url())), ref)
+    if all(item.what == MISSING for item in found.damage) and found.damage:
+        what = "`alignment repair` puts back what this node's cache has, and their recipes compute the others again"
+        raise StoreError(f"{_count(found.damage)} missing: {what}")
     if found.damage:
         raise StoreError(f"{_count(found.damage)} damaged: `alignment repair` takes them out of use")
 
@@ -50,7 +51,7 @@ def repair_command(
     found = _verified(repository, ref)
     if not found.damage or dry_run:
         return
-    if not yes and not typer.confirm(f"take the {_count(found.damage)} above out of use?"):
+    if not yes and not _confirmed(f"take the {_count(found.damage)} above out of use?"):
         console.print("nothing was changed")
         return
     for done in repair(repository, found.damage, node_cache()):
@@ -58,6 +59,15 @@ def repair_command(
     lost = {one for item in found.damage for one in item.artifacts if not _is_whole(repository, one)}
     for line in _commands(repository, lost):
         console.print(line, soft_wrap=True, highlight=False)
+
+
+def _confirmed(question: str) -> bool:
+    try:
+        return typer.confirm(question)
+    except typer.Abort as error:
+        if isinstance(error.__context__, EOFError):  # else it was Ctrl-C
+            raise StoreError("nobody answers on standard input, so nothing was changed: give --yes") from error
+        raise
 
 
 def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
@@ -68,6 +78,8 @@ def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
         found = verify(
             repository, refs, progress=lambda done, total, num_bytes: bar.update(task, completed=done, total=total)
         )
+    if refs is None and not (found.artifacts or found.blobs):
+        raise StoreError(f"the store {repository.store.url} is empty: correct ALIGNMENT_STORE, or run a recipe first")
     if found.damage:
         console.print(_table(found.damage))
     text = f"{found.artifacts} artifacts, {found.blobs} blobs, {found.num_bytes} bytes read"
@@ -76,7 +88,7 @@ def _verified(repository: ArtifactRepository, ref: str | None) -> Verification:
 
 
 def _refs(repository: ArtifactRepository, text: str) -> Collection[ArtifactRef]:
-    record = None if "/" in text else _record(repository, text)
+    record = None if "/" in text or not is_path(text) else _record(repository, text)
     if record is None:
         return [repository.resolve(text)]
     return {node.ref for node in record.nodes if node.outcome in ("reused", "computed")}
@@ -85,7 +97,7 @@ def _refs(repository: ArtifactRepository, text: str) -> Collection[ArtifactRef]:
 def _record(repository: ArtifactRepository, run_id: str) -> RunRecord | None:
     try:
         return read_record(repository.store, run_id)
-    except ValidationError:  # damaged too, or of another release: then the run cannot help
+    except IntegrityError:  # damaged too, or of another release: then the run cannot help
         return None
 
 
@@ -94,7 +106,7 @@ def _table(damage: Iterable[Damage]) -> Table:
     for column in ("object", "damage", "artifacts"):
         table.add_column(column, overflow="fold")
     for item in damage:
-        table.add_row(escape(item.path), escape(item.what), ", ".join(map(str, item.artifacts)) or "none")
+        table.add_row(item.path, item.what, ", ".join(map(str, item.artifacts)) or "none")
     return table
 
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from rlhf_core.errors import StackError
+from rlhf_core.paths import resolved
 from rlhf_core.pipeline.loading import RECIPES_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -49,7 +50,7 @@ QUIET: Mapping[str, str] = {
 def stack_folder() -> Path:
     """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
     chosen = os.environ.get("ALIGNMENT_STACK_DIR")
-    return Path(chosen).expanduser().resolve() if chosen else REPOSITORY / ".local-stack"
+    return resolved(chosen) if chosen else REPOSITORY / ".local-stack"
 
 
 def environment_file(folder: Path) -> Path:

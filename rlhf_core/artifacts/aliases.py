@@ -5,12 +5,13 @@ from __future__ import annotations
 import re
 from datetime import UTC, datetime
 
-from pydantic import ValidationError
+from pydantic import AwareDatetime
 
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
-from rlhf_core.errors import ConflictError, IntegrityError, StoreError
+from rlhf_core.errors import ConflictError, StoreError
 
 ALIASES = "aliases"
 _NAME = re.compile(r"[a-z0-9][a-z0-9_.-]*")
@@ -22,14 +23,11 @@ class Alias(Config):
     by: str
     reason: str
     sequence: int  # starts at 1; every move adds 1
-    moved_at: datetime
+    moved_at: AwareDatetime
 
     @classmethod
     def parse(cls, path: str, data: bytes) -> Alias:
-        try:
-            return cls.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{path} is not an alias: {error}") from error
+        return parsed(cls, data, path, "an alias", "delete it in the store, and set it again by `alignment alias`")
 
 
 def alias_path(model: str, alias: str) -> str:

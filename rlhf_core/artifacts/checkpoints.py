@@ -7,19 +7,21 @@ Every attempt has its own id, so files left by a killed process never mix with t
 from __future__ import annotations
 
 import hashlib
+import re
 import uuid
 from collections.abc import Iterator, Sequence
-from datetime import datetime
 from pathlib import Path
 
-from pydantic import Field, ValidationError
+from pydantic import AwareDatetime, Field
 
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, file_digest
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 from rlhf_core.errors import IntegrityError
 
 MANIFEST = "manifest.json"
+_NAME = r"^[0-9]{12}-[0-9a-f]{12}$"
 _FILE = r"^[A-Za-z0-9][A-Za-z0-9_.-]*$"
 
 
@@ -30,12 +32,12 @@ class CheckpointFile(FileEntry):
 class Checkpoint(Config):
     """The manifest of a checkpoint. Written last and once: its presence means that all files are there."""
 
-    name: str = Field(pattern=r"^[0-9]{12}-[0-9a-f]{12}$")  # of the checkpoint's folder
+    name: str = Field(pattern=_NAME)  # of the checkpoint's folder
     step: int  # the last step that was completed
     ranks: int  # number of training ranks; each stores its own state
     files: tuple[CheckpointFile, ...]
     libraries: dict[str, str]
-    created_at: datetime
+    created_at: AwareDatetime
 
 
 class Checkpoints:
@@ -120,9 +122,10 @@ class Checkpoints:
                 self._store.delete(path)
 
     def _complete(self) -> list[str]:
-        """Names of the complete checkpoints, the newest first."""
+        """Names of the complete checkpoints, the newest first. What has another name is none of ours."""
         paths = self._store.list(f"{self._root}/")
-        return sorted((path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}")), reverse=True)
+        names = (path.split("/")[-2] for path in paths if path.endswith(f"/{MANIFEST}"))
+        return sorted((name for name in names if re.match(_NAME, name)), reverse=True)
 
     def _names(self) -> list[str]:
         paths = self._store.list(f"{self._root}/")
@@ -133,10 +136,7 @@ class Checkpoints:
         data = self._store.get(self._path(name, MANIFEST))
         if data is None:
             raise IntegrityError(f"{where} is gone")
-        try:
-            manifest = Checkpoint.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{where} is not the manifest of a checkpoint: {error}") from error
+        manifest = parsed(Checkpoint, data, where, "the manifest of a checkpoint")
         if manifest.name != name:
             raise IntegrityError(f"{where} is the manifest of {manifest.name}")
         return manifest

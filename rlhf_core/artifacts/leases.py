@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import Self
 
 import psutil
-from pydantic import ValidationError
+from pydantic import AwareDatetime
 
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
-from rlhf_core.errors import ConflictError, IntegrityError, StageError, StoreError
+from rlhf_core.errors import ConflictError, StageError, StoreError
 
 LIFETIME = timedelta(seconds=40)
 CLOCK_SKEW = timedelta(seconds=5)
@@ -42,11 +43,11 @@ class Holder(Config):
 
 class LeaseRecord(Config):
     holder: Holder
-    expires_at: datetime
+    expires_at: AwareDatetime
     renewals: int
     released: bool = False
-    taken_at: datetime | None = None  # None: nothing of it is to be counted
-    seen_at: datetime | None = None  # when it was taken, renewed or released last
+    taken_at: AwareDatetime | None = None  # None: nothing of it is to be counted
+    seen_at: AwareDatetime | None = None  # when it was taken, renewed or released last
     earlier_seconds: float = 0.0  # that attempts of other holders took, which published nothing
 
     @property
@@ -217,10 +218,7 @@ def _encoded(record: LeaseRecord) -> bytes:
 
 
 def _decoded(path: str, data: bytes) -> LeaseRecord:
-    try:
-        return LeaseRecord.model_validate_json(data)
-    except ValidationError as error:
-        raise IntegrityError(f"{path} is not a lease: {error}") from error
+    return parsed(LeaseRecord, data, path, "a lease", "delete it in the store if no job of it is running")
 
 
 def _described(holder: Holder) -> str:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from filelock import FileLock
 
 from rlhf_core.artifacts.manifest import file_digest
-from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
-from rlhf_core.errors import ConflictError, StoreError
+from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
+from rlhf_core.errors import ConflictError, IntegrityError, StoreError
 
 _TEMPORARY = ".temporary"
 _LOCKS = ".locks"
@@ -31,12 +33,11 @@ class LocalStore(Store):
         return LocalStore, (self._folder,)
 
     def get_tagged(self, path: str) -> tuple[bytes, str] | None:
-        with self._explained(path):
-            try:
-                data = self._file(path).read_bytes()
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                return None
-            return data, _tag(data)
+        with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile
+            if (file := self._stored(path)) is not None:
+                data = file.read_bytes()
+                return data, _tag(data)
+        return None
 
     def put(self, path: str, data: bytes) -> None:
         with self._explained(path), self._locked(path), self._written(data) as temporary:
@@ -48,14 +49,13 @@ class LocalStore(Store):
 
     def replace(self, path: str, data: bytes, tag: str) -> None:
         with self._explained(path), self._locked(path):
-            try:
-                stored = self._file(path).read_bytes()
-            except FileNotFoundError as error:
-                raise ConflictError(f"{self.url}: {path} is gone since it was read") from error
-            if _tag(stored) != tag:
+            file = self._stored(path)
+            if file is None:
+                raise ConflictError(f"{self.url}: {path} is gone since it was read")
+            if _tag(file.read_bytes()) != tag:
                 raise ConflictError(f"{self.url}: {path} has changed since it was read")
             with self._written(data) as temporary:
-                os.replace(temporary, self._file(path))
+                os.replace(temporary, file)
 
     def put_file_if_absent(self, path: str, local_path: Path) -> bool:
         if self.exists(path):
@@ -71,15 +71,21 @@ class LocalStore(Store):
 
     def get_file(self, path: str, local_path: Path) -> None:
         with self._explained(path):
-            shutil.copyfile(self._file(path), local_path)
+            file = self._stored(path)
+        if file is None:
+            raise StoreError(f"{self.url} has no object {path}")
+        try:
+            shutil.copyfile(file, local_path)
+        except OSError as error:
+            if error.errno == errno.EIO or (error.filename == str(file) and error.filename2 is None):  # of reading
+                raise StoreError(f"the store {self.url} fails at `{path}`: {error.strerror or error}") from error
+            raise not_written(local_path, error) from error
 
     def hashed(self, path: str) -> tuple[str, int] | None:
-        with self._explained(path):
-            try:
-                file = self._file(path)
+        with self._explained(path), suppress(FileNotFoundError):  # deleted meanwhile
+            if (file := self._stored(path)) is not None:
                 return file_digest(file), file.stat().st_size
-            except (FileNotFoundError, IsADirectoryError, NotADirectoryError):
-                return None
+        return None
 
     def move(self, path: str, target: str) -> None:
         with self._explained(path), self._locked(path):
@@ -87,14 +93,15 @@ class LocalStore(Store):
 
     def exists(self, path: str) -> bool:
         with self._explained(path):
-            return self._file(path).is_file()
+            return self._stored(path) is not None
 
     def list(self, prefix: str) -> Paths:
         # Walk only the folder that the prefix ends in.
         folder = prefix.rpartition("/")[0]
         start = self._folder / checked_path(folder) if folder else self._folder
         with self._explained(prefix):
-            files = [Path(where, name) for where, _, names in os.walk(start) for name in names]
+            self._require_folder()
+            files = [Path(where, name) for where, _, names in os.walk(start, onerror=_raise) for name in names]
         paths = (file.relative_to(self._folder).as_posix() for file in files)
         return sorted(path for path in paths if path.startswith(prefix) and not path.startswith("."))
 
@@ -105,6 +112,7 @@ class LocalStore(Store):
     def reach(self) -> None:
         """A folder that is not there yet is made by the first write."""
         with self._explained(""):
+            self._require_folder()
             if self._folder.exists():
                 next(self._folder.iterdir(), None)
 
@@ -114,6 +122,27 @@ class LocalStore(Store):
     def _file(self, path: str) -> Path:
         return self._folder / checked_path(path)
 
+    def _stored(self, path: str) -> Path | None:
+        """The object's file; None if there is none. A pipe or device, which might never end, is an error."""
+        file = self._file(path)
+        try:
+            mode = file.stat().st_mode
+        except (FileNotFoundError, NotADirectoryError):
+            self._require_folder()
+            return None
+        except OSError as error:
+            if error.errno == errno.ELOOP:
+                raise IntegrityError(f"{self.url}: {path} is a link that leads to itself: move it away") from error
+            raise
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise IntegrityError(f"{self.url}: {path} is a pipe, a socket or a device, not a file: move it away")
+        return file if stat.S_ISREG(mode) else None
+
+    def _require_folder(self) -> None:
+        """Raises StoreError for a store that is a file: it would look empty. The first write makes a missing folder."""
+        if self._folder.exists() and not self._folder.is_dir():
+            raise StoreError(f"the store {self.url} is a file, not a folder: correct ALIGNMENT_STORE")
+
     def _ready(self, path: str) -> Path:
         """The path of the object's file; creates its folder."""
         file = self._file(path)
@@ -121,9 +150,14 @@ class LocalStore(Store):
         return file
 
     def _link(self, temporary: Path, path: str) -> None:
+        file = self._ready(path)
         try:
-            os.link(temporary, self._ready(path))
+            os.link(temporary, file)
         except FileExistsError as error:
+            if not file.is_file():  # no reader sees an object there, so no writer may take it for one
+                raise StoreError(
+                    f"{self.url}: {path} is a folder or a broken link where a file belongs: move it away"
+                ) from error
             raise ConflictError(f"{self.url}: {path} exists already") from error
 
     @contextmanager
@@ -156,6 +190,12 @@ class LocalStore(Store):
             yield
         except OSError as error:
             raise StoreError(f"the store {self.url} fails at `{path}`: {error.strerror or error}") from error
+
+
+def _raise(error: OSError) -> None:
+    """A folder that cannot be listed does not look empty; one that is gone, or is an object, has nothing in it."""
+    if not isinstance(error, FileNotFoundError | NotADirectoryError):
+        raise error
 
 
 def _tag(data: bytes) -> str:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from datetime import datetime
 from enum import StrEnum
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
-from pydantic import Field
+from pydantic import AwareDatetime, Field, field_validator
 
 from rlhf_core.config.base import Config
 
@@ -79,8 +78,25 @@ class Manifest(Config):
     libraries: dict[str, str]
     device_seconds: float  # reserved CPUs or GPUs x seconds, of all attempts: those that failed or were killed too
     device: str  # "cpu" or the GPU's name
-    started_at: datetime
-    finished_at: datetime
+    started_at: AwareDatetime
+    finished_at: AwareDatetime
+
+    @field_validator("files")
+    @classmethod
+    def _in_one_folder(cls, files: tuple[FileEntry, ...]) -> tuple[FileEntry, ...]:
+        """Others can write to the store: each file has a place of its own in the folder that the artifact becomes."""
+        paths = [file.path for file in files]
+        taken = {parent.as_posix() for path in paths for parent in PurePosixPath(path).parents}
+        for path in paths:
+            pure = PurePosixPath(path)
+            if pure.is_absolute() or ".." in pure.parts:
+                raise ValueError(f"the file `{path}` would lead out of the artifact's folder")
+            if path != pure.as_posix() or not pure.parts or "\0" in path:
+                raise ValueError(f"`{path}` is no path of a file as it should be written")
+            if path in taken:
+                raise ValueError(f"the file `{path}` is named twice, or is a folder too")
+            taken.add(path)
+        return files
 
     @property
     def ref(self) -> ArtifactRef:

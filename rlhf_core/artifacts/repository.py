@@ -8,16 +8,16 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path, PurePosixPath
 
-from pydantic import ValidationError
-
 from rlhf_core.artifacts.aliases import ALIASES, Alias, alias_path, is_name
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, FileEntry, Manifest, file_digest
 from rlhf_core.artifacts.node_cache import NodeCache
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.artifacts.store import Store
-from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean
+from rlhf_core.artifacts.store import Store, is_path
+from rlhf_core.errors import ConflictError, IntegrityError, StoreError, did_you_mean, one_line
 
 _PARALLEL_REQUESTS = 8
+_REMEDY = "`alignment repair` takes it out of use, and the next run computes it again"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Formats that can run code when they are read. Weights are stored as safetensors.
 _PICKLES = frozenset({".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth"})
@@ -146,10 +146,7 @@ class ArtifactRepository:
         data = self.store.get(path)
         if data is None:
             raise StoreError(f"{self.store.url} has no {path}: a flow writes it before it starts the job")
-        try:
-            return StageSpec.model_validate_json(data)
-        except ValidationError as error:
-            raise IntegrityError(f"{self.store.url}: {path} is not a stage's spec: {error}") from error
+        return parsed(StageSpec, data, f"{self.store.url}: {path}", "a stage's spec", _REMEDY)
 
     def list_artifacts(self) -> Iterator[Manifest]:
         """Every manifest in the store, sorted by stage and key. Does not check for its blobs."""
@@ -173,14 +170,7 @@ class ArtifactRepository:
 
         Raises StoreError if the name is unknown or ambiguous.
         """
-        name, slash, rest = text.rpartition("/")
-        found: dict[ArtifactRef, str] = {}
-        for path in self._alias_paths(name, rest):
-            data = self.store.get(path)
-            if data is not None:
-                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
-        if slash:
-            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        found = self._named(text) if is_path(text.removesuffix("/")) else {}  # `sft/`: all of that stage
         if not found:
             near = did_you_mean(text, self._names())
             raise StoreError(
@@ -189,6 +179,18 @@ class ArtifactRepository:
         if len(found) > 1:
             raise StoreError(f"`{text}` is ambiguous: {', '.join(found.values())}; give more digits of the key")
         return next(iter(found))
+
+    def _named(self, text: str) -> dict[ArtifactRef, str]:
+        """What `text` may mean, and what it is called."""
+        name, slash, rest = text.rpartition("/")
+        found: dict[ArtifactRef, str] = {}
+        for path in self._alias_paths(name, rest):
+            data = self.store.get(path)
+            if data is not None:
+                found.setdefault(Alias.parse(path, data).manifest, f"the alias {path}")
+        if slash:
+            found |= {ref: f"the artifact {ref}" for ref in self._refs(text) if ref.stage == name}
+        return found
 
     def find(self, text: str) -> Manifest:
         """The manifest of what `resolve` finds. Raises StoreError if files of it are gone, too."""
@@ -210,20 +212,21 @@ class ArtifactRepository:
         return [path for path in self.store.list(f"{ALIASES}/") if path.endswith(f"/{alias}.json")]
 
     def _refs(self, prefix: str) -> list[ArtifactRef]:
+        """Another name than that of a key is none of ours: no reader would find an artifact by it."""
         paths = (PurePosixPath(path).parts for path in self.store.list(f"stages/{prefix}"))
-        return [ArtifactRef(stage=p[1], key=p[2]) for p in paths if len(p) == 4 and p[3] == "manifest.json"]
+        names = [p[1:3] for p in paths if len(p) == 4 and p[3] == "manifest.json"]
+        return [ArtifactRef(stage=stage, key=key) for stage, key in names if _SHA256.fullmatch(key)]
 
     def _stored(self, ref: ArtifactRef) -> tuple[Manifest, str] | None:
         """The stored manifest and its tag."""
         found = self.store.get_tagged(manifest_path(ref))
         if found is None:
             return None
-        try:
-            manifest = Manifest.model_validate_json(found[0])
-        except ValidationError as error:
-            raise IntegrityError(f"{self.store.url}: {manifest_path(ref)} is not a manifest: {error}") from error
-        if manifest.ref != ref:
-            raise IntegrityError(f"{self.store.url}: {manifest_path(ref)} is the manifest of {manifest.ref}")
+        where = f"{self.store.url}: {manifest_path(ref)}"
+        manifest = parsed(Manifest, found[0], where, "a manifest", _REMEDY)
+        if (manifest.stage, manifest.key) != (ref.stage, ref.key):
+            other = one_line(f"{manifest.stage}/{manifest.key[:12]}")
+            raise IntegrityError(f"{where} is the manifest of {other}: {_REMEDY}")
         return manifest, found[1]
 
     def _is_whole(self, manifest: Manifest) -> bool:

@@ -8,22 +8,24 @@ leases/loops/<loop>.json           the process that runs a round, so that no oth
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import ValidationError
+from pydantic import AwareDatetime
 
 from rlhf_core.artifacts.aliases import move_alias, read_alias
+from rlhf_core.artifacts.documents import Document, parsed
 from rlhf_core.artifacts.leases import Holder, Lease, take_lease
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
 from rlhf_core.config.loop import ACCEPTED
-from rlhf_core.errors import ConflictError, IntegrityError
+from rlhf_core.errors import ConflictError
 
+_NUMBER = re.compile(r"(?!000000)[0-9]{6}|[1-9][0-9]{6,15}")  # as `_path` writes it
 Verdict = Literal["accepted", "refused", "skipped"]
-Document = TypeVar("Document", bound=Config)
 
 
 class RoundStart(Config):
@@ -32,7 +34,7 @@ class RoundStart(Config):
     alias_sequence: int  # of the alias `accepted` as it was then; 0: there was none
     previous_prompts: ArtifactRef | None  # of the round before, and through it of all rounds before
     prompts: ArtifactRef | None = None  # of this round; None: not known yet
-    started_at: datetime
+    started_at: AwareDatetime
     run_id: str
 
 
@@ -43,7 +45,7 @@ class RoundEnd(Config):
     record: ArtifactRef | None  # its artifact `round`; None: it was skipped
     candidate: ArtifactRef | None
     prompts: ArtifactRef | None  # of this round, or where it was skipped before it had any, of the round before
-    ended_at: datetime
+    ended_at: AwareDatetime
     run_id: str  # that finished it
 
 
@@ -60,8 +62,7 @@ class Rounds:
 
     def count(self) -> int:
         """Rounds that were started."""
-        paths = (path.split("/") for path in self._store.list(f"loops/{self._name}/"))
-        return max((int(parts[2]) for parts in paths if parts[-1] == "start.json"), default=0)
+        return max(self._numbers(), default=0)
 
     def start_of(self, number: int) -> RoundStart | None:
         return self._read(self._path(number, "start"), RoundStart)
@@ -71,7 +72,7 @@ class Rounds:
 
     def ends(self) -> list[RoundEnd]:
         """Of all rounds that have ended, in their order."""
-        return [end for number in range(1, self.count() + 1) if (end := self.end_of(number)) is not None]
+        return [end for number in self._numbers() if (end := self.end_of(number)) is not None]
 
     def current(self, run_id: str = "") -> RoundStart:
         """The round that was started and has not ended, or else the next one, which is not stored yet."""
@@ -99,7 +100,7 @@ class Rounds:
         stored = self._store.get_tagged(path)
         if stored is None:
             self._write_once(path, start)
-        elif (before := _parsed(path, stored[0], RoundStart)) != start:
+        elif (before := _document(path, stored[0], RoundStart)) != start:
             if before.model_copy(update={"prompts": start.prompts}) != start:
                 raise ConflictError(f"{path}: this round was started by another process ({before.run_id})")
             self._store.replace(path, _encoded(start), stored[1])
@@ -157,12 +158,18 @@ class Rounds:
         """Where the round keeps what its aliases, branches and files were when it was started."""
         return self._path(number, "pins")
 
+    def _numbers(self) -> list[int]:
+        """Of the rounds that were started, in order. An object with a name that we never write is no round."""
+        paths = (path.split("/") for path in self._store.list(f"loops/{self._name}/"))
+        found = [parts[2] for parts in paths if len(parts) == 4 and parts[3] == "start.json"]
+        return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
+
     def _path(self, number: int, document: str) -> str:
         return f"loops/{self._name}/{number:06}/{document}.json"
 
     def _read(self, path: str, kind: type[Document]) -> Document | None:
         data = self._store.get(path)
-        return None if data is None else _parsed(path, data, kind)
+        return None if data is None else _document(path, data, kind)
 
     def _write_once(self, path: str, document: Config) -> None:
         try:
@@ -176,8 +183,6 @@ def _encoded(document: Config) -> bytes:
     return document.model_dump_json(indent=1).encode()
 
 
-def _parsed(path: str, data: bytes, kind: type[Document]) -> Document:
-    try:
-        return kind.model_validate_json(data)
-    except ValidationError as error:
-        raise IntegrityError(f"{path} is not a {kind.__name__}: {error}") from error
+def _document(path: str, data: bytes, kind: type[Document]) -> Document:
+    what = "the start of a round" if kind is RoundStart else "the end of a round"
+    return parsed(kind, data, path, what, "copy it back from a backup, or delete it in the store")

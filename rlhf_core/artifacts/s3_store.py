@@ -23,8 +23,9 @@ from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
-from rlhf_core.artifacts.store import Paths, Store, checked_path, probe_contract
+from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
+from rlhf_core.paths import FULL
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
 _PATIENCE_SECONDS = 60.0
@@ -98,7 +99,12 @@ class S3Store(Store):
         return True
 
     def get_file(self, path: str, local_path: Path) -> None:
-        self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
+        try:
+            self._call(path, self._s3._get_file, self._full(path), str(local_path), timeout=None)
+        except StoreError as error:
+            if isinstance(error.__cause__, OSError) and error.__cause__.errno in FULL:
+                raise not_written(local_path, error.__cause__) from error
+            raise
 
     def hashed(self, path: str) -> tuple[str, int] | None:
         digest_and_size: tuple[str, int] | None = self._get(path, self._hash, timeout=None)

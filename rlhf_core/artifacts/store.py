@@ -84,10 +84,21 @@ class Store(ABC):
         return f"{type(self).__name__}({self.url!r})"
 
 
-def checked_path(path: str) -> str:
-    """Returns `path` if it is a normal relative posix path; else raises StoreError."""
+def is_path(path: str) -> bool:
+    """Whether it can name an object: a normal relative posix path."""
     parts = PurePosixPath(path).parts
-    if not parts or path != "/".join(parts) or parts[0] == "/" or ".." in parts or parts[0].startswith("."):
+    return bool(parts) and path == "/".join(parts) and not (parts[0].startswith(("/", ".")) or ".." in parts)
+
+
+def not_written(file: Path, error: OSError) -> StoreError:
+    """Of a local file that a store's object was to be copied to: the store is well."""
+    what = error.strerror or error
+    return StoreError(f"'{file}' cannot be written ({what}): free space there, or use another folder")
+
+
+def checked_path(path: str) -> str:
+    """Returns `path` if it can name an object; else raises StoreError."""
+    if not is_path(path):
         raise StoreError(f"`{path}` cannot name an object: it must be a relative path without `.`, `..` or `//`")
     return path
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from rlhf_core.artifacts.documents import first_problem
 from rlhf_core.artifacts.leases import holder_of
 from rlhf_core.artifacts.manifest import ArtifactRef, Manifest, file_digest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path, manifest_path
@@ -21,6 +22,7 @@ from rlhf_core.errors import IntegrityError, StoreError
 BLOBS = "blobs/sha256/"
 ASIDE = "damaged/"  # where repairing puts what it takes out of use
 _PARALLEL_READS = 8
+MISSING = "is missing"
 _WHOLE = "whole when it was read again: left as it is"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 
@@ -132,7 +134,9 @@ def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> tuple[Manifes
     try:
         manifest = repository.stored_manifest(ref)
     except IntegrityError as error:
-        return None, _cause(error)
+        return None, _cause(error, "is not a manifest")
+    if manifest is None and manifest_path(ref) in repository.store.list(manifest_path(ref)):
+        return None, "is a link to a file that is not there"
     if manifest is None:
         raise StoreError(f"{repository.store.url} has no artifact {ref}: `alignment artifacts` lists them")
     try:
@@ -140,7 +144,7 @@ def _manifest(repository: ArtifactRepository, ref: ArtifactRef) -> tuple[Manifes
             blob_path(sha256)
         spec = repository.read_spec(ref) if repository.has_spec(ref) else None
     except IntegrityError as error:
-        return None, str(error)
+        return None, _cause(error, "its spec.json is not a spec")
     for name, asked in () if spec is None else _asked(spec):
         if getattr(manifest, name) != asked:
             return None, f"its {name} is not that of its spec.json"
@@ -158,10 +162,9 @@ def _asked(spec: StageSpec) -> Iterator[tuple[str, Any]]:
     )
 
 
-def _cause(error: IntegrityError) -> str:
+def _cause(error: IntegrityError, what: str) -> str:
     if isinstance(error.__cause__, ValidationError):
-        first = error.__cause__.errors()[0]
-        return f"is not a manifest ({'.'.join(map(str, first['loc'])) or 'JSON'}: {first['msg'].lower()})"
+        return f"{what} ({first_problem(error.__cause__)})"
     return str(error)
 
 
@@ -179,7 +182,10 @@ def _named(manifest: Manifest) -> Iterator[tuple[str, int | None]]:
 
 
 def _hashed(repository: ArtifactRepository, sha256: str) -> tuple[str, int] | None:
-    return repository.store.hashed(f"{BLOBS}{sha256[:2]}/{sha256}")
+    try:
+        return repository.store.hashed(f"{BLOBS}{sha256[:2]}/{sha256}")
+    except IntegrityError:  # it is no file
+        return "", 0
 
 
 def _blob_damage(
@@ -189,7 +195,7 @@ def _blob_damage(
     if content is None and not sizes:
         return  # a user's file, which the next run that needs it stores again
     if content is None:
-        yield Damage(path, "is missing", users)
+        yield Damage(path, MISSING, users)
     elif content[0] != sha256:
         expected = next(iter(sizes), content[1])
         how = "other content" if content[1] == expected else f"{content[1]} of {expected} bytes"

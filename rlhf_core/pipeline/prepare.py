@@ -20,7 +20,16 @@ from rlhf_core.pipeline.preflight import Seen, look
 from rlhf_core.pipeline.preflight_effects import effect_notes
 from rlhf_core.pipeline.preflight_rounds import check_round
 from rlhf_core.pipeline.preflight_servers import ask_servers
+from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.stages.key import computing_libraries
+
+
+def require_loop(recipe: Recipe) -> None:
+    """Raises RecipeError for a recipe that has no rounds."""
+    if recipe.loop is None:
+        raise RecipeError(
+            f"the recipe {recipe.name} has no `loop`, so there are no rounds of it: add `loop`, or use `alignment run`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +63,7 @@ class Checked:
 
     def require_loop(self) -> None:
         """Raises RecipeError for a recipe that has no rounds."""
-        if self.loaded.recipe.loop is None:
-            raise RecipeError(
-                f"the recipe {self.loaded.recipe.name} has no `loop`, so there are no rounds of it: add `loop`, or use "
-                "`alignment run`"
-            )
+        require_loop(self.loaded.recipe)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
+from rlhf_core.artifacts.documents import parsed
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, MetricValue
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
@@ -63,4 +64,4 @@ def write_record(store: Store, record: RunRecord) -> None:
 
 def read_record(store: Store, run_id: str) -> RunRecord | None:
     data = store.get(record_path(run_id))
-    return None if data is None else RunRecord.model_validate_json(data)
+    return None if data is None else parsed(RunRecord, data, record_path(run_id), "the record of a run")

@@ -44,7 +44,9 @@ def _where(error: BaseException) -> str:
         folder, variable = max(inside, key=lambda item: len(item[0].parts), default=(Path(str(named)).parent, ""))
     else:
         folder, variable = min(folders, key=lambda item: shutil.disk_usage(item[0]).free)
-    move = f", or move the folder with {variable} in the environment of the cluster's nodes" if variable else ""
+    move = (
+        f", or move the folder with {variable} in the environment (of jobs: of the cluster's nodes)" if variable else ""
+    )
     return f"the disk of {folder} is full: free space there{move}"
 
 

@@ -10,8 +10,8 @@ from rlhf_core.data.vocabulary import tokens_beyond
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.folder_check import vocabulary_size
-from rlhf_core.models.merging import merge_adapter
-from rlhf_core.tools.models import named_models
+from rlhf_core.paths import user_path
+from rlhf_core.tools.models import merge, named_models
 
 
 def merge_into(adapter: str, base: str | None, target: Path) -> Path:
@@ -20,7 +20,7 @@ def merge_into(adapter: str, base: str | None, target: Path) -> Path:
     Raises StageError if `target` is there, or as `named_model` and `merge_adapter` do, or if the tokenizer has tokens
     without a row of the embedding.
     """
-    target = target.expanduser().absolute()
+    target = user_path(target).absolute()
     if target.exists():
         raise StageError(f"{target} exists already: give another folder by -o")
     if not target.parent.is_dir():
@@ -30,7 +30,7 @@ def merge_into(adapter: str, base: str | None, target: Path) -> Path:
         raise StageError(f"{adapter} is a whole model, no adapter: there is nothing to merge")
     with scratch_folder("merge", target.parent) as folder:
         built = folder / "model"
-        merge_adapter(model.folder, model.adapter, built)
+        merge(model, built)
         rows = vocabulary_size(read_config(built))
         for problem in () if rows is None else tokens_beyond(load_tokenizer(built), rows):
             raise StageError(f"{adapter}: {problem}")

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
+
+from safetensors import SafetensorError
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -20,6 +23,7 @@ from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.models.adapter_check import base_folder
 from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
 from rlhf_core.models.headers import read_object
+from rlhf_core.paths import user_path, writing_to
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
 
@@ -73,7 +77,9 @@ def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, M
 
     Raises StoreError if there is no such folder or artifact, or if it is none of `kinds`.
     """
-    path = Path(name).expanduser()
+    if not name.strip():
+        raise StoreError(f"the name of the {what} is empty: give a folder, an artifact or an alias")
+    path = user_path(name)
     if path.is_dir():
         return path.absolute(), None
     if name.startswith(_PATHS):
@@ -95,11 +101,24 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
     if model.adapter is None:
         yield model.folder
         return
-    from rlhf_core.models.merging import merge_adapter  # torch takes seconds
-
     with scratch_folder("merged") as folder:
-        merge_adapter(model.folder, model.adapter, folder)
+        merge(model, folder)
         yield folder
+
+
+def merge(model: NamedModel, folder: Path) -> None:
+    """`merge_adapter`; raises StageError also if `folder` has no room.
+
+    What libraries print goes to standard error: standard output is that of the command.
+    """
+    assert model.adapter is not None, "asked by the callers"
+    with redirect_stdout(sys.stderr), writing_to(folder):
+        from rlhf_core.models.merging import merge_adapter  # torch takes seconds
+
+        try:
+            merge_adapter(model.folder, model.adapter, folder)
+        except SafetensorError as error:  # such as of a full disk, which it does not name
+            raise StageError(f"'{folder}': the merged weights cannot be written ({error})") from error
 
 
 def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -12,6 +13,7 @@ from pydantic import ValidationError
 from rlhf_core.config.base import Config
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.pipeline.mistakes import sentence
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml
 
 C = TypeVar("C", bound=Config)
@@ -29,7 +31,9 @@ def _validated(config: type[C], values: Mapping[str, Any], called: Callable[[str
     try:
         return config.model_validate_json(json.dumps(values))
     except ValidationError as error:
-        raise RecipeError("; ".join(_sentence(config, problem, called) for problem in error.errors())) from error
+        raise RecipeError(
+            "; ".join(_sentence(config, values, problem, called) for problem in error.errors())
+        ) from error
 
 
 def engine_config(given: Sequence[str], *, max_length: int, engines: int = 1) -> RolloutEngineConfig:
@@ -50,10 +54,16 @@ def engine_config(given: Sequence[str], *, max_length: int, engines: int = 1) ->
     return _validated(RolloutEngineConfig, values, lambda key: f"--rollout {key}")
 
 
-def _sentence(config: type[Config], problem: Mapping[str, Any], called: Callable[[str], str]) -> str:
+def _sentence(
+    config: type[Config], values: Mapping[str, Any], problem: Mapping[str, Any], called: Callable[[str], str]
+) -> str:
     if not problem["loc"]:
         return str(problem["msg"]).removeprefix("Value error, ")
     key = str(problem["loc"][0])
     if problem["type"] == "extra_forbidden":
         return f"{called(key)}: there is no such setting{did_you_mean(key, config.model_fields)}"
-    return f"{called(key)} is {problem['input']!r}: {problem['msg'].removeprefix('Value error, ')}"
+    # In the words that recipes have for it, where the same settings stand below a stage.
+    place = ("evaluation", "sampling" if config is SamplingConfig else "rollout")
+    inside = {place[0]: {place[1]: values}}
+    _, said = sentence(inside, {**problem, "loc": (*place, *problem["loc"])})
+    return re.sub(rf"`{'.'.join(place)}\.([^`]*)`", lambda found: called(found[1]), said)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -49,7 +50,7 @@ def test_a_model_of_the_hub(tmp_path: Path) -> None:
     assert base.model_dump()["source"] == {"type": "hub", "repository": "some/thing", "revision": "main"}
 
 
-@pytest.mark.parametrize("name", ["nowhere", "./some/thing", "a/b/c", "/tmp/no such"])
+@pytest.mark.parametrize("name", ["nowhere", "a b/c d: }", "./some/thing", "a/b/c", "/tmp/no such"])
 def test_no_model(tmp_path: Path, name: str) -> None:
     done = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", name])
     assert done.exit_code == 1
@@ -69,3 +70,21 @@ def test_nothing_is_overwritten(tmp_path: Path, model: Path, existing: str) -> N
     assert done.exit_code == 1
     assert f"error: {target} exists already" in done.output
     assert (target if target.is_file() else target / "recipe.yaml").read_text() == "kept"
+
+
+def test_a_failure_leaves_nothing_that_is_in_the_way_of_the_next_try(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    odd = tmp_path / os.fsdecode(b"\xff")
+    odd.mkdir()
+    (tmp_path / "link").symlink_to(odd)
+    done = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", str(tmp_path / "link")])
+    assert (done.exit_code, "its name is not UTF-8" in done.output) == (1, True)
+    empty = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", ""])
+    assert (empty.exit_code, "error: --model is empty" in empty.output) == (1, True)
+    assert not (tmp_path / "mine").exists()
+    (tmp_path / "mine").mkdir()
+    monkeypatch.chdir(tmp_path / "mine")  # an empty folder will do, the current one too
+    assert CliRunner().invoke(app, ["init", "sft", ".", "--model", "some/thing"]).exit_code == 0
+    assert Path("recipe.yaml").is_file()
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("alignment-scratch")]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import resource
 import shutil
 import signal
 import socket
@@ -18,6 +19,7 @@ from transformers import AutoModelForCausalLM
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
+from deployments.cli.sampling import written
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
@@ -81,6 +83,12 @@ def test_an_adapter_is_merged_into_the_base_that_it_names(folder: Path, adapter:
     assert refused("merge", str(adapter)).endswith("lora-merged exists already: give another folder by -o")
 
 
+def test_a_merged_model_of_the_current_folder_has_its_name(adapter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(Path(shutil.copytree(adapter, "mine")))
+    Path("mine-merged").mkdir()
+    assert refused("merge", ".").endswith("mine/mine-merged exists already: give another folder by -o")
+
+
 def test_artifacts_are_merged_by_their_names(folder: Path, adapter: Path, repository: ArtifactRepository) -> None:
     base = repository.publish(manifest("base", "base", kind=Kind.BASE_MODEL), folder)
     made = manifest("lora", kind=Kind.ADAPTER, parents={"model": base.ref})
@@ -126,7 +134,13 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
         (("generate", "MODEL"), "error: standard input: there is no prompt in it"),
         (("generate", "MODEL", "--temperature", "3"), "error: --temperature is 3.0: it must be from 0 to 2: .*greedy"),
         (("chat", "MODEL", "--rollout", "max_lenth=9"), "error: --rollout max_lenth: .*did you mean `max_length`"),
-        (("chat", "MODEL", "--rollout", "compiled=2"), "error: --rollout compiled is 2: "),
+        (("chat", "MODEL", "--rollout", "compiled=2"), "error: --rollout compiled is 2: it must be true or false"),
+        (
+            ("chat", "MODEL", "--rollout", "max_length=[1,[2]]"),
+            r"max_length is the list \[1, \[2\]\]: it must be a whole",
+        ),
+        (("chat", "~nobody-here/x"), "error: ~nobody-here/x: ~nobody-here is the home folder of nobody here"),
+        (("chat", ""), "error: the name of the model is empty"),
         (("chat", "MODEL", "--rollout", "compiled"), "error: --rollout compiled: write it as key=value"),
         (
             ("chat", "MODEL", "--chat-template", "chatlm"),
@@ -167,3 +181,29 @@ def test_what_is_interrupted_leaves_no_file(folder: Path) -> None:
         assert process.wait(60) == 130
     assert os.listdir() == ["out.jsonl"]
     assert Path("out.jsonl").read_text() == "before"
+
+
+def test_completions_replace_the_file_that_a_link_leads_to_and_no_device(tmp_path: Path) -> None:
+    Path("real").write_text("before")
+    Path("link").symlink_to("real")
+    with written(Path("link")) as file:
+        file.write("after")
+        assert Path("real").read_text() == "before"
+    assert (Path("link").is_symlink(), Path("real").read_text(), len(list(Path().iterdir()))) == (True, "after", 2)
+    device = Path("/dev/null").stat().st_rdev
+    with written(Path("/dev/null")) as file:
+        file.write("after")
+    assert Path("/dev/null").stat().st_rdev == device
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), written(Path("/dev/full")) as file:
+        file.write("after")
+
+
+def test_a_merged_model_without_room_leaves_nothing(adapter: Path) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))
+    try:
+        said = refused("merge", str(adapter), "-o", "merged")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert re.search(r"/model': the merged weights cannot be written \(.*File too large", said), said
+    assert list(Path().iterdir()) == []

@@ -46,6 +46,8 @@ def test_damage_is_shown_asked_about_taken_out_of_use_and_computed_again_by_the_
         assert f"{path}" in found.output
         assert "other content" in found.output
         assert "error: 1 object damaged: `alignment repair` takes" in found.output
+    unanswered = runner.invoke(app, ["repair"], input="")
+    assert (unanswered.exit_code, "nothing was changed: give --yes" in unanswered.output) == (1, True)
     for arguments, answer in ((["--dry-run"], ""), ([], "n\n")):
         done = runner.invoke(app, ["repair", *arguments], input=answer)
         assert done.exit_code == 0
@@ -54,6 +56,25 @@ def test_damage_is_shown_asked_about_taken_out_of_use_and_computed_again_by_the_
     assert f"{path}: moved to damaged/{path}" in done.output
     assert f"{made.ref} will be computed again by `alignment run tiny sft.epochs=2` (run r1)" in done.output
     assert repository.manifest(made.ref) is None
+    gone = runner.invoke(app, ["verify"])
+    assert (gone.exit_code, "error: 1 object missing: `alignment repair` puts back" in gone.output) == (1, True)
     published(repository, tmp_path / "again", "one")
     whole = runner.invoke(app, ["verify"])
     assert (whole.exit_code, "2 artifacts, 2 blobs, 8 bytes read: all whole" in whole.output) == (0, True)
+
+
+@pytest.mark.parametrize(
+    ("url", "sentence"),
+    [
+        ("nothing", "is empty: correct ALIGNMENT_STORE, or run a recipe first"),
+        ("a file", "is a file, not a folder: correct ALIGNMENT_STORE"),
+        ("nothing ", "begins or ends with a space: correct ALIGNMENT_STORE"),
+    ],
+)
+def test_what_is_no_store_is_not_called_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, url: str, sentence: str
+) -> None:
+    (tmp_path / "a file").write_text("")
+    monkeypatch.setenv("ALIGNMENT_STORE", f"{tmp_path}/{url}")
+    done = CliRunner().invoke(app, ["verify"])
+    assert (done.exit_code, sentence in done.output) == (1, True)

@@ -228,3 +228,9 @@ def test_a_request_that_takes_longer_than_the_patience_is_repeated(
     assert reading.result() == b"one"
     assert uploading.result()
     assert store.get("uploaded") == b"file"
+
+
+def test_a_full_disk_of_the_copy_is_not_said_of_the_store(store: Store) -> None:
+    store.put("a", b"one")
+    with pytest.raises(StoreError, match=r"^'/dev/full' cannot be written \(.*No space left on device\)"):
+        store.get_file("a", Path("/dev/full"))

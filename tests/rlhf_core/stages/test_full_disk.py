@@ -28,8 +28,8 @@ def test_the_folder_and_its_variable_are_named(cache: Path, as_text: bool) -> No
     error.__cause__ = None if as_text else full
     said = str(explained(error))
     assert said.startswith(
-        f"the disk of {cache} is full: free space there, or move the folder with ALIGNMENT_CACHE in the environment of "
-        "the cluster's nodes ("
+        f"the disk of {cache} is full: free space there, or move the folder with ALIGNMENT_CACHE in the environment "
+        "(of jobs: of the cluster's nodes) ("
     )
 
 

@@ -1,0 +1,82 @@
+"""What a command says of failures that are not its own: of standard streams, disks and files."""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from rlhf_core.errors import AlignmentError, RecipeError, StackError, one_line
+from rlhf_core.stages.full_disk import explained
+
+_TOO_LARGE = re.compile(r"\[Errno 27\]|os error 27\b")  # also of libraries that raise errors of their own
+_OUTPUT = "standard output"
+_STREAMS = {"stdin": ("input", "</dev/null"), "stdout": ("output", ">/dev/null"), "stderr": ("error", "2>/dev/null")}
+
+
+class _StandardOutput(io.FileIO):
+    """Names itself in its errors, as every other file does."""
+
+    def write(self, data: Any) -> int:
+        try:
+            return super().write(data)
+        except OSError as error:
+            error.filename = _OUTPUT
+            raise
+
+
+def prepare_streams() -> None:
+    """Raises StackError for a closed standard stream: the next file that is opened would take its place."""
+    for name, (what, instead) in _STREAMS.items():
+        if getattr(sys, name) is None:
+            raise StackError(f"standard {what} is closed: give the command one, such as {instead}")
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # signs that the terminal's encoding lacks
+    before = sys.stdout
+    if isinstance(before, io.TextIOWrapper) and type(getattr(before.buffer, "raw", before.buffer)) is io.FileIO:
+        raw = _StandardOutput(before.fileno(), "w", closefd=False)
+        by_lines = before.line_buffering or before.write_through  # PYTHONUNBUFFERED
+        sys.stdout = io.TextIOWrapper(io.BufferedWriter(raw), before.encoding, before.errors, line_buffering=by_lines)
+
+
+def require_unicode(arguments: Sequence[str]) -> None:
+    """Raises RecipeError for an argument that no recipe, store or server can hold."""
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError as error:
+            shown = one_line(argument)
+            raise RecipeError(f"the argument `{shown}` is not UTF-8: write it anew, or rename the file") from error
+
+
+def explanation(error: Exception) -> str | None:
+    """An error of the machine, or of a library about it, in one sentence; None: it is a defect. Empty: a reader that
+    has had enough closed the pipe."""
+    if isinstance(error, AlignmentError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename == _OUTPUT:
+        _drop_output()
+        what = f"standard output cannot be written ({error.strerror}): free space there, or give it another file"
+        return "" if error.errno == errno.EPIPE else what
+    if _TOO_LARGE.search(str(error)):
+        place = getattr(error, "filename", None) or "a file"
+        return f"{place} may not grow as it has to (`ulimit -f` says how far): raise the limit"
+    if isinstance(error, FileNotFoundError) and error.filename is None:  # of `tempfile`, which has tried to write there
+        return f"{error.strerror}: free space there, or set TMPDIR to a folder that can be written"
+    if (full := explained(error)) is not error:
+        return str(full)
+    if isinstance(error, OSError) and error.filename is not None:
+        return f"{error.filename}: {error.strerror}: correct the path, or what may be done there"
+    return None
+
+
+def _drop_output() -> None:
+    """What is still to be written would fail again when Python ends."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.__stdout__.fileno() if sys.__stdout__ is not None else 1)
+    os.close(null)

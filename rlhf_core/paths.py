@@ -1,0 +1,40 @@
+"""Paths as a person gives them, and why one cannot be used."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from rlhf_core.errors import RecipeError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing more can be written
+
+
+def user_path(path: str | Path) -> Path:
+    """`path`, with the home folder that `~` or `~name` stands for. Raises RecipeError if nobody is called so."""
+    try:
+        return Path(path).expanduser()
+    except RuntimeError as error:
+        user = Path(path).parts[0]
+        raise RecipeError(f"{path}: {user} is the home folder of nobody here; write ./{user} for a folder") from error
+
+
+def resolved(path: str | Path) -> Path:
+    """`user_path`, absolute and without links. Raises RecipeError for a link that leads to itself."""
+    try:
+        return user_path(path).resolve()
+    except RuntimeError as error:
+        raise RecipeError(f"{path}: this link leads to itself: correct it, or give another path") from error
+
+
+@contextmanager
+def writing_to(path: Path) -> Iterator[None]:
+    """The error of a full disk, which names no file where one is written to, is said of `path`."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in FULL:
+            error.filename = error.filename or str(path.absolute())
+        raise
