@@ -12,6 +12,7 @@ import typer
 
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import RecipeError
+from rlhf_core.paths import user_path
 
 app = typer.Typer()
 
@@ -48,7 +49,7 @@ def init(
 
 def model_source(model: str) -> str:
     """`base.source` in YAML. Raises RecipeError if `model` is no folder and no name of the hub."""
-    path = Path(model).expanduser()
+    path = user_path(model, RecipeError)
     if path.is_dir():
         return f"{{type: folder, path: {json.dumps(str(path.resolve()), ensure_ascii=False)}}}"
     owner, slash, name = model.partition("/")

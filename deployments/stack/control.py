@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -29,7 +28,7 @@ from deployments.stack.ports import ListeningPort, listening_ports
 from deployments.stack.processes import end, processes_of
 from deployments.stack.registration import register_deployments
 from deployments.stack.services import certificate_folder, services
-from deployments.stack.settings import SHORT, Stack, open_stack, write_private
+from deployments.stack.settings import SHORT, Stack, open_stack, stored_ports, write_private
 from deployments.stack.starting import await_all, problem_of, timeout
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
 from rlhf_core.artifacts.scratch import sweep
@@ -262,10 +261,7 @@ def _make_link(folder: Path, link: Path) -> None:
 
 def _weed_sockets(folder: Path) -> list[Path]:
     """The sockets that SeaweedFS leaves in /tmp when it is killed; its ports are in their names."""
-    file = folder / "ports.json"
-    if not file.is_file():
-        return []
-    ports = json.loads(file.read_text(encoding="utf-8"))
+    ports = stored_ports(folder)
     return [
         socket
         for name, port in ports.items()

@@ -10,7 +10,9 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from deployments.stack.files import read_variables
 from rlhf_core.errors import StackError
+from rlhf_core.paths import user_path
 from rlhf_core.pipeline.loading import RECIPES_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -47,9 +49,14 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
+    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository. Raises StackError."""
     chosen = os.environ.get("ALIGNMENT_STACK_DIR")
-    return Path(chosen).expanduser().resolve() if chosen else REPOSITORY / ".local-stack"
+    if not chosen:
+        return REPOSITORY / ".local-stack"
+    try:
+        return user_path(chosen, StackError).resolve()
+    except RuntimeError as error:  # a link to itself
+        raise StackError(f"ALIGNMENT_STACK_DIR={chosen}: its links lead in a circle: set it to a folder") from error
 
 
 def environment_file(folder: Path) -> Path:
@@ -57,12 +64,9 @@ def environment_file(folder: Path) -> Path:
 
 
 def recorded_environment(folder: Path) -> dict[str, str]:
-    """The variables written by the last `up`; empty if there was none."""
+    """The variables written by the last `up`; empty if there was none. Raises StackError if the file is damaged."""
     file = environment_file(folder)
-    if not file.is_file():
-        return {}
-    pairs = (line.partition("=")[::2] for line in file.read_text(encoding="utf-8").splitlines() if line)
-    return dict(pairs)
+    return read_variables(file) if file.is_file() else {}
 
 
 def stack_environment() -> dict[str, str]:

@@ -6,10 +6,10 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
+from rlhf_core.paths import user_path
 
 STORE_VARIABLE = "ALIGNMENT_STORE"
 
@@ -26,7 +26,7 @@ def open_store(url: str) -> Store:
     path = url.removeprefix("file://")
     if "://" in path:
         raise StoreError(f"{url}: unknown kind of store, give s3://bucket/prefix or the path of a folder")
-    folder = Path(path).expanduser()
+    folder = user_path(path)
     if not path or not folder.is_absolute():
         # Jobs run in another folder than the process that submits them: a relative path would be another store there.
         raise StoreError(

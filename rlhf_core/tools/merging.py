@@ -11,6 +11,7 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.folder_check import vocabulary_size
 from rlhf_core.models.merging import merge_adapter
+from rlhf_core.paths import user_path
 from rlhf_core.tools.models import named_models
 
 
@@ -20,7 +21,7 @@ def merge_into(adapter: str, base: str | None, target: Path) -> Path:
     Raises StageError if `target` is there, or as `named_model` and `merge_adapter` do, or if the tokenizer has tokens
     without a row of the embedding.
     """
-    target = target.expanduser().absolute()
+    target = user_path(str(target), StageError).absolute()
     if target.exists():
         raise StageError(f"{target} exists already: give another folder by -o")
     if not target.parent.is_dir():

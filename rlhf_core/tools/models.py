@@ -20,6 +20,7 @@ from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.models.adapter_check import base_folder
 from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
 from rlhf_core.models.headers import read_object
+from rlhf_core.paths import user_path
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
 
@@ -73,7 +74,7 @@ def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, M
 
     Raises StoreError if there is no such folder or artifact, or if it is none of `kinds`.
     """
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.is_dir():
         return path.absolute(), None
     if name.startswith(_PATHS):
