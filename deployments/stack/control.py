@@ -22,6 +22,7 @@ from deployments.stack.environment import (
     external_services,
     merged_environment,
     recorded_environment,
+    require_api_url,
     stack_folder,
 )
 from deployments.stack.ports import ListeningPort, listening_ports
@@ -220,6 +221,8 @@ def _sessions(supervisor: Supervisor) -> list[int]:
 
 
 def _check_external(external: frozenset[str]) -> None:
+    if "prefect" in external:
+        require_api_url(os.environ["PREFECT_API_URL"])
     if "s3" in external and not os.environ.get("ALIGNMENT_STORE"):
         raise StackError(
             "AWS_ENDPOINT_URL names an S3 server, so none is started: "

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from deployments.stack.files import read_variables
-from rlhf_core.errors import StackError
+from rlhf_core.errors import StackError, one_line
 from rlhf_core.paths import user_path
 from rlhf_core.pipeline.loading import RECIPES_VARIABLE
 
@@ -105,6 +106,20 @@ def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, st
         elif service_of_name in owned:
             merged[name] = value
     return merged
+
+
+def require_api_url(url: str | None) -> None:
+    """Raises StackError if it is no address."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
+        good = good and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port or an IPv6 address that is none
+        good = False
+    if not good:
+        raise StackError(f"PREFECT_API_URL={one_line(url)} is no address of a server, such as http://host:4200/api")
 
 
 def load_stack_environment() -> None:

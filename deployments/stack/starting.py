@@ -54,7 +54,7 @@ def problem_of(service: Service) -> str:
 
     try:
         service.check()
-    except (OSError, httpx.HTTPError, BotoCoreError, ClientError) as error:
+    except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, BotoCoreError, ClientError) as error:
         return (str(error) or type(error).__name__).splitlines()[0]
     return ""
 
