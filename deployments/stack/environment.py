@@ -55,7 +55,7 @@ def stack_folder() -> Path:
     if not chosen:
         return REPOSITORY / ".local-stack"
     try:
-        return user_path(chosen, StackError).resolve()
+        return user_path(chosen, StackError, "ALIGNMENT_STACK_DIR").resolve()
     except RuntimeError as error:  # a link to itself
         raise StackError(f"ALIGNMENT_STACK_DIR={chosen}: its links lead in a circle: set it to a folder") from error
 

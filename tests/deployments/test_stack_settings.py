@@ -121,7 +121,10 @@ def test_a_damaged_file_is_named(
 def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     circle = tmp_path / "circle"
     circle.symlink_to(circle)
-    for folder, said in ((str(circle), "in a circle"), ("~nouser/x", "there is no home folder of ~nouser")):
+    for folder, said in (
+        (str(circle), "in a circle"),
+        ("~nouser/x", "ALIGNMENT_STACK_DIR=~nouser/x: there is no home folder of ~nouser"),
+    ):
         monkeypatch.setenv("ALIGNMENT_STACK_DIR", folder)
         with pytest.raises(StackError, match=said):
             stack_folder()
