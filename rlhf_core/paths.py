@@ -12,21 +12,32 @@ from rlhf_core.errors import RecipeError
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing more can be written
 
 
-def user_path(path: str | Path) -> Path:
-    """`path`, with the home folder that `~` or `~name` stands for. Raises RecipeError if nobody is called so."""
+def user_path(path: str | Path, variable: str = "") -> Path:
+    """`path`, with the home folder that `~` or `~name` stands for. variable: of the environment, which holds it.
+
+    Raises RecipeError if nobody is called so.
+    """
     try:
         return Path(path).expanduser()
     except RuntimeError as error:
         user = Path(path).parts[0]
-        raise RecipeError(f"{path}: {user} is the home folder of nobody here; write ./{user} for a folder") from error
+        raise RecipeError(
+            f"{_named(path, variable)}: {user} is the home folder of nobody here; write ./{user} for a folder"
+        ) from error
 
 
-def resolved(path: str | Path) -> Path:
+def resolved(path: str | Path, variable: str = "") -> Path:
     """`user_path`, absolute and without links. Raises RecipeError for a link that leads to itself."""
     try:
-        return user_path(path).resolve()
+        return user_path(path, variable).resolve()
     except RuntimeError as error:
-        raise RecipeError(f"{path}: this link leads to itself: correct it, or give another path") from error
+        raise RecipeError(
+            f"{_named(path, variable)}: this link leads to itself: correct it, or give another path"
+        ) from error
+
+
+def _named(path: str | Path, variable: str) -> str:
+    return f"{variable}={path}" if variable else str(path)
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from prefect.states import Cancelled, Cancelling
 from rich.console import Console
 
 from deployments.cli.live_view import NodeView, View, view
-from deployments.cli.prefect_server import asking_for, prefect_api
+from deployments.cli.prefect_server import answers_of, asking_for, prefect_api
 from deployments.cli.waiting import awaited
 from deployments.stack.automations import SILENT
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -64,7 +64,7 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
     run_id = _start(api, deployment, parameters)
     url = f"{api.removesuffix('/api')}/runs/flow-run/{run_id}"
     console.print(f"run {url}", soft_wrap=True, highlight=False)
-    with get_client(sync_client=True) as client, view(console) as run_view:
+    with answers_of(api), get_client(sync_client=True) as client, view(console) as run_view:
         run = _FollowedRun(client, run_id, nodes, run_view)
         try:
             state = run.follow()

@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from deployments.cli.console import console
+from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_page
 from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
 from deployments.cli.tables import plan_table
@@ -34,6 +35,7 @@ def loop(
     planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
 
+    import_prefect()
     from deployments.cli.following import follow  # Prefect takes a second to import, and `rounds` does not need it
 
     parameters = {"recipe": absolute(recipe), "overrides": settings, "rounds": rounds}
@@ -87,11 +89,14 @@ def schedule(
     off: Annotated[bool, typer.Option("--off", help="remove the loop's schedule; a running round is finished")] = False,
 ) -> None:
     """Runs one round of a loop at a time, on a schedule; a second call for the same loop replaces it."""
-    from deployments.cli.scheduling import Schedule, remove_schedule, schedules, set_schedule  # imports Prefect
+    import_prefect()
+    from deployments.cli.scheduling import Schedule, remove_schedule, require_a_loop, schedules, set_schedule
 
-    if recipe is not None and off:
+    if recipe is None:
+        require_a_loop(off=off, cron=cron, every=every, overrides=overrides or [])
+    elif off:
         remove_schedule(load_recipe(recipe).recipe.name)
-    elif recipe is not None:
+    else:
         settings = overrides or []
         prepared = prepare(recipe, settings)
         prepared.require_loop()

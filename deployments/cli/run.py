@@ -12,6 +12,7 @@ from rich.text import Text
 
 from deployments.cli.cluster_gpus import gpu_notes
 from deployments.cli.console import console
+from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_report
 from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
 from rlhf_core.artifacts.manifest import Kind, Manifest
@@ -78,6 +79,7 @@ def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] 
     planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
 
+    import_prefect()
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it
 
     parameters = {"recipe": absolute(recipe), "overrides": settings}

@@ -55,7 +55,7 @@ def generate(
     model: Model,
     prompts: Annotated[str, typer.Argument(help="a data file of the format `prompts`, or - for JSON lines")] = "-",
     out: Annotated[Path | None, typer.Option("--out", "-o", help="a file; by default standard output")] = None,
-    samples: Annotated[int, typer.Option("--samples", "-n", min=1, help="completions of each prompt")] = 1,
+    samples: Annotated[int, typer.Option("--samples", "-n", min=1, max=100_000, help="completions of each prompt")] = 1,
     lines: Annotated[bool, typer.Option("--lines", help="each line of PROMPTS is the text of a prompt")] = False,
     system: System = None,
     temperature: Temperature = 1.0,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
+from zoneinfo import available_timezones
 
+from prefect._vendor.croniter import CroniterBadDateError, CroniterError, croniter  # as the server reads it
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.actions import DeploymentScheduleCreate
 from prefect.client.schemas.objects import DeploymentSchedule
@@ -16,9 +18,10 @@ from prefect.client.schemas.schedules import CronSchedule, IntervalSchedule
 from pydantic import ValidationError
 
 from deployments.cli.prefect_server import asking_for, prefect_api
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, did_you_mean
 
 DEPLOYMENT = "iterative-dpo/scheduled"
+_SHORTEST, _LONGEST = 0.1, 1_000_000  # minutes between two rounds
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,13 +37,25 @@ class Schedule:
         """Raises RecipeError unless it says when, once and as Prefect can read it."""
         if bool(self.cron) == bool(self.every):
             raise RecipeError("say when by either --cron, such as '0 3 * * *', or --every, minutes between two rounds")
+        if self.every:
+            if not _SHORTEST <= self.every <= _LONGEST:  # nan is not
+                raise RecipeError(f"--every is {self.every:g}: it must be from {_SHORTEST} to {_LONGEST} minutes")
+            return IntervalSchedule(interval=timedelta(minutes=self.every), anchor_date=datetime.now(UTC))
+        if self.timezone not in (zones := {"UTC", *available_timezones()}):
+            raise RecipeError(
+                f"--timezone {self.timezone!r}: there is no such time zone{did_you_mean(self.timezone, zones)}: give "
+                "one such as Europe/Berlin"
+            )
         try:
-            if self.every:
-                return IntervalSchedule(interval=timedelta(minutes=self.every), anchor_date=datetime.now(UTC))
-            return CronSchedule(cron=self.cron, timezone=self.timezone)
-        except ValidationError as error:
-            said = error.errors()[0]["msg"].removeprefix("Value error, ")
-            raise RecipeError(f"--cron {self.cron!r}, --timezone {self.timezone!r}: {said}") from error
+            schedule = CronSchedule(cron=self.cron, timezone=self.timezone)
+            croniter(self.cron, datetime.now(UTC)).get_next()  # type: ignore[no-untyped-call]
+        except CroniterBadDateError:
+            raise RecipeError(f"--cron {self.cron!r}: there is no such day, so no round would ever run") from None
+        except (ValidationError, CroniterError) as error:
+            raise RecipeError(
+                f"--cron {self.cron!r} is no cron expression: give five fields, such as '0 3 * * *' for each night at 3"
+            ) from error
+        return schedule
 
 
 class ScheduleRow(NamedTuple):
@@ -49,6 +64,15 @@ class ScheduleRow(NamedTuple):
     active: str
     recipe: str
     overrides: str
+
+
+def require_a_loop(*, off: bool, cron: str, every: float, overrides: Sequence[str]) -> None:
+    """Of a call that names no recipe. Raises RecipeError if it is to do more than to list the schedules."""
+    if off or cron or every or overrides:
+        given = "--off" if off else "--cron" if cron else "--every" if every else overrides[0]
+        raise RecipeError(
+            f"{given} needs a recipe: name the loop that is meant, as in `alignment schedule my-loop.yaml`"
+        )
 
 
 def set_schedule(schedule: Schedule) -> None:

@@ -13,18 +13,19 @@ from deployments.cli.sampling import Base, Model, Precision, Rollout, Template, 
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import Dtype
+from rlhf_core.errors import StageError
 from rlhf_core.models.folder import stored_dtype
-from rlhf_core.serving.processes import RewardApplication, serve
+from rlhf_core.serving.processes import RewardApplication, listening, serve
 from rlhf_core.serving.settings import Serving, require_reward_model
 from rlhf_core.tools.model_server import Address, running_server, served_model
-from rlhf_core.tools.models import chat_tokenizer, found_folder, named_models, whole_model
+from rlhf_core.tools.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
 
 app = typer.Typer()
 
 TOKEN_VARIABLE = "ALIGNMENT_SERVE_TOKEN"  # noqa: S105  # the name of it
 
 MODEL = typer.Argument(help="a reward model: a folder, stage/key (the first digits are enough), or an alias")
-WORKERS = typer.Option(min=1, help="processes, each with the whole model; one that dies is started again")
+WORKERS = typer.Option(min=1, max=256, help="processes, each with the whole model; one that dies is started again")
 
 
 @app.command("serve-reward")
@@ -35,25 +36,28 @@ def serve_reward(
     workers: Annotated[int, WORKERS] = 1,
     dtype: Annotated[Dtype | None, typer.Option(help="precision; by default that of the weights")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="do not normalise by the stored mean and deviation")] = False,
-    tokens_per_batch: Annotated[int, typer.Option(min=1, help="tokens of one forward")] = 16384,
-    max_texts: Annotated[int, typer.Option(min=1, help="texts of one request")] = 4096,
-    max_mib: Annotated[int, typer.Option(min=1, help="size of one request")] = 64,
+    tokens_per_batch: Annotated[int, typer.Option(min=1, max=10_000_000, help="tokens of one forward")] = 16384,
+    max_texts: Annotated[int, typer.Option(min=1, max=1_000_000, help="texts of one request")] = 4096,
+    max_mib: Annotated[int, typer.Option(min=1, max=65536, help="size of one request")] = 64,
 ) -> None:
     """Serves the rewards of a reward model until Ctrl-C: POST /score, POST /get_reward (OpenRLHF's form), GET /health.
 
     Requests need a token: that of the environment variable ALIGNMENT_SERVE_TOKEN, or one that is made and printed.
     """
-    folder, manifest = found_folder(model, {Kind.REWARD_MODEL}, "reward model")
-    require_reward_model(folder, normalize=not raw)
     token, shown = _token()
-    key = manifest.key if manifest is not None else None
-    serving = Serving(
-        folder, model, token, dtype or stored_dtype(folder), max(1, (os.cpu_count() or 1) // workers), key,
-        normalize=not raw, tokens_per_batch=tokens_per_batch, max_texts=max_texts, max_bytes=max_mib * 2**20,
-    )  # fmt: skip
-    typer.echo(f"url      {Address(host, port).url}/score")
-    typer.echo(f"header   Authorization: Bearer {shown}")
-    serve(RewardApplication(serving), host, port, workers)
+    with listening(host, port) as listener:
+        folder, manifest = found_folder(model, {Kind.REWARD_MODEL}, "reward model")
+        require_reward_model(folder, normalize=not raw)
+        if manifest is None:
+            require_whole(model, folder, reward_model=True)
+        key = manifest.key if manifest is not None else None
+        serving = Serving(
+            folder, model, token, dtype or stored_dtype(folder), max(1, (os.cpu_count() or 1) // workers), key,
+            normalize=not raw, tokens_per_batch=tokens_per_batch, max_texts=max_texts, max_bytes=max_mib * 2**20,
+        )  # fmt: skip
+        typer.echo(f"url      {Address(host, port).url}/score")
+        typer.echo(f"header   Authorization: Bearer {shown}")
+        serve(RewardApplication(serving), listener, workers)
 
 
 @app.command("serve")
@@ -72,10 +76,10 @@ def serve_model(
     For example: alignment serve support-bot/champion --port 8001 --rollout max_length=8192
     """
     end_in_order()
+    token, shown = _token()
     address = Address(host, port)
     address.listener().close()  # it is free
     (named,) = named_models([model], base)
-    token, shown = _token()
     with whole_model(named) as folder:
         tokenizer = chat_tokenizer(model, folder, chat_template)
         served = served_model(model, folder, tokenizer, dtype, rollout or [], token=token)
@@ -90,8 +94,13 @@ def serve_model(
 
 
 def _token() -> tuple[str, str]:
-    """The token of a server, and how it is shown."""
+    """The token of a server, and how it is shown. Raises StageError if no header could have it."""
     if given := os.environ.get(TOKEN_VARIABLE, "").strip():
+        if not all("!" <= sign <= "~" for sign in given):
+            raise StageError(
+                f"{TOKEN_VARIABLE} has a sign that no HTTP header can have in a token: set it to printable ASCII "
+                "without spaces, such as `openssl rand -hex 32` prints"
+            )
         return given, f"${TOKEN_VARIABLE}"
     made = secrets.token_urlsafe(32)
     return made, made

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 import tempfile
@@ -23,13 +22,14 @@ from deployments.stack.environment import (
     external_services,
     merged_environment,
     recorded_environment,
+    require_api_url,
     stack_folder,
 )
 from deployments.stack.ports import ListeningPort, listening_ports
 from deployments.stack.processes import end, processes_of
 from deployments.stack.registration import register_deployments
 from deployments.stack.services import certificate_folder, services
-from deployments.stack.settings import SHORT, Stack, open_stack, write_private
+from deployments.stack.settings import SHORT, Stack, open_stack, stored_ports, write_private
 from deployments.stack.starting import await_all, problem_of, timeout
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
 from rlhf_core.artifacts.scratch import sweep
@@ -221,6 +221,8 @@ def _sessions(supervisor: Supervisor) -> list[int]:
 
 
 def _check_external(external: frozenset[str]) -> None:
+    if "prefect" in external:
+        require_api_url(os.environ["PREFECT_API_URL"])
     if "s3" in external and not os.environ.get("ALIGNMENT_STORE"):
         raise StackError(
             "AWS_ENDPOINT_URL names an S3 server, so none is started: "
@@ -262,10 +264,7 @@ def _make_link(folder: Path, link: Path) -> None:
 
 def _weed_sockets(folder: Path) -> list[Path]:
     """The sockets that SeaweedFS leaves in /tmp when it is killed; its ports are in their names."""
-    file = folder / "ports.json"
-    if not file.is_file():
-        return []
-    ports = json.loads(file.read_text(encoding="utf-8"))
+    ports = stored_ports(folder)
     return [
         socket
         for name, port in ports.items()

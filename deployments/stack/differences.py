@@ -11,6 +11,7 @@ import psutil
 
 from deployments.stack.environment import SELECTORS
 from deployments.stack.settings import PORTS, Stack
+from rlhf_core.errors import StackError
 
 # Variables that change what the services, flows or jobs do.
 _PREFIXES = (
@@ -74,7 +75,14 @@ def _commands(running: str, wanted: str) -> dict[str, tuple[str, str]]:
     parsed = []
     for text in (running, wanted):
         parser = configparser.RawConfigParser()
-        parser.read_string(text)
-        parsed.append({s: _VARYING_FLAGS.sub("", parser[s]["command"]) for s in parser.sections() if "program" in s})
+        try:
+            parser.read_string(text)
+            commands = {s: parser.get(s, "command") for s in parser.sections() if "program" in s}
+        except configparser.Error as error:
+            raise StackError(
+                "supervisord.conf of the running stack is damaged: run `alignment down && alignment up`, which writes "
+                f"it anew ({' '.join(str(error).split())})"
+            ) from error
+        parsed.append({section: _VARYING_FLAGS.sub("", command) for section, command in commands.items()})
     old, new = parsed
     return {name.removeprefix("program:"): (old[name], new[name]) for name in old if name in new}

@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from rlhf_core.errors import StackError
+from deployments.stack.files import read_variables
+from rlhf_core.errors import StackError, one_line
 from rlhf_core.paths import resolved
 from rlhf_core.pipeline.loading import RECIPES_VARIABLE
 
@@ -48,9 +50,9 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository."""
+    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository. Raises RecipeError."""
     chosen = os.environ.get("ALIGNMENT_STACK_DIR")
-    return resolved(chosen) if chosen else REPOSITORY / ".local-stack"
+    return resolved(chosen, "ALIGNMENT_STACK_DIR") if chosen else REPOSITORY / ".local-stack"
 
 
 def environment_file(folder: Path) -> Path:
@@ -58,12 +60,9 @@ def environment_file(folder: Path) -> Path:
 
 
 def recorded_environment(folder: Path) -> dict[str, str]:
-    """The variables written by the last `up`; empty if there was none."""
+    """The variables written by the last `up`; empty if there was none. Raises StackError if the file is damaged."""
     file = environment_file(folder)
-    if not file.is_file():
-        return {}
-    pairs = (line.partition("=")[::2] for line in file.read_text(encoding="utf-8").splitlines() if line)
-    return dict(pairs)
+    return read_variables(file) if file.is_file() else {}
 
 
 def stack_environment() -> dict[str, str]:
@@ -102,6 +101,20 @@ def merged_environment(environment: Mapping[str, str], recorded: Mapping[str, st
         elif service_of_name in owned:
             merged[name] = value
     return merged
+
+
+def require_api_url(url: str | None) -> None:
+    """Raises StackError if it is no address."""
+    if url is None:
+        return
+    try:
+        parts = urlsplit(url)
+        good = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
+        good = good and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port or an IPv6 address that is none
+        good = False
+    if not good:
+        raise StackError(f"PREFECT_API_URL={one_line(url)} is no address of a server, such as http://host:4200/api")
 
 
 def load_stack_environment() -> None:

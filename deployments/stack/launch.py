@@ -9,6 +9,7 @@ import os
 import sys
 from pathlib import Path
 
+from deployments.stack.files import read_pid
 from deployments.stack.processes import MARKER, end, processes_of
 
 
@@ -18,9 +19,9 @@ def main(arguments: list[str]) -> None:
     record = Path(folder) / f"{service}.pid"
     if arguments[0] == "--keep-leftovers":
         arguments = arguments[1:]
-    elif record.is_file():
-        predecessor = int(record.read_text())
-        if predecessor != os.getpid():
+    else:
+        predecessor = read_pid(record, "remove it")
+        if predecessor is not None and predecessor != os.getpid():
             end(processes_of(Path(folder), service, sessions=[predecessor]))
     record.write_text(str(os.getpid()))
     os.umask(0o077)  # also the sockets that a service makes in a folder of everyone

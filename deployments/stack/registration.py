@@ -30,7 +30,7 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
         raise StackError(f"{DEPLOYMENTS} does not exist, so no deployment can be registered")
     stamp = folder / "registered"
     state = _digest(environment["PREFECT_API_URL"])
-    if stamp.is_file() and stamp.read_text() == state:
+    if stamp.is_file() and stamp.read_bytes() == state.encode():
         return False
     log = folder / "logs" / "deploy.log"
     log.write_bytes(b"")

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from deployments.stack.environment import BUCKET, QUIET
+from deployments.stack.files import read_values
 from rlhf_core.errors import StackError
 
 LOOPBACK = "127.0.0.1"
@@ -106,7 +107,7 @@ def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, st
     """The stack of `folder`, which is created if it is new. A stored port that is in use is replaced, unless the stack
     is `running`.
 
-    Raises StackError if a port given by `ALIGNMENT_PORT_<NAME>` is in use or not a port number.
+    Raises StackError if a port given by `ALIGNMENT_PORT_<NAME>` is in use or not a port number, or a file is damaged.
     """
     (folder / "logs").mkdir(parents=True, exist_ok=True)
     folder.chmod(0o700)
@@ -117,7 +118,7 @@ def open_stack(folder: Path, owned: frozenset[str], environment: Mapping[str, st
 
 def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, running: bool) -> dict[str, int]:
     file = folder / "ports.json"
-    stored: dict[str, int] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    stored = stored_ports(folder)
     ports = dict(stored)
     for name in names:
         variable = f"ALIGNMENT_PORT_{name.upper()}"
@@ -131,8 +132,17 @@ def _ports(folder: Path, names: list[str], environment: Mapping[str, str], *, ru
     return ports
 
 
+def stored_ports(folder: Path) -> dict[str, int]:
+    """Those that the last `up` chose. Raises StackError if the file is damaged."""
+    return read_values(folder / "ports.json", "port numbers", _port)
+
+
+def _port(value: object) -> int | None:
+    return value if isinstance(value, int) and 1 <= value <= 65535 else None
+
+
 def int_or_none(text: str) -> int | None:
-    return int(text) if text.isdecimal() else None
+    return int(text) if text.isdecimal() and len(text) <= 5 else None
 
 
 def _requested(variable: str, text: str, *, in_use_by_us: bool) -> int:
@@ -167,12 +177,16 @@ def is_free(port: int) -> bool:
 
 def _credentials(folder: Path) -> dict[str, str]:
     file = folder / "credentials.json"
-    stored: dict[str, str] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    stored = read_values(file, "texts", _credential)
     sizes = {"access_key": 10, "secret_key": 20, "ray_token": 32, "prefect_password": 16}  # bytes; Ray wants 32
     credentials = {name: stored.get(name) or secrets.token_hex(size) for name, size in sizes.items()}
     if credentials != stored:
         write_private(file, json.dumps(credentials, indent=1))
     return credentials
+
+
+def _credential(value: object) -> str | None:
+    return value if isinstance(value, str) and value.isascii() and value.isprintable() else None
 
 
 def write_private(file: Path, text: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from deployments.stack.supervision import Supervisor
 from rlhf_core.errors import StackError
 
 _LAST_LINES = 5
+_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
 
 
 def await_all(stack: Stack, supervisor: Supervisor, all_services: list[Service], report: Callable[[str], None]) -> None:
@@ -52,7 +54,7 @@ def problem_of(service: Service) -> str:
 
     try:
         service.check()
-    except (OSError, httpx.HTTPError, BotoCoreError, ClientError) as error:
+    except (OSError, ValueError, httpx.HTTPError, httpx.InvalidURL, BotoCoreError, ClientError) as error:
         return (str(error) or type(error).__name__).splitlines()[0]
     return ""
 
@@ -64,4 +66,7 @@ def _last_lines(log: Path) -> list[str]:
 
 def timeout() -> float:
     """Seconds that a service may take to start or to stop."""
-    return float(os.environ.get("ALIGNMENT_STACK_TIMEOUT", "180"))
+    text = os.environ.get("ALIGNMENT_STACK_TIMEOUT") or "180"
+    if not _SECONDS.fullmatch(text):
+        raise StackError(f"ALIGNMENT_STACK_TIMEOUT is {text!r}: set it to a number of seconds, such as 180")
+    return float(text)

@@ -15,6 +15,7 @@ import psutil
 from supervisor.xmlrpc import SupervisorTransport
 
 from deployments.stack.environment import REPOSITORY
+from deployments.stack.files import read_pid, read_text
 from deployments.stack.services import Service, service_environment
 from deployments.stack.settings import Stack, write_private
 from rlhf_core.errors import StackError
@@ -84,8 +85,10 @@ class Supervisor:
 
     def recorded_pid(self) -> int | None:
         """The pid of the folder's last supervisord, running or not. It is the session id of all that it started."""
-        file = self._folder / "supervisord.pid"
-        return int(file.read_text()) if file.is_file() else None
+        return read_pid(
+            self._folder / "supervisord.pid",
+            f"write the number there that `pgrep -f {self._config}` prints, or remove the file if that prints none",
+        )
 
     def start(self, config: str, environment: Mapping[str, str]) -> None:
         """Write the configuration and start supervisord with `environment`, which its services inherit."""
@@ -99,7 +102,7 @@ class Supervisor:
             raise StackError(f"supervisord did not start: {last[0]}")
 
     def running_config(self) -> str:
-        return self._config.read_text(encoding="utf-8")
+        return read_text(self._config)
 
     def states(self) -> dict[str, ProcessState]:
         processes = cast(list[dict[str, Any]], self._call("getAllProcessInfo"))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,6 +22,7 @@ from botocore.parsers import ResponseParserError
 from fsspec.asyn import sync
 from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_random_exponential
 
+from rlhf_core.artifacts.s3_settings import WaitingNote, check_settings, client_problem, endpoint, is_lasting, region
 from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError
 from rlhf_core.paths import FULL
@@ -53,6 +53,7 @@ class S3Store(Store):
         self._bucket, _, prefix = url.removeprefix("s3://").rstrip("/").partition("/")
         if not self._bucket:
             raise StoreError(f"{url}: write the store as s3://bucket or s3://bucket/prefix")
+        check_settings(url)
         self._prefix = f"{checked_path(prefix)}/" if prefix else ""
         persistent = stop_after_delay(_PATIENCE_SECONDS) & stop_after_attempt(_ATTEMPTS)
         self._stop = stop_after_attempt(1) if hurried else persistent
@@ -193,6 +194,7 @@ class S3Store(Store):
                 retry=retry_if_exception(_is_transient),
                 stop=self._stop,
                 wait=wait_random_exponential(multiplier=0.1, max=2.0),
+                before_sleep=WaitingNote(),
                 reraise=True,
             )(sync, self._s3.loop, function, *args, timeout=limit, **kwargs)
         except _FAILURES as error:
@@ -200,7 +202,7 @@ class S3Store(Store):
 
     def _explained(self, path: str, error: Exception) -> StoreError:
         code, status = _code(error), _status(error)
-        server = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or "AWS S3"
+        variable, server = endpoint()
         if status == 412:
             return ConflictError(f"{self.url}: {path} exists already, or has changed since it was read")
         if isinstance(error, NoCredentialsError | PartialCredentialsError):
@@ -217,26 +219,26 @@ class S3Store(Store):
             return StoreError(
                 f"{self.url}: the server does not support this request ({_line(error)}): use another store"
             )
+        if (problem := client_problem(error, server)) is not None:
+            return StoreError(problem)
         if isinstance(error, ParamValidationError):
             return StoreError(f"{self.url}: `{self._bucket}` is no name of a bucket: correct the store's URL")
         if isinstance(error, ResponseParserError) or (status is not None and not code.strip("0123456789")):
-            return StoreError(f"what answers at {server} is no S3 server: correct AWS_ENDPOINT_URL ({_line(error)})")
+            return StoreError(f"what answers at {server} is no S3 server: correct {variable} ({_line(error)})")
         if isinstance(error, ValueError):
-            return StoreError(f"AWS_ENDPOINT_URL={server} is no address of a server, such as http://host:8333")
+            return StoreError(f"{variable}={server} is no address of a server, such as http://host:8333")
         if status is None and _is_transient(error):
-            return StoreError(
-                f"no S3 server answers at {server} ({_line(error)}): start it or correct AWS_ENDPOINT_URL"
-            )
+            return StoreError(f"no S3 server answers at {server} ({_line(error)}): start it or correct {variable}")
         return StoreError(f"the store {self.url} fails at `{path}`: {_line(error)}")
 
 
 def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    name = region()
     filesystem = s3fs.S3FileSystem(
         skip_instance_cache=True,
         use_listings_cache=False,
         # botocore reads AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 and the credentials itself, but not AWS_REGION.
-        client_kwargs={"region_name": region} if region else {},
+        client_kwargs={"region_name": name} if name else {},
         config_kwargs={
             "connect_timeout": connect_timeout,
             "read_timeout": read_timeout,
@@ -267,7 +269,7 @@ def _is_transient(error: BaseException) -> bool:
     status = _status(error)
     if status is not None:
         return status in _TRANSIENT_STATUS
-    return isinstance(error, _PASSING)
+    return isinstance(error, _PASSING) and not is_lasting(error)
 
 
 def _line(error: BaseException) -> str:

@@ -37,6 +37,14 @@ def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
     return {**config, **nested} if isinstance(nested, dict) else dict(config)
 
 
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names a class that ends in scores: a reward model's."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names
+    )
+
+
 def num_labels(config: Mapping[str, Any]) -> object:
     """Of a classifier's config.json, as transformers counts them: usually a whole number."""
     names = config.get("id2label")

@@ -19,6 +19,7 @@ from rlhf_core.models.folder import (
     ADAPTER_WEIGHTS,
     GENERATION_CONFIG,
     copy_tokenizer,
+    is_classifier,
     num_labels,
     read_config,
     update_json,
@@ -84,7 +85,7 @@ def load_scalar_model(
     weights in the folder are not whole, or not those of its config.
     """
     config = read_config(folder)
-    trained_head = any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or [])
+    trained_head = is_classifier(config)
     if trained_head and num_labels(config) != 1:
         raise StageError(f"{folder}: this classifier has several labels; a scalar model has one")
     model = load_weights(folder, "scalar", new_head=not trained_head, dtype=dtype, attn_implementation=attention)

@@ -150,7 +150,7 @@ class Servers:
             raise RewardError(f"{name} cannot be asked: {type(error).__name__}: {error}") from error
         if 200 <= status < 300:
             return body
-        kind = TransientError if status == 429 or status >= 500 else RewardError
+        kind = TransientError if status in (408, 429) or status >= 500 else RewardError
         redirect = " (a redirect, which is not followed: give the address it leads to)" if 300 <= status < 400 else ""
         raise kind(f"{name} answered with status {status}{redirect}: {shown(body)}")
 

@@ -8,8 +8,9 @@ import multiprocessing
 import os
 import secrets
 import signal
+import sys
 import threading
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from multiprocessing.connection import wait
@@ -19,13 +20,20 @@ import torch
 from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from uvicorn.config import STARTUP_FAILURE
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import AlignmentError, StageError
 from rlhf_core.serving.batching import Batcher, BusyError
 from rlhf_core.serving.model import ServedModel
 from rlhf_core.serving.settings import Serving
 
 _SHOWN_PROBLEMS = 3
+_PLACES = "POST /score and /get_reward give rewards, GET /health says what is served"
+# The rest of a body that is refused before its end would be read as the next request.
+_END = {"Connection": "close"}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: _END, 413: _END, 429: {"Retry-After": "1"}}
 
 
 class _Message(BaseModel):
@@ -78,6 +86,7 @@ def reward_app(serving: Serving) -> FastAPI:
     torch.set_num_threads(serving.threads)
     worker = _Worker(serving)
     app = FastAPI(lifespan=worker.lifespan, openapi_url=None)
+    _answer_errors(app)
 
     @app.get("/health")
     async def health() -> dict[str, Any]:
@@ -85,23 +94,35 @@ def reward_app(serving: Serving) -> FastAPI:
 
     @app.post("/score")
     async def score(request: Request) -> JSONResponse:
-        return JSONResponse({"rewards": await worker.score(await worker.read(request, ScoreRequest))})
+        return JSONResponse({"rewards": await worker.answer(request, ScoreRequest, worker.score)})
 
     @app.post("/get_reward")
     async def get_reward(request: Request) -> JSONResponse:
-        rewards = await worker.score_texts(await worker.read(request, QueryRequest))
+        rewards = await worker.answer(request, QueryRequest, worker.score_texts)
         return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": {}})
+
+    return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    """Every error of a request has the form {"detail": TEXT}."""
 
     @app.exception_handler(RefusedError)
     async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        headers = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}.get(error.status)
-        return JSONResponse({"detail": str(error)}, error.status, headers)
+        return JSONResponse({"detail": str(error)}, error.status, _HEADERS.get(error.status))
 
     @app.exception_handler(StageError)
     async def unusable(request: Request, error: StageError) -> JSONResponse:
         return JSONResponse({"detail": str(error)}, 422)
 
-    return app
+    @app.exception_handler(HTTPException)
+    async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
+        text = f"there is no {request.method} {request.url.path} here: {_PLACES}"
+        return JSONResponse({"detail": text}, error.status_code, error.headers)
+
+    @app.exception_handler(Exception)
+    async def failed(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse({"detail": "the server failed: its log has the reason"}, 500)
 
 
 class _Worker:
@@ -117,24 +138,49 @@ class _Worker:
     async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
         serving = self._serving
         _end_with_parent()
-        self._model = ServedModel(serving.folder, dtype=serving.dtype, normalize=serving.normalize)
+        try:
+            self._model = ServedModel(serving.folder, dtype=serving.dtype, normalize=serving.normalize)
+        except AlignmentError as error:
+            _end_unstarted(error)
+            raise
         self._batcher = Batcher(
             self._model.scores, tokens_per_batch=serving.tokens_per_batch, max_waiting=serving.max_waiting
         )
         yield
 
-    async def read(self, request: Request, form: type[R]) -> R:
+    async def answer(self, request: Request, form: type[R], score: Callable[[R], Awaitable[T]]) -> T:
+        """The rewards that `score` gives to a request of this form. Raises RefusedError, also as it stops."""
+        try:
+            return await score(await self._read(request, form))
+        except asyncio.CancelledError:
+            raise RefusedError(503, "the server stops: ask again later") from None
+
+    async def _read(self, request: Request, form: type[R]) -> R:
         """Raises RefusedError for a request without the token, that is too large, or that is not of this form."""
         self._require_token(request.headers.get("authorization", ""))
-        body = bytearray()
-        async for chunk in request.stream():
-            body += chunk
-            if len(body) > self._serving.max_bytes:
-                raise RefusedError(413, f"the request is larger than {self._serving.max_bytes} bytes: send fewer texts")
         try:
-            return await self._in_thread(form.model_validate_json, bytes(body))
+            body = await self._body(request)
+        except TimeoutError:
+            raise RefusedError(408, "the rest of the request did not come in time: send it again") from None
+        except ClientDisconnect:  # nobody reads the answer
+            raise RefusedError(400, "the client left before it had sent all of the request") from None
+        try:
+            return await self._in_thread(form.model_validate_json, body)
         except ValidationError as error:
             raise RefusedError(422, _problems(error)) from None
+
+    async def _body(self, request: Request) -> bytes:
+        """Raises TimeoutError for a client that sends too slowly, ClientDisconnect for one that leaves."""
+        serving, now = self._serving, asyncio.get_running_loop().time
+        end = now() + serving.body_seconds
+        body = bytearray()
+        async with asyncio.timeout(serving.silent_seconds) as limit:
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > serving.max_bytes:
+                    raise RefusedError(413, f"the request is larger than {serving.max_bytes} bytes: send fewer texts")
+                limit.reschedule(min(end, now() + serving.silent_seconds))
+        return bytes(body)
 
     async def score(self, request: ScoreRequest) -> list[float]:
         count = self._require_few(request.completions)
@@ -204,6 +250,13 @@ def _problems(error: ValidationError) -> str:
     found = [f"`{'.'.join(map(str, p['loc'])) or 'the request'}`: {p['msg']}" for p in error.errors()]
     more = f"; and {len(found) - _SHOWN_PROBLEMS} more" if len(found) > _SHOWN_PROBLEMS else ""
     return "; ".join(found[:_SHOWN_PROBLEMS]) + more
+
+
+def _end_unstarted(error: AlignmentError) -> None:
+    """Of a worker process: end with a sentence, where the libraries would print the calls that led to it."""
+    if multiprocessing.parent_process() is not None:
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        os._exit(STARTUP_FAILURE)
 
 
 def _end_with_parent() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import read_config
+from rlhf_core.models.folder import is_classifier, read_config
 from rlhf_core.models.readers import Scale, stored_scale
 
 
@@ -26,12 +26,14 @@ class Serving:
     max_texts: int = 4096  # of one request
     max_bytes: int = 64 * 2**20  # of one request
     max_waiting: int = 65536  # texts; more are refused as too busy
+    silent_seconds: float = 20.0  # of a client that has not sent all of its request; it is refused then
+    body_seconds: float = 300.0  # that the whole of a request may take to come
 
 
 def require_reward_model(folder: Path, *, normalize: bool) -> Scale:
     """What its rewards are normalised by. Raises StageError if the folder has no reward model, or no such numbers."""
     config = read_config(folder)
-    if not any(name.endswith("ForSequenceClassification") for name in config.get("architectures") or []):
+    if not is_classifier(config):
         raise StageError(f"{folder}: this is no reward model: its config.json names {config.get('architectures')}")
     scale = stored_scale(config) if normalize else Scale()
     if scale is None:

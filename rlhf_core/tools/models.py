@@ -21,7 +21,7 @@ from rlhf_core.data.rendering import template_texts
 from rlhf_core.data.templates import SHIPPED, check_templates, with_template
 from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.models.adapter_check import base_folder
-from rlhf_core.models.folder import ADAPTER_CONFIG, read_config
+from rlhf_core.models.folder import ADAPTER_CONFIG, is_classifier, read_config
 from rlhf_core.models.headers import read_object
 from rlhf_core.paths import user_path, writing_to
 from rlhf_core.pipeline.preflight_model import model_folder_problems
@@ -54,12 +54,12 @@ def _named_model(name: str, base: str | None) -> NamedModel:
     folder, manifest = found_folder(name, MODELS | {Kind.ADAPTER}, "model")
     if not (folder / ADAPTER_CONFIG).is_file() or (folder / "config.json").is_file():
         if manifest is None:
-            _require_whole(name, folder)
+            require_whole(name, folder)
         return NamedModel(name, folder)
     base = base or _trained_on(name, folder, manifest)
     below, stored = found_folder(base, MODELS, "model")
     if stored is None:
-        _require_whole(base, below)
+        require_whole(base, below)
     return NamedModel(name, below, folder)
 
 
@@ -127,7 +127,7 @@ def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
     Raises RecipeError if there is no such template, StageError if the model has none and none is given, or if a reward
     model is in the folder.
     """
-    if any(kind.endswith("ForSequenceClassification") for kind in read_config(folder).get("architectures") or []):
+    if is_classifier(read_config(folder)):
         raise StageError(f"{name} is a reward model, which writes nothing: `alignment serve-reward` serves its rewards")
     tokenizer = load_tokenizer(folder)
     if template is not None:
@@ -145,7 +145,8 @@ def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:
     return tokenizer
 
 
-def _require_whole(name: str, folder: Path) -> None:
-    problem = next(model_folder_problems(folder, reward_model=False, needs_template=False), None)
+def require_whole(name: str, folder: Path, *, reward_model: bool = False) -> None:
+    """Raises StageError if the folder is no whole model with a tokenizer."""
+    problem = next(model_folder_problems(folder, reward_model=reward_model, needs_template=False), None)
     if problem is not None:
         raise StageError(f"{name}: {problem}")

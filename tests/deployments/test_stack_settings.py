@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import re
 import socket
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
-from deployments.stack.environment import SELECTORS, external_services, merged_environment
+from deployments.cli.main import app
+from deployments.stack import control
+from deployments.stack.environment import SELECTORS, external_services, merged_environment, stack_folder
 from deployments.stack.settings import LOOPBACK, open_stack
+from deployments.stack.starting import timeout
 from rlhf_core.errors import StackError
 
 
@@ -56,3 +62,76 @@ def test_user_credentials_never_meet_the_stack_endpoint() -> None:
 
 def test_the_stack_variables_in_a_shell_do_not_look_external() -> None:
     assert external_services(RECORDED, RECORDED) == frozenset()
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        (b"\xff=1\n", "is not UTF-8 text"),
+        (b"A=1\nB=a\x00b\n", r"line 2 is `B=a\\x00b`, which is no NAME=value"),
+        (b"=x\n", "line 1 is `=x`"),
+        (b"garbage; rm -rf x\n", "line 1 is `garbage; rm -rf x`"),
+        (b"garbage; rm -rf x=1\n", "line 1 is `garbage; rm -rf x=1`"),
+    ],
+)
+@pytest.mark.parametrize("command", ["env", "status", "down", "artifacts"])
+def test_variables_that_are_none_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, content: bytes, said: str
+) -> None:
+    (tmp_path / "stack.env").write_bytes(content)
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path))
+    done = CliRunner().invoke(app, [command])
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert re.fullmatch(
+        rf"error: {tmp_path}/stack.env.*{said}.*: remove it and run `alignment down && .*\n", done.stderr
+    )
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "said"),
+    [
+        ("ports.json", "{", "is not JSON .*: remove it"),
+        ("ports.json", "[" * 100_000, "is not JSON .*: remove it"),
+        ("ports.json", "[1]", "is no JSON object of port numbers: remove it"),
+        ("ports.json", '{"s3": "x"}', "`s3` is 'x', and it must be one of port numbers: remove it"),
+        ("ports.json", '{"s3": 70000}', "`s3` is 70000"),
+        ("credentials.json", "{", "is not JSON .*: remove it"),
+        ("credentials.json", '{"ray_token": 1}', "`ray_token` is 1, and it must be one of texts"),
+        ("credentials.json", '{"ray_token": "\\n"}', "`ray_token` is "),
+        ("supervisord.pid", "xyz", "holds `xyz`, which is no number of a process: write the number there that `pgrep"),
+        ("supervisord.pid", "9" * 5000, "holds `999"),
+        ("supervisord.pid", "", "holds ``"),
+    ],
+)
+def test_a_damaged_file_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str, content: str, said: str
+) -> None:
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path))
+    (tmp_path / "stack.env").write_text("ALIGNMENT_STORE=s3://alignment\n")
+    (tmp_path / file).write_text(content)
+    functions: dict[str, list[Callable[[], object]]] = {
+        "ports.json": [control.status, control.down], "credentials.json": [control.status],
+        "supervisord.pid": [control.status, control.ports, control.down, control.up],
+    }  # fmt: skip
+    for function in functions[file]:
+        with pytest.raises(StackError, match=re.escape(str(tmp_path / file)) + f":? {said}"):
+            function()
+
+
+def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    circle = tmp_path / "circle"
+    circle.symlink_to(circle)
+    for folder, said in (
+        (str(circle), "in a circle"),
+        ("~nouser/x", "ALIGNMENT_STACK_DIR=~nouser/x: there is no home folder of ~nouser"),
+    ):
+        monkeypatch.setenv("ALIGNMENT_STACK_DIR", folder)
+        with pytest.raises(StackError, match=said):
+            stack_folder()
+
+
+@pytest.mark.parametrize("wrong", ["x", "nan", "inf", "-1", "1e9"])
+def test_a_time_limit_that_is_none(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
+    monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", wrong)
+    with pytest.raises(StackError, match=f"ALIGNMENT_STACK_TIMEOUT is '{wrong}'"):
+        timeout()

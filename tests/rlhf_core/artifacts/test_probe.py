@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import re
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts import s3_store
+from rlhf_core.artifacts import s3_settings, s3_store
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import StoreError
 from tests.services import LOOPBACK, free_ports
@@ -152,3 +154,63 @@ def test_an_endpoint_that_takes_connections_and_is_silent(s3_store_url: str, mon
 def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("x")
     assert f"the store {tmp_path}/file/store fails" in _reason(f"{tmp_path}/file/store")
+
+
+@pytest.fixture
+def nobody(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An endpoint where nobody listens, with credentials."""
+    url = f"http://{LOOPBACK}:{free_ports(1)[0]}"
+    monkeypatch.delenv("AWS_ENDPOINT_URL_S3", raising=False)
+    for name, value in (("ENDPOINT_URL", url), ("ACCESS_KEY_ID", "any"), ("SECRET_ACCESS_KEY", "any")):
+        monkeypatch.setenv(f"AWS_{name}", value)
+    return url
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("AWS_REGION", "bad region!", "AWS_REGION=bad region! is no name of a region"),
+        ("AWS_DEFAULT_REGION", "bad region!", "AWS_DEFAULT_REGION=bad region! is no name of a region"),
+        ("AWS_ACCESS_KEY_ID", "\udcff", "AWS_ACCESS_KEY_ID has a sign that no credential has"),
+        ("AWS_SECRET_ACCESS_KEY", "\udcff", "AWS_SECRET_ACCESS_KEY has a sign that no credential has"),
+        ("AWS_SESSION_TOKEN", "a\nb", "AWS_SESSION_TOKEN has a sign that no credential has"),
+        ("AWS_CA_BUNDLE", "/nowhere", "AWS_CA_BUNDLE=/nowhere: there is no such file"),
+        ("AWS_PROFILE", "nosuch", "AWS_PROFILE=nosuch: ~/.aws/config has no such profile"),
+        ("AWS_CONFIG_FILE", __file__, "the settings of S3 clients cannot be read .*test_probe.py.*: correct that file"),
+        ("AWS_ENDPOINT_URL_S3", "junk", "AWS_ENDPOINT_URL_S3=junk is no address of a server"),
+        ("http_proxy", "http://[::1", "http_proxy is no address of a proxy, such as http://host:3128"),
+        (
+            "http_proxy",
+            f"http://{LOOPBACK}:1",
+            "through the proxy of http_proxy: correct http_proxy, or name the server",
+        ),
+    ],
+)
+def test_the_setting_that_is_wrong_is_named(
+    nobody: str, monkeypatch: pytest.MonkeyPatch, name: str, value: str, message: str
+) -> None:
+    monkeypatch.setenv(name, value)
+    assert re.search(message, found := _reason("s3://bucket/x")), found
+
+
+def test_a_url_that_is_no_text(nobody: str) -> None:
+    assert _reason("s3://bucket/\udcff").startswith("s3://bucket/\\udcff: this is no UTF-8: correct the store's URL")
+
+
+def test_what_does_not_pass_is_not_tried_again(nobody: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AWS_CA_BUNDLE", __file__)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", nobody.replace("http:", "https:"))
+    started = time.monotonic()
+    with pytest.raises(StoreError, match=f"no request can be made to {nobody.replace('http:', 'https:')} .*CA_BUNDLE"):
+        open_store("s3://bucket/x").exists("a")
+    assert time.monotonic() - started < s3_store._PATIENCE_SECONDS / 4
+
+
+def test_a_long_wait_is_said_once(
+    nobody: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(s3_settings, "_SILENT_SECONDS", 0.0)
+    monkeypatch.setattr(s3_store, "_PATIENCE_SECONDS", 0.5)
+    with pytest.raises(StoreError, match="no S3 server answers"):
+        open_store("s3://bucket/x").exists("a")
+    assert capsys.readouterr().err == f"waiting for the S3 server at {nobody}\n"

@@ -185,10 +185,10 @@ def test_a_redirect_is_not_followed(server: Server, reward: Callable[..., Reward
 
 
 def test_a_busy_or_broken_server_is_asked_again(server: Server, reward: Callable[..., Reward]) -> None:
-    statuses = iter([503, 429, 200])
+    statuses = iter([503, 429, 408, 200])
     server.answer = lambda request: (next(statuses), {"rewards": [1.0]})
     assert reward()(["a"], ["p"], [{}]).rewards == [1.0]
-    assert len(server.requests) == 3
+    assert len(server.requests) == 4
 
 
 def test_it_is_asked_no_more_often_than_said(server: Server, reward: Callable[..., Reward]) -> None:

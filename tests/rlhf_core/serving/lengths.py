@@ -1,18 +1,21 @@
-"""A reward server without a model, which starts at once: `python -m tests.rlhf_core.serving.lengths PORT`."""
+"""A reward server without a model, which starts at once: `python -m tests.rlhf_core.serving.lengths PORT [never]`."""
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
+import time
 from typing import Any
 
 from fastapi import FastAPI
 
-from rlhf_core.serving.processes import serve
+from rlhf_core.serving.processes import listening, serve
 
 
 def lengths() -> FastAPI:
     """The reward of a completion is its length."""
     app = FastAPI()
+    app.state.semaphore = multiprocessing.get_context("spawn").Semaphore()  # as libraries have them
 
     @app.post("/score")
     async def score(request: dict[str, list[Any]]) -> dict[str, list[float]]:
@@ -21,7 +24,15 @@ def lengths() -> FastAPI:
     return app
 
 
+def never() -> FastAPI:
+    """It would load for hours."""
+    print("loads", flush=True)
+    time.sleep(10_000)
+    raise AssertionError
+
+
 if __name__ == "__main__":
     from tests.rlhf_core.serving import lengths as module
 
-    serve(module.lengths, "127.0.0.1", int(sys.argv[1]), workers=1)
+    with listening("127.0.0.1", int(sys.argv[1])) as address:
+        serve(module.never if "never" in sys.argv else module.lengths, address, workers=2 - ("never" not in sys.argv))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 from collections.abc import Iterator
@@ -11,7 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import FastAPI
 from fastapi.testclient import TestClient
+from starlette.types import Message, Receive
 
 from rlhf_core.errors import StageError
 from rlhf_core.serving.app import reward_app
@@ -114,6 +117,64 @@ def test_what_cannot_be_answered_says_why(server: TestClient, request_: Any, sta
     answer = server.post("/score", content=content)
     assert (answer.status_code, answer.json().keys()) == (status, {"detail"})
     assert message in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"), [("GET", "/", 404), ("POST", "/scores", 404), ("GET", "/score", 405)]
+)
+def test_what_is_not_there_says_what_is(server: TestClient, method: str, path: str, status: int) -> None:
+    answer = server.request(method, path)
+    assert answer.status_code == status
+    assert answer.json() == {
+        "detail": f"there is no {method} {path} here: POST /score and /get_reward give rewards, GET /health says what "
+        "is served"
+    }
+
+
+async def _silent() -> Message:
+    await asyncio.sleep(1000)
+    raise AssertionError
+
+
+async def _drips() -> Message:
+    await asyncio.sleep(0.05)
+    return {"type": "http.request", "body": b"x", "more_body": True}
+
+
+async def _leaves() -> Message:
+    return {"type": "http.disconnect"}
+
+
+async def answer_to(app: FastAPI, receive: Receive, cancelled_after: float = 60.0) -> tuple[int, Any]:
+    """What the application answers to a client whose body comes as `receive` says."""
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    header = (b"authorization", BEARER["Authorization"].encode())
+    scope = {"type": "http", "method": "POST", "path": "/score", "query_string": b"", "headers": [header]}
+    task = asyncio.create_task(app(scope, receive, send))
+    if not (await asyncio.wait([task], timeout=cancelled_after))[0]:
+        task.cancel()
+    await task  # raises nothing
+    return sent[0]["status"], json.loads(sent[1]["body"])["detail"]
+
+
+@pytest.mark.parametrize(
+    ("receive", "cancelled_after", "status", "said"),
+    [
+        (_silent, 60.0, 408, "the rest of the request did not come in time: send it again"),
+        (_drips, 60.0, 408, "the rest of the request did not come in time: send it again"),
+        (_leaves, 60.0, 400, "the client left before it had sent all of the request"),
+        (_drips, 0.1, 503, "the server stops: ask again later"),
+    ],
+)
+def test_a_body_that_does_not_come(
+    serving: Serving, receive: Receive, cancelled_after: float, status: int, said: str
+) -> None:
+    app = reward_app(replace(serving, silent_seconds=0.3, body_seconds=0.6))
+    assert asyncio.run(answer_to(app, receive, cancelled_after)) == (status, said)
 
 
 def test_a_text_of_nothing_is_refused(server: TestClient) -> None:

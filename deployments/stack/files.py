@@ -1,0 +1,70 @@
+"""The files of a stack's folder. One that cannot be read ends a command with one sentence that names it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from rlhf_core.errors import StackError, one_line
+
+V = TypeVar("V")
+
+_ANEW = "remove it and run `alignment down && alignment up`, which writes it anew"
+_VARIABLE = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=([^\0]*)")
+
+
+def read_text(file: Path, remedy: str = _ANEW) -> str:
+    """remedy: what a person has to do if the file is damaged. Raises StackError if it is no text."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise StackError(f"{file} is not UTF-8 text: {remedy}") from error
+
+
+def read_variables(file: Path) -> dict[str, str]:
+    """Lines `NAME=value`, which become the environment of commands, and text for a shell's `eval`: nothing else may
+    be there. Raises StackError."""
+    variables = {}
+    for number, line in enumerate(read_text(file).split("\n"), start=1):
+        if not line:
+            continue
+        found = _VARIABLE.fullmatch(line)
+        if found is None:
+            raise StackError(f"{file}, line {number} is `{one_line(line)[:80]}`, which is no NAME=value: {_ANEW}")
+        variables[found[1]] = found[2]
+    return variables
+
+
+def read_values(file: Path, what: str, allowed: Callable[[object], V | None]) -> dict[str, V]:
+    """The JSON object in `file`; {} if there is no such file.
+
+    allowed: a value as it is read, None if it cannot be; what: such values are. Raises StackError.
+    """
+    if not file.is_file():
+        return {}
+    try:
+        content = json.loads(read_text(file))
+    except (ValueError, RecursionError) as error:
+        raise StackError(f"{file} is not JSON ({error}): {_ANEW}") from error
+    if not isinstance(content, dict):
+        raise StackError(f"{file} is no JSON object of {what}: {_ANEW}")
+    values: dict[str, V] = {}
+    for name, given in content.items():
+        value = allowed(given)
+        if value is None:
+            raise StackError(f"{file}: `{one_line(name)}` is {given!r}, and it must be one of {what}: {_ANEW}")
+        values[name] = value
+    return values
+
+
+def read_pid(file: Path, remedy: str) -> int | None:
+    """The number of a process; None if there is no such file. Raises StackError."""
+    if not file.is_file():
+        return None
+    text = read_text(file, remedy).strip()
+    if not (text.isascii() and text.isdecimal() and 0 < int(text[:20]) < 2**31):
+        raise StackError(f"{file} holds `{one_line(text)[:80]}`, which is no number of a process: {remedy}")
+    return int(text)

@@ -1,0 +1,118 @@
+"""The environment variables and files that an S3 client reads: which of them is wrong, in one sentence."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from ssl import SSLError
+from urllib.parse import urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+from botocore.exceptions import (
+    ConfigParseError,
+    EndpointConnectionError,
+    HTTPClientError,
+    InvalidConfigError,
+    InvalidProxiesConfigError,
+    InvalidRegionError,
+    ProfileNotFound,
+    ProxyConnectionError,
+)
+from botocore.utils import validate_region_name
+from tenacity import RetryCallState
+
+from rlhf_core.errors import StoreError, one_line
+
+_REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
+
+
+_LASTING = (FileNotFoundError, PermissionError, SSLError, InvalidProxiesConfigError, ValueError, TypeError)
+_SILENT_SECONDS = 5.0  # of repeated calls, before a person is told
+
+
+def endpoint() -> tuple[str, str]:
+    """The variable that names the server, and the server."""
+    name = "AWS_ENDPOINT_URL_S3" if os.environ.get("AWS_ENDPOINT_URL_S3") else "AWS_ENDPOINT_URL"
+    return name, os.environ.get(name) or "AWS S3"
+
+
+def region() -> str | None:
+    return next((os.environ[name] for name in _REGIONS if os.environ.get(name)), None)
+
+
+def check_settings(url: str) -> None:
+    """Raises StoreError, which names the variable, for one with which no server could be asked. url: the store's."""
+    if any("\ud800" <= sign <= "\udfff" for sign in url):  # what Python makes of bytes that are none
+        raise StoreError(f"{one_line(url)}: this is no UTF-8: correct the store's URL, ALIGNMENT_STORE")
+    for name in _CREDENTIALS:
+        value = os.environ.get(name, "")
+        if not (value.isascii() and (value.isprintable() or not value)):
+            raise StoreError(f"{name} has a sign that no credential has: set it as it was given to you")
+    for name in _REGIONS:
+        try:
+            validate_region_name(os.environ.get(name) or "us-east-1")
+        except InvalidRegionError:
+            raise StoreError(
+                f"{name}={one_line(os.environ[name])} is no name of a region, such as us-east-1: correct or unset it"
+            ) from None
+    bundle = os.environ.get("AWS_CA_BUNDLE")
+    if bundle and not Path(bundle).exists():
+        raise StoreError(f"AWS_CA_BUNDLE={one_line(bundle)}: there is no such file: correct or unset it")
+    _check_proxies()
+
+
+def _check_proxies() -> None:
+    for scheme, proxy in getproxies().items():
+        try:
+            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+            good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
+        except ValueError:  # a port or an IPv6 address that is none
+            good = False
+        if scheme in ("http", "https") and not good:
+            raise StoreError(f"{scheme}_proxy is no address of a proxy, such as http://host:3128: correct or unset it")
+
+
+def client_problem(error: BaseException, server: str) -> str | None:
+    """Why the client could not ask `server` at all; None where it could, or only the server is to blame."""
+    if isinstance(error, ProfileNotFound):
+        profile = os.environ.get("AWS_PROFILE") or os.environ.get("AWS_DEFAULT_PROFILE")
+        return f"AWS_PROFILE={profile}: ~/.aws/config has no such profile: correct or unset it"
+    if isinstance(error, ConfigParseError | InvalidConfigError):
+        return f"the settings of S3 clients cannot be read ({error}): correct that file"
+    if is_lasting(error):
+        why = " ".join(str(error.__context__).split())
+        return (
+            f"no request can be made to {server} ({why}): correct AWS_CA_BUNDLE, the variables of proxies or the "
+            "credentials"
+        )
+    if isinstance(error, ProxyConnectionError | EndpointConnectionError) and (proxy := _through_proxy(server)):
+        return (
+            f"no S3 server answers at {server} through the proxy of {proxy}: correct {proxy}, or name the server in "
+            "no_proxy"
+        )
+    return None
+
+
+def is_lasting(error: BaseException) -> bool:
+    """Whether the client could not make its request, for a reason that does not pass."""
+    return type(error) is HTTPClientError and isinstance(error.__context__, _LASTING)
+
+
+def _through_proxy(server: str) -> str:
+    """The variable that sends requests for `server` through a proxy; empty if none does."""
+    scheme, host = urlsplit(server).scheme or "https", urlsplit(server).hostname or ""
+    return f"{scheme}_proxy" if scheme in getproxies() and not proxy_bypass(host) else ""
+
+
+class WaitingNote:
+    """Tells once, on standard error, that a call is repeated."""
+
+    def __init__(self) -> None:
+        self._said = False
+
+    def __call__(self, state: RetryCallState) -> None:
+        if not self._said and (state.seconds_since_start or 0.0) > _SILENT_SECONDS:
+            self._said = True
+            print(f"waiting for the S3 server at {endpoint()[1]}", file=sys.stderr, flush=True)
