@@ -41,11 +41,12 @@ def serve(application: Callable[[], FastAPI], listener: socket.socket, workers: 
     from uvicorn import Config
     from uvicorn.config import STARTUP_FAILURE
 
+    from rlhf_core.serving.protocol import Protocol
     from rlhf_core.serving.supervisor import Supervisor
 
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), _QUIET_TRACKER)))
     config = Config(
-        application, factory=True, workers=workers, lifespan="on", access_log=False,
+        application, factory=True, http=Protocol, workers=workers, lifespan="on", access_log=False,
         log_level="warning", server_header=False, proxy_headers=False,
         timeout_worker_healthcheck=_START_SECONDS, timeout_graceful_shutdown=_STOP_SECONDS,
     )  # fmt: skip

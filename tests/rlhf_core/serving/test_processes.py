@@ -44,11 +44,14 @@ def test_a_killed_worker_is_started_again_and_no_answer_is_lost_or_wrong() -> No
                 assert asked.result(timeout=100).rewards == [float(number) for number in range(200)]
                 assert reward(["abc"], ["p"], [{}]).rewards == [3.0]
             assert worker_of(process.pid).pid != worker.pid
+            with socket.create_connection((LOOPBACK, port), timeout=60) as client, client.makefile("rb") as answer:
+                client.sendall(b"\x16\x03\x01 no HTTP\r\n\r\n")
+                assert b'\r\n\r\n{"detail": "the request is no HTTP: ' in answer.read()
         finally:
             process.terminate()
             reward.close()
         _, said = process.communicate(timeout=60)
-        assert (process.returncode, said) == (0, "")
+        assert (process.returncode, said) == (0, "WARNING:  Invalid HTTP request received.\n")
 
 
 def test_workers_that_load_are_ended_at_once() -> None:
