@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from deployments.cli.main import app
 from deployments.stack import control
-from deployments.stack.environment import SELECTORS, external_services, merged_environment, stack_folder
+from deployments.stack.environment import SELECTORS, external_services, merged_environment
 from deployments.stack.settings import LOOPBACK, open_stack
 from deployments.stack.starting import timeout
 from rlhf_core.errors import StackError
@@ -116,18 +116,6 @@ def test_a_damaged_file_is_named(
     for function in functions[file]:
         with pytest.raises(StackError, match=re.escape(str(tmp_path / file)) + f":? {said}"):
             function()
-
-
-def test_a_folder_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    circle = tmp_path / "circle"
-    circle.symlink_to(circle)
-    for folder, said in (
-        (str(circle), "in a circle"),
-        ("~nouser/x", "ALIGNMENT_STACK_DIR=~nouser/x: there is no home folder of ~nouser"),
-    ):
-        monkeypatch.setenv("ALIGNMENT_STACK_DIR", folder)
-        with pytest.raises(StackError, match=said):
-            stack_folder()
 
 
 @pytest.mark.parametrize("wrong", ["x", "nan", "inf", "-1", "1e9"])
