@@ -175,7 +175,7 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
     source = recipe["base"]["source"]
     if source["type"] == "hub":  # the page's repository is not there: a folder in its place
         recipe["base"]["source"] = {"type": "folder", "path": "model"}
-    else:
+    elif source["type"] == "folder":
         (folder / "model").rename((folder / source["path"]).resolve())
     on_pages = {found[1]: block.values[0] for block in blocks("python") if (found := FILE_NAME.match(block.values[0]))}
     for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
