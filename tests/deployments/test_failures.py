@@ -14,6 +14,7 @@ from deployments.cli.main import app
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from tests.rlhf_core.artifacts.manifests import manifest, published
+from tests.rlhf_core.pipeline.recipes import put, write
 
 ALIGNMENT = f"{sys.executable} -m deployments.cli.main"
 
@@ -116,3 +117,9 @@ def test_what_is_a_defect_keeps_its_traceback() -> None:
     nowhere = FileNotFoundError(2, "No usable temporary directory found in ['/x']")
     assert "set TMPDIR to a folder that can be written" in str(explanation(nowhere))
     assert explanation(ValueError("a defect")) is None
+
+
+def test_a_terminal_that_lacks_a_sign_has_its_number(tmp_path: Path) -> None:
+    recipe = write(tmp_path, put("rl", value=None))
+    done = CliRunner(charset="ascii").invoke(app, ["plan", recipe])
+    assert (done.exit_code, "\\u2248" in done.output) == (0, True), done.output

@@ -178,6 +178,13 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
             put("data", "talks", "source", value={"type": "function", "path": "rewards.py", "function": "rewrad"}),
             "data.talks: rewards.py: there is no function `rewrad` in this file, did you mean `reward`?",
         ),
+        (
+            both(
+                put("data", "talks", "source", value={"type": "function", "path": "own.py", "function": "rows"}),
+                file("own.py", "async def rows():\n    return []\n"),
+            ),
+            "data.talks: own.py:rows is `async`: it must return the rows itself",
+        ),
         (gym(tasks={"spell_bakward": {}}), "data.prompts: reasoning_gym has no task `spell_bakward`, did you mean"),
         (gym(tasks={"chain_sum": {"min_term": 1}}), "`chain_sum` has no option `min_term`, did you mean `min_terms`?"),
         (
