@@ -10,6 +10,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
+from rlhf_core.config.texts import is_unicode
 from rlhf_core.errors import AlignmentError, RecipeError, StackError, one_line
 from rlhf_core.stages.full_disk import explained
 
@@ -47,11 +48,9 @@ def prepare_streams() -> None:
 def require_unicode(arguments: Sequence[str]) -> None:
     """Raises RecipeError for an argument that no recipe, store or server can hold."""
     for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError as error:
+        if not is_unicode(argument):
             shown = one_line(argument)
-            raise RecipeError(f"the argument `{shown}` is not UTF-8: write it anew, or rename the file") from error
+            raise RecipeError(f"the argument `{shown}` is not UTF-8: write it anew, or rename the file")
 
 
 def explanation(error: Exception) -> str | None:

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 from deployments.cli import artifacts, init, loop, merging, run, sampling, serving, stack, try_stage, verification
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
 from deployments.stack.environment import load_stack_environment
-from rlhf_core.errors import AlignmentError, did_you_mean
+from rlhf_core.errors import did_you_mean
 
 _MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, verification)
 
@@ -47,8 +47,6 @@ class _Commands(TyperGroup):
             require_unicode([*ctx._protected_args, *ctx.args])
             load_stack_environment()
             return super().invoke(ctx)
-        except AlignmentError as error:
-            raise _ended(str(error)) from error
         except TyperException as error:
             raise _ended(_usage(error, ctx), code=2) from error
         except (KeyboardInterrupt, typer.Abort) as error:

@@ -12,6 +12,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from deployments.stack.files import read_variables
+from rlhf_core.config.texts import names_a_host
 from rlhf_core.errors import StackError, one_line
 from rlhf_core.paths import resolved
 from rlhf_core.pipeline.loading import RECIPES_VARIABLE
@@ -107,13 +108,8 @@ def require_api_url(url: str | None) -> None:
     """Raises StackError if it is no address."""
     if url is None:
         return
-    try:
-        parts = urlsplit(url)
-        good = parts.scheme in ("http", "https") and bool(parts.hostname) and url.isprintable() and " " not in url
-        good = good and (parts.port is None or parts.port > 0)
-    except ValueError:  # a port or an IPv6 address that is none
-        good = False
-    if not good:
+    is_text = url.isprintable() and " " not in url
+    if not (is_text and names_a_host(url) and urlsplit(url).scheme in ("http", "https")):
         raise StackError(f"PREFECT_API_URL={one_line(url)} is no address of a server, such as http://host:4200/api")
 
 

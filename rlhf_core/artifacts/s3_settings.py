@@ -22,12 +22,11 @@ from botocore.exceptions import (
 from botocore.utils import validate_region_name
 from tenacity import RetryCallState
 
+from rlhf_core.config.texts import is_unicode, names_a_host
 from rlhf_core.errors import StoreError, one_line
 
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
-
-
 _LASTING = (FileNotFoundError, PermissionError, SSLError, InvalidProxiesConfigError, ValueError, TypeError)
 _SILENT_SECONDS = 5.0  # of repeated calls, before a person is told
 
@@ -44,7 +43,7 @@ def region() -> str | None:
 
 def check_settings(url: str) -> None:
     """Raises StoreError, which names the variable, for one with which no server could be asked. url: the store's."""
-    if any("\ud800" <= sign <= "\udfff" for sign in url):  # what Python makes of bytes that are none
+    if not is_unicode(url):
         raise StoreError(f"{one_line(url)}: this is no UTF-8: correct the store's URL, ALIGNMENT_STORE")
     for name in _CREDENTIALS:
         value = os.environ.get(name, "")
@@ -65,12 +64,8 @@ def check_settings(url: str) -> None:
 
 def _check_proxies() -> None:
     for scheme, proxy in getproxies().items():
-        try:
-            parts = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-            good = bool(parts.hostname) and (parts.port is None or parts.port > 0)
-        except ValueError:  # a port or an IPv6 address that is none
-            good = False
-        if scheme in ("http", "https") and not good:
+        url = proxy if "://" in proxy else f"http://{proxy}"
+        if scheme in ("http", "https") and not names_a_host(url):
             raise StoreError(f"{scheme}_proxy is no address of a proxy, such as http://host:3128: correct or unset it")
 
 

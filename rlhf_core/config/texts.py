@@ -7,14 +7,33 @@ import re
 import unicodedata
 from collections.abc import Callable
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import regex
 from pydantic import AfterValidator, Field
 
 
+def is_unicode(text: str) -> bool:
+    """False for text with half of a surrogate pair, which JSON can escape and UTF-8 cannot hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def is_blank(text: str) -> bool:
     """Whether nothing of it can be seen: all is white space, zero-width spaces, byte-order marks and the like."""
     return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
+
+
+def names_a_host(url: str) -> bool:
+    """Whether the URL names a host, and no port or one that can be."""
+    try:
+        parts = urlsplit(url)
+        return bool(parts.hostname) and (parts.port is None or parts.port > 0)
+    except ValueError:  # a port or an IPv6 address that is none
+        return False
 
 
 def _visible(text: str) -> str:

@@ -7,8 +7,8 @@ import io
 from collections.abc import Iterator
 from typing import IO
 
+from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.formats import Row, RowError
-from rlhf_core.data.formats.base import is_unicode
 from rlhf_core.data.json_rows import MAX_ROW_BYTES, NOT_UTF8, TOO_LONG, Parsed
 from rlhf_core.data.opening import compression_of, open_data, read_head
 

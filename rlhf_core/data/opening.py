@@ -17,8 +17,8 @@ from typing import IO, Any
 
 import fsspec
 
+from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.formats import RowError
-from rlhf_core.data.formats.base import is_unicode
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 HEAD_BYTES = 2**16

@@ -11,7 +11,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from rlhf_core.data.formats.base import is_unicode
+from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 from rlhf_core.pipeline.extending import EXTENDS, read_recipe

@@ -9,7 +9,7 @@ from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
 from rlhf_core.pipeline.preflight_columns import check_columns, column_notes, margin_notes
-from rlhf_core.pipeline.preflight_data import check_datasets, check_overlaps, dataset_uses, source_functions
+from rlhf_core.pipeline.preflight_data import check_datasets, check_overlaps, dataset_uses, is_misread, source_functions
 from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects
 from rlhf_core.pipeline.preflight_environments import check_feedback, environment_notes
 from rlhf_core.pipeline.preflight_hints import check_hints
@@ -54,9 +54,7 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     uses = dataset_uses(nodes)
     samples, problems = check_datasets(recipe, uses, root)
     # What is read in another format than its own is a problem already, and no check could read its rows.
-    misread = {
-        use.dataset for use in uses if use.dataset in recipe.data and recipe.data[use.dataset].format != use.format
-    }
+    misread = {use.dataset for use in uses if is_misread(use, recipe)}
     rows = {name: sample.rows for name, sample in samples.items() if name not in misread}
     all_uses = [use for use in uses if use.dataset not in misread]
     uses = [use for use in all_uses if use.dataset in recipe.data]

@@ -6,10 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_core.config.data import (
-    FunctionSource,
-    OverlapConfig,
-)
+from rlhf_core.config.data import FunctionSource, OverlapConfig
 from rlhf_core.config.inputs import InputSetting
 from rlhf_core.config.reward_models import SupervisedRewardConfig
 from rlhf_core.data.formats import format_of
@@ -62,14 +59,18 @@ def splits_by_prompt(use: Use) -> bool:
     return isinstance(config, SupervisedRewardConfig) and config.validation is None and use.read_by.path == "dataset"
 
 
+def is_misread(use: Use, recipe: Recipe) -> bool:
+    """Whether the stage needs the dataset in another format than it has."""
+    return use.dataset in recipe.data and recipe.data[use.dataset].format != use.format
+
+
 def check_datasets(recipe: Recipe, uses: list[Use], root: Path) -> tuple[dict[str, Sample], list[str]]:
     """A sample of each dataset, and the problems."""
     problems = []
     for use in uses:
-        given = recipe.data.get(use.dataset)
-        if given is not None and given.format != use.format:
+        if is_misread(use, recipe):
             problems.append(
-                f"{use.setting}: `{use.dataset}` has the format {given.format}, "
+                f"{use.setting}: `{use.dataset}` has the format {recipe.data[use.dataset].format}, "
                 f"{use.reader} needs {use.format}: name another dataset or change `data.{use.dataset}`"
             )
     samples = read_samples(recipe, [use.dataset for use in uses], root)

@@ -91,26 +91,27 @@ def known_rows(config: DatasetConfig, sample: Sample | None, root: Path) -> int 
     match config.source:
         case ReasoningGymSource(tasks=tasks, size=size):
             rows = len(tasks) * size
-        case FilesSource(paths=paths) if sample is not None and _is_whole(sample, [root / path for path in paths]):
+        case FilesSource(paths=paths) if sample is not None and _is_whole(
+            len(sample.rows), [root / path for path in paths]
+        ):
             rows = len(sample.rows)
     return None if rows is None else config.most_rows(rows)
 
 
-def _is_whole(sample: Sample, files: Iterable[Path]) -> bool:
-    """Whether the sample has all rows of the files: of many rows or bytes it has the first."""
-    paths = list(files)
-    if len(sample.rows) >= _ROWS or not all(map(os.path.isfile, paths)):
+def _is_whole(rows: int, files: Sequence[Path]) -> bool:
+    """Whether so many rows are all of the files: of many rows or bytes a sample has the first."""
+    if rows >= _ROWS or not all(map(os.path.isfile, files)):
         return False
-    decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in paths)
-    return not decompresses and sum(path.stat().st_size for path in paths) < _BYTES
+    decompresses = any(path.suffix in (".gz", ".bz2", ".xz", ".zst", ".zip") for path in files)
+    return not decompresses and sum(path.stat().st_size for path in files) < _BYTES
 
 
 def _unmixable(config: DatasetConfig, of_sources: Sequence[Sequence[Located]], root: Path) -> str | None:
     """Why the sources of a mix of files cannot be drawn from; None if they can, or not all of what is left of them is
     known here."""
     files = [entry.source for entry in config.mix if isinstance(entry.source, FilesSource)]
-    read = Sample([located for rows in of_sources for located in rows])
-    is_whole = len(files) == len(config.mix) > 0 and _is_whole(read, [root / path for f in files for path in f.paths])
+    paths = [root / path for source in files for path in source.paths]
+    is_whole = len(files) == len(config.mix) > 0 and _is_whole(sum(map(len, of_sources)), paths)
     if not is_whole or config.exclude or config.near_duplicates == "drop":
         return None
     seen: set[str] = set()

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_core.config.numbers import LARGEST_REWARD
-from rlhf_core.config.texts import is_blank
+from rlhf_core.config.texts import is_blank, is_unicode
 from rlhf_core.data.rendering import Tokenizer
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 
@@ -169,15 +169,6 @@ def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
             raise problem("is NaN or infinite")
     elif not (value is None or isinstance(value, int)):
         raise problem(f"is {type(value).__name__}, which JSON cannot hold: write it as text or a number")
-
-
-def is_unicode(text: str) -> bool:
-    """False for text with half of a surrogate pair, which JSON can escape and UTF-8 cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 class MissingColumnError(RowError):
