@@ -1,4 +1,4 @@
-"""What a person is told who waits."""
+"""Messages to a user who waits."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # nothing more can be written
 def user_path(path: str | Path, variable: str = "") -> Path:
     """`path`, with the home folder that `~` or `~name` stands for. variable: of the environment, which holds it.
 
-    Raises RecipeError if nobody is called so.
+    Raises RecipeError if there is no such user.
     """
     try:
         return Path(path).expanduser()

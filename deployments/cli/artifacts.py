@@ -13,7 +13,7 @@ from rich.tree import Tree
 
 from deployments.cli.console import console
 from deployments.cli.reports import copy_report
-from deployments.cli.sampling import end_in_order
+from deployments.cli.signals import end_in_order
 from deployments.cli.tables import duration
 from rlhf_core.artifacts.aliases import move_alias
 from rlhf_core.artifacts.lineage import lineage as find_lineage

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.sampling import end_in_order
+from deployments.cli.signals import end_in_order
 from rlhf_core.paths import resolved
 
 app = typer.Typer()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -14,6 +13,7 @@ from typing import Annotated, TextIO
 
 import typer
 
+from deployments.cli.signals import end_in_order
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base import Dtype
 from rlhf_core.data.formats import Row
@@ -158,14 +158,6 @@ def _write(text: str) -> None:
 
 def _say(text: str) -> None:
     typer.echo(text, err=True)
-
-
-def end_in_order() -> None:
-    """A SIGTERM, or the end of its terminal, ends this command as Ctrl-C does: with its engines, and without what it
-    has half written."""
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # as below `nohup`
-            signal.signal(number, signal.default_int_handler)
 
 
 @contextmanager

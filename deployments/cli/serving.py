@@ -9,7 +9,8 @@ from typing import Annotated
 
 import typer
 
-from deployments.cli.sampling import Base, Model, Precision, Rollout, Template, end_in_order
+from deployments.cli.sampling import Base, Model, Precision, Rollout, Template
+from deployments.cli.signals import end_in_order
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import Dtype

@@ -11,7 +11,7 @@ import typer
 
 from deployments.cli.reports import OUTPUTS
 from deployments.cli.run import OVERRIDES, RECIPE
-from deployments.cli.sampling import end_in_order
+from deployments.cli.signals import end_in_order
 from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.in_process import Tried, try_node
 from rlhf_core.pipeline.prepare import prepare

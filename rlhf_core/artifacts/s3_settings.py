@@ -28,7 +28,7 @@ from rlhf_core.errors import StoreError, one_line
 _REGIONS = ("AWS_REGION", "AWS_DEFAULT_REGION")
 _CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SESSION_TOKEN")
 _LASTING = (FileNotFoundError, PermissionError, SSLError, InvalidProxiesConfigError, ValueError, TypeError)
-_SILENT_SECONDS = 5.0  # of repeated calls, before a person is told
+_SILENT_SECONDS = 5.0  # of retries, before the message
 
 
 def endpoint() -> tuple[str, str]:

@@ -162,7 +162,7 @@ class _Worker:
             body = await self._body(request)
         except TimeoutError:
             raise RefusedError(408, "the rest of the request did not come in time: send it again") from None
-        except ClientDisconnect:  # nobody reads the answer
+        except ClientDisconnect:  # the answer is not read
             raise RefusedError(400, "the client left before it had sent all of the request") from None
         try:
             return await self._in_thread(form.model_validate_json, body)
