@@ -186,10 +186,20 @@ def _batch(model: Any, device: torch.device) -> PackedBatch:
         if key.endswith(("token_id", "token_index")) and isinstance(value, int)
     }  # fmt: skip
     plain = [i for i in range(min(text.vocab_size, 1000)) if i not in special]
-    total = sum(_LENGTHS) + 3  # and those of _continued
-    ids = torch.tensor([plain[(7 * i + i * i) % len(plain)] for i in range(total)])
-    parts = list(ids[: sum(_LENGTHS)].split(list(_LENGTHS)))
+    total = sum(_LENGTHS)
+    # All different if there are as many. A tree shares what sequences begin with, so those tokens must differ at least.
+    period = next((p for p in range(min(total, len(plain)), 0, -1) if _begin_apart(p)), len(plain))
+    step = max(1, len(plain) // total)  # neighbours in a vocabulary may all be unused, with equal embeddings
+    ids = torch.tensor([plain[i % period * step] for i in range(total)])
+    parts = list(ids.split(list(_LENGTHS)))
     return pack(parts, [torch.ones(len(part)) for part in parts]).to(device)
+
+
+def _begin_apart(period: int) -> bool:
+    """Whether, in tokens that recur after `period`, all sequences begin with another one, and those of `_branching`
+    part where they are said to."""
+    first, middle, last = (start % period for start in (0, _LENGTHS[0], sum(_LENGTHS[:-1])))
+    return len({first, middle, last}) == len(_LENGTHS) and (middle + _SHARED) % period != first
 
 
 def _continued(batch: PackedBatch) -> PackedBatch:

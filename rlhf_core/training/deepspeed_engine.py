@@ -120,6 +120,8 @@ class DeepSpeedEngine:
         parameters = sum(p.numel() for p in model.parameters())
         settings = deepspeed_settings(self._config, self._optimizer_config, self._size, parameters)
         started, *_ = deepspeed.initialize(model=model, optimizer=self.optimizer, config=settings)
+        if self._manual and self._size == 1:
+            started.enable_backward_allreduce = False  # it would copy all gradients to reduce those of one rank
         if isinstance(self.optimizer, Muon) and not self._manual:
             self.optimizer.layouts = layouts(started.optimizer, self._config.sharding)
         return started
@@ -179,7 +181,8 @@ class DeepSpeedEngine:
         if not self._manual:
             self._engine.step()  # skips an update that is not finite, on all ranks
             return float(self._engine.get_global_grad_norm())
-        parameters = [p for p in self._engine.module.parameters() if p.grad is not None]
+        trained = [p for group in self._engine.optimizer.param_groups for p in group["params"]]
+        parameters = [p for p in trained if p.grad is not None]
         norm = float(nn.utils.clip_grad_norm_(parameters, self._optimizer_config.max_gradient_norm))
         if math.isfinite(norm):
             self._engine.step()

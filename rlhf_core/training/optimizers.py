@@ -49,8 +49,8 @@ def build_optimizer(model: nn.Module, engine: EngineConfig, config: OptimizerCon
         settings = config.muon or MuonConfig()
         dtype = torch_dtype(engine.dtype)  # as all matrix products of this engine
         return Muon(muon_groups(model, config, settings), settings, betas=config.betas, dtype=dtype)
-    # In host memory the fused kernel computes the same, on all cores at once.
-    return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=engine.offload_optimizer)
+    # One pass over the weights, in host memory too, and there on all cores at once.
+    return torch.optim.AdamW(parameter_groups(model, config), betas=config.betas, fused=True)
 
 
 def parameter_groups(model: nn.Module, config: OptimizerConfig) -> list[dict[str, Any]]:

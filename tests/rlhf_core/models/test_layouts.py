@@ -72,6 +72,13 @@ def test_each_kind_of_model_is_computed_as_single_sequences_are(
     assert f"{type(model).__name__}: sequences are laid out {expected}{reason}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("size", [7, 8, 9, 14, 18, 20, 26, 27, 28, 58, 113, 333, 1003])
+def test_no_vocabulary_makes_a_tree_look_wrong(size: int) -> None:
+    """In 113 tokens, those of the recipe `tiny`, two of the sequences that are compared began with the same one."""
+    model = small_model(small_config("llama", vocab_size=size, bos_token_id=0, eos_token_id=1, pad_token_id=2))
+    assert checked(model) is TREE
+
+
 def test_what_shows_at_a_distance_is_found_in_a_model_of_full_size() -> None:
     """In llama4's chunks of 8192 tokens the check's few ones are right."""
     model = small_model(small_config("llama4_text", short=False))
