@@ -72,7 +72,11 @@ class Drafter:
             self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
 
     def finish(self) -> None:
-        """Adds what comes after all stages."""
+        """Adds what comes after all stages. Raises RecipeError if there is none."""
+        if not self.nodes:
+            raise RecipeError(
+                "the recipe has no stage, and a dataset is made only for one that reads it: add one, such as `sft`"
+            )
         report = self.recipe.report
         if report is not None:
             title = report.title or f"Alignment run {self.recipe.name}"

@@ -271,6 +271,13 @@ def test_the_report_reads_every_node(tmp_path: Path) -> None:
     assert "report" not in build_graph(load(tmp_path, *FULL, "report=null"), {})
 
 
+def test_datasets_alone_are_no_recipe(tmp_path: Path) -> None:
+    """Nothing reads them, so that a report of nothing was all that ran."""
+    loaded = load(tmp_path, "base=null")
+    with pytest.raises(RecipeError, match=r"^the recipe has no stage, .* add one, such as `sft`$"):
+        build_graph(loaded, {})
+
+
 def test_excluded_datasets_are_read_first_and_only_used_ones_run(tmp_path: Path) -> None:
     graph = edges(tmp_path, "sft=" + TRAIN, f"data.test={DATA}", f"data.unused={DATA}", "data.d.exclude=[test]")
     assert graph == {
