@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from rlhf_core.report.content import Content
-from rlhf_core.report.formatting import compared_metrics, number
+from rlhf_core.report.formatting import compared_metrics
 from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
-
-
-def environment() -> Environment:
-    """Of the templates. Escapes all text that they insert."""
-    made = Environment(loader=PackageLoader("rlhf_core.report"), autoescape=True, undefined=StrictUndefined)
-    made.filters["number"] = number
-    return made
+from rlhf_core.report.templating import environment
 
 
 def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:

@@ -12,7 +12,7 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd
 from rlhf_core.report.formatting import compared_metrics, with_interval
-from rlhf_core.report.page import environment
+from rlhf_core.report.templating import environment
 from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
 _SHOWN = ("reward", "best_reward", "kl")  # metrics of what read the round's prompts, and of the candidate
