@@ -6,6 +6,7 @@ import errno
 import io
 import os
 import re
+import ssl
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -15,6 +16,7 @@ from rlhf_core.errors import AlignmentError, RecipeError, StackError, one_line
 from rlhf_core.stages.full_disk import explained
 
 _TOO_LARGE = re.compile(r"\[Errno 27\]|os error 27\b")  # also of libraries that raise errors of their own
+_CERTIFICATES = ("PREFECT_API_SSL_CERT_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
 _OUTPUT = "standard output"
 _STREAMS = {"stdin": ("input", "</dev/null"), "stdout": ("output", ">/dev/null"), "stderr": ("error", "2>/dev/null")}
 
@@ -65,12 +67,26 @@ def explanation(error: Exception) -> str | None:
     if _TOO_LARGE.search(str(error)):
         place = getattr(error, "filename", None) or "a file"
         return f"{place} may not grow as it has to (`ulimit -f` says how far): raise the limit"
-    if isinstance(error, FileNotFoundError) and error.filename is None:  # of `tempfile`, which has tried to write there
+    if isinstance(error, FileNotFoundError) and "temporary directory" in str(error):  # which `tempfile` tried to write
         return f"{error.strerror}: free space there, or set TMPDIR to a folder that can be written"
+    if isinstance(error, OSError) and error.filename is None and (said := _certificates(error)):
+        return said
     if (full := explained(error)) is not error:
         return str(full)
     if isinstance(error, OSError) and error.filename is not None:
         return f"{error.filename}: {error.strerror}: correct the path, or what may be done there"
+    return None
+
+
+def _certificates(error: OSError) -> str | None:
+    """Of a file of certificates that cannot be loaded: the error of `ssl` does not say which it is."""
+    for name in _CERTIFICATES:
+        file = os.environ.get(name)
+        try:
+            ssl.create_default_context(cafile=file)
+        except OSError as own:
+            if own.errno == error.errno:
+                return f"{name} is {file}, which is no file of certificates ({own.strerror}): correct or unset it"
     return None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ssl
 import subprocess
 import sys
 from pathlib import Path
@@ -123,3 +124,20 @@ def test_a_terminal_that_lacks_a_sign_has_its_number(tmp_path: Path) -> None:
     recipe = write(tmp_path, put("rl", value=None))
     done = CliRunner(charset="ascii").invoke(app, ["plan", recipe])
     assert (done.exit_code, "\\u2248" in done.output) == (0, True), done.output
+
+
+@pytest.mark.parametrize(
+    ("variable", "file", "why"),
+    [
+        ("SSL_CERT_FILE", "/nowhere", "No such file or directory"),
+        ("PREFECT_API_SSL_CERT_FILE", "/etc", "Is a directory"),
+        ("AWS_CA_BUNDLE", __file__, "[X509: NO_CERTIFICATE_OR_CRL_FOUND] no certificate or crl found"),
+    ],
+)
+def test_files_of_certificates(variable: str, file: str, why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error that the libraries raise names no file."""
+    monkeypatch.setenv(variable, file)
+    with pytest.raises(OSError) as caught:  # noqa: PT011 (of ssl, of three classes)
+        ssl.create_default_context(cafile=file)
+    assert caught.value.filename is None
+    assert str(explanation(caught.value)).startswith(f"{variable} is {file}, which is no file of certificates ({why}")
