@@ -15,6 +15,7 @@ from uuid import UUID
 
 import httpx
 from prefect.client.orchestration import get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Running
 
 POLL_SECONDS = 2.0
@@ -44,6 +45,9 @@ def _watch(run_id: UUID, cancelled: threading.Event, ended: threading.Event) -> 
                 state = client.read_flow_run(run_id).state
                 if state is not None and state.is_crashed() and not ended.is_set():
                     client.set_flow_run_state(run_id, Running(message=_ALIVE), force=True)
+            except ObjectNotFound:  # the run was deleted: nobody can follow or cancel it any more
+                cancelled.set()
+                return
             except httpx.HTTPError:
                 continue  # the server restarts; a run continues without it
             if state is not None and (state.is_cancelling() or state.is_cancelled()):

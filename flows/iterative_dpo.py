@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Annotated, Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
+from pydantic import Field
 
 from flows.rounds import run_rounds
 from flows.running import Row, stop_jobs
@@ -15,7 +16,7 @@ from flows.running import Row, stop_jobs
 def iterative_dpo(
     recipe: str = "tiny-loop",
     overrides: list[str] = [],  # noqa: B006  Prefect copies it
-    rounds: int = 1,
+    rounds: Annotated[int, Field(ge=1)] = 1,
 ) -> list[Row] | State[Any]:
     """Finishes the round that was started and has not ended, or runs the next one; `rounds` of them.
 

@@ -21,7 +21,7 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.errors import NothingLeftError, StageError
 from rlhf_core.pipeline.loading import load_recipe
-from rlhf_core.pipeline.prepare import Prepared, prepare
+from rlhf_core.pipeline.prepare import Prepared, prepare, require_loop
 from rlhf_core.pipeline.round_drafting import PROMPTS, ROUND
 from rlhf_core.report.rounds import page
 
@@ -34,7 +34,9 @@ def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] 
     is, and the next run finishes it; but one whose completions leave nothing to train on is skipped.
     """
     run_id = str(runtime.flow_run.id)
-    loop = Rounds(open_store(store_url()), load_recipe(recipe, overrides).recipe.name)
+    loaded = load_recipe(recipe, overrides).recipe
+    require_loop(loaded)
+    loop = Rounds(open_store(store_url()), loaded.name)
     with noticed_cancellation(UUID(run_id)) as cancel:
         taken = loop.take()
         if isinstance(taken, Holder):
@@ -56,7 +58,6 @@ def _run_round(loop: Rounds, recipe: str, overrides: Sequence[str], run_id: str,
     started_at = datetime.now(UTC)
     start = loop.current(run_id)
     prepared = prepare(recipe, overrides, pins=loop.pins_path(start.number), start=start)
-    prepared.require_loop()
     start = start.model_copy(update={"prompts": prepared.graph[PROMPTS].ref})
     loop.start(start)
     name = f"round {start.number} of {run_name(prepared.loaded.recipe, overrides)}"

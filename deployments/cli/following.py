@@ -25,6 +25,7 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import Artifact, FlowRun, State, TaskRun
 from prefect.deployments import run_deployment
+from prefect.exceptions import ObjectNotFound
 from prefect.states import Cancelled, Cancelling
 from rich.console import Console
 
@@ -70,13 +71,21 @@ def follow(deployment: str, parameters: Mapping[str, Any], nodes: Sequence[str],
             state = run.follow()
         except KeyboardInterrupt:
             run_view.note("cancelling: waiting for the jobs to stop (Ctrl-C again exits without waiting)")
-            state = run.cancel()
+            try:
+                state = run.cancel()
+            except KeyboardInterrupt as error:
+                raise StackError(f"not waiting for the jobs to stop: see {url}") from error
+        except ObjectNotFound as error:
+            raise StackError(
+                f"the run {run_id} was deleted in Prefect, and its process stops its jobs: run again to resume"
+            ) from error
     return Ended(str(run_id), state.is_completed(), state.name or "", _reason(state), url)
 
 
 def _reason(state: State) -> str:
     """The message of the error that the flow raised, without the prefix that Prefect adds."""
-    message = state.message or "no reason given"
+    # A run that no worker has taken yet is cancelled by the server, which keeps no message.
+    message = state.message or ("before a worker took the run" if state.is_cancelled() else "no reason given")
     raised = re.fullmatch(r"Flow run encountered an exception: \w+: (.*)", message, re.DOTALL)
     return raised[1] if raised else f"{state.name}: {message}"
 

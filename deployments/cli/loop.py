@@ -15,7 +15,7 @@ from deployments.cli.run import OVERRIDES, RECIPE, absolute, planned_nodes
 from deployments.cli.tables import plan_table
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import Rounds
-from rlhf_core.errors import StageError
+from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import prepare, require_loop
 
@@ -49,12 +49,13 @@ def loop(
 @app.command()
 def rounds(
     recipe: Annotated[str, RECIPE] = "tiny-loop",
+    overrides: Annotated[list[str] | None, OVERRIDES] = None,
     skip: Annotated[
         str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")
     ] = None,
 ) -> None:
     """Lists the rounds of a loop: what became of each candidate, and why."""
-    loaded = load_recipe(recipe)
+    loaded = load_recipe(recipe, overrides or [])
     require_loop(loaded.recipe)
     store, name = open_store(store_url()), loaded.recipe.name
     known = Rounds(store, name)
@@ -95,7 +96,9 @@ def schedule(
     if recipe is None:
         require_a_loop(off=off, cron=cron, every=every, overrides=overrides or [])
     elif off:
-        remove_schedule(load_recipe(recipe).recipe.name)
+        if cron or every:
+            raise RecipeError(f"--off removes the schedule, and --{'cron' if cron else 'every'} sets it: give one")
+        remove_schedule(recipe, overrides or [])
     else:
         settings = overrides or []
         prepared = prepare(recipe, settings)

@@ -19,8 +19,10 @@ from pydantic import ValidationError
 
 from deployments.cli.prefect_server import asking_for, prefect_api
 from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.pipeline.loading import load_recipe
 
 DEPLOYMENT = "iterative-dpo/scheduled"
+_FIELDS = 5
 _SHORTEST, _LONGEST = 0.1, 1_000_000  # minutes between two rounds
 
 
@@ -47,6 +49,8 @@ class Schedule:
                 "one such as Europe/Berlin"
             )
         try:
+            if len(self.cron.split()) > _FIELDS:  # a sixth is seconds
+                raise CroniterError
             schedule = CronSchedule(cron=self.cron, timezone=self.timezone)
             croniter(self.cron, datetime.now(UTC)).get_next()  # type: ignore[no-untyped-call]
         except CroniterBadDateError:
@@ -90,11 +94,18 @@ def set_schedule(schedule: Schedule) -> None:
             )
 
 
-def remove_schedule(loop: str) -> None:
+def remove_schedule(recipe: str, overrides: Sequence[str]) -> None:
     """Raises RecipeError if the loop has none, StackError."""
+    unreadable: RecipeError | None = None
+    try:
+        loop = load_recipe(recipe, overrides).recipe.name
+    except RecipeError as error:  # gone, or damaged: then the loop's name will do
+        loop, unreadable = recipe, error
     with _deployment() as (client, deployment):
         existing = _of(deployment, loop)
         if existing is None:
+            if unreadable is not None:
+                raise unreadable
             known = ", ".join(str(found.slug) for found in deployment.schedules) or "none"
             raise RecipeError(f"the loop {loop} has no schedule; there are {known}")
         client.delete_deployment_schedule(deployment.id, existing.id)

@@ -13,6 +13,8 @@ from prefect.automations import AutomationCore, ChangeFlowRunState, EventTrigger
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 
+from deployments.stack.registration import NEVER_STARTS, NO_HEARTBEAT
+
 TAG = "alignment"  # of the deployments in prefect.yaml: a server may have other flows too
 HEARTBEAT = "prefect.flow-run.heartbeat"
 HEARTBEAT_SECONDS = 30  # set in prefect.yaml; the least that Prefect allows
@@ -27,7 +29,7 @@ def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[
     """silence: without a heartbeat; start: from the worker's taking a run to its running."""
     return [
         _crashed(
-            "alignment: runs without a heartbeat",
+            NO_HEARTBEAT,
             after={HEARTBEAT},
             expected={HEARTBEAT, *_ENDS},
             within=silence,
@@ -35,7 +37,7 @@ def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[
             "run again, jobs that still run are followed and finished stages are reused",
         ),
         _crashed(
-            "alignment: runs that never start",
+            NEVER_STARTS,
             after={"prefect.flow-run.Pending", "prefect.flow-run.Submitting"},
             # Heartbeats too: the server loses events while its database is locked, and a run that runs would be ended.
             expected={"prefect.flow-run.Running", HEARTBEAT, *_ENDS},
@@ -67,10 +69,10 @@ def _crashed(name: str, after: set[str], expected: set[str], within: timedelta, 
 def create(client: SyncPrefectClient, wanted: list[AutomationCore]) -> None:
     for automation in wanted:
         existing = client.read_automations_by_name(automation.name)
-        if existing:
-            client.update_automation(existing[0].id, automation)
-        else:
+        if not existing:
             client.create_automation(automation)
+        elif any(getattr(existing[0], name) != value for name, value in automation):
+            client.update_automation(existing[0].id, automation)  # which forgets the runs that it waits for
 
 
 if __name__ == "__main__":

@@ -9,15 +9,19 @@ import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 import httpx
+from ruamel.yaml import YAML
 
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
+NO_HEARTBEAT, NEVER_STARTS = "alignment: runs without a heartbeat", "alignment: runs that never start"
 _AUTOMATIONS = Path(__file__).with_name("automations.py")
 _SECONDS = 30.0  # that the server may take to answer
+_SET = ("active", "schedule", "parameters")
 _SOURCES = ("flows", "tasks", "rlhf_core/config")  # these define the typed parameters of the deployments
 
 
@@ -30,15 +34,16 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
         raise StackError(f"{DEPLOYMENTS} does not exist, so no deployment can be registered")
     stamp = folder / "registered"
     state = _digest(environment["PREFECT_API_URL"])
-    if stamp.is_file() and stamp.read_bytes() == state.encode():
-        return False
+    with _server(environment) as server:
+        if stamp.is_file() and stamp.read_bytes() == state.encode() and _are_there(server):
+            return False
     log = folder / "logs" / "deploy.log"
     log.write_bytes(b"")
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
     create = (sys.executable, "-m", "deployments.stack.automations")
     with _server(environment) as server:
-        active = _active_schedules(server)
+        enabled = _enabled_schedules(server)
         with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
             started = [
                 threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
@@ -46,8 +51,10 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
             ]
         for done in started:
             done.result()
-        for paused in active - _active_schedules(server):
-            server.patch(paused, json={"active": True}).raise_for_status()
+        now = _enabled_schedules(server)
+        for path, schedule in enabled.items():
+            if now.get(path) != schedule:
+                server.patch(path, json=schedule).raise_for_status()
     stamp.write_text(state)
     return True
 
@@ -60,11 +67,20 @@ def _server(environment: Mapping[str, str]) -> httpx.Client:
     )
 
 
-def _active_schedules(server: httpx.Client) -> set[str]:
-    """Paths of the schedules that a person has enabled: `prefect deploy` pauses again what the file has as paused."""
+def _are_there(server: httpx.Client) -> bool:
+    """Whether the server still has what was registered: anyone may have deleted it in the UI."""
+    wanted = {entry["name"] for entry in YAML(typ="safe").load(DEPLOYMENTS)["deployments"]}
+    wanted |= {NO_HEARTBEAT, NEVER_STARTS}
+    answers = (server.post(f"/{kind}/filter", json={}) for kind in ("deployments", "automations"))
+    return wanted <= {found["name"] for answer in answers for found in answer.raise_for_status().json()}
+
+
+def _enabled_schedules(server: httpx.Client) -> dict[str, dict[str, Any]]:
+    """By path, what a person has set of each schedule that is enabled: `prefect deploy` puts back what the file says of
+    one that has the same slug."""
     answer = server.post("/deployments/filter", json={}).raise_for_status()
     return {
-        f"/deployments/{deployment['id']}/schedules/{schedule['id']}"
+        f"/deployments/{deployment['id']}/schedules/{schedule['id']}": {name: schedule[name] for name in _SET}
         for deployment in answer.json()
         for schedule in deployment["schedules"]
         if schedule["active"]

@@ -61,7 +61,8 @@ class Rounds:
         return take_lease(self._store, f"leases/loops/{self._name}.json")
 
     def count(self) -> int:
-        """Rounds that were started."""
+        """Rounds that were started. One whose start is lost counts by its end: another of its number would use its
+        prompts again."""
         return max(self._numbers(), default=0)
 
     def start_of(self, number: int) -> RoundStart | None:
@@ -161,7 +162,7 @@ class Rounds:
     def _numbers(self) -> list[int]:
         """Of the rounds that were started, in order. An object with a name that we never write is no round."""
         paths = (path.split("/") for path in self._store.list(f"loops/{self._name}/"))
-        found = [parts[2] for parts in paths if len(parts) == 4 and parts[3] == "start.json"]
+        found = {parts[2] for parts in paths if len(parts) == 4 and parts[3] in ("start.json", "end.json")}
         return sorted(int(text) for text in found if _NUMBER.fullmatch(text))
 
     def _path(self, number: int, document: str) -> str:

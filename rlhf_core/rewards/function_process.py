@@ -12,6 +12,7 @@ import numbers
 import os
 import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from decimal import Decimal
 from json import dumps, loads  # the user's file may replace those of the module
 from pathlib import Path
 from queue import SimpleQueue
@@ -39,10 +40,14 @@ def _serve(requests: Iterator[str], replies: IO[str]) -> None:
     modules: dict[str, ModuleType] = {}
     threads: list[Thread] = []  # before any file was run
     call: Callable[[list[Any]], dict[str, Any]] | None = None
+    own = os.getpid()
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
         for request in map(loads, requests):
             if "batch" in request and call is not None:
-                _reply(replies, call(request["batch"]))
+                reply = call(request["batch"])
+                if os.getpid() != own:
+                    os._exit(0)  # a fork that the function has made and returns from: one reply is enough
+                _reply(replies, reply)
                 continue
             threads = threads or enumerate_threads()
             try:
@@ -155,7 +160,7 @@ def _plain(value: Any) -> Any:
     if hasattr(value, "tolist"):
         listed = value.tolist()
         return repr(listed) if hasattr(listed, "tolist") else _plain(listed)
-    return float(value) if isinstance(value, numbers.Real) else repr(value)
+    return float(value) if isinstance(value, numbers.Real | Decimal) else repr(value)
 
 
 def _reply(replies: IO[str], reply: Mapping[str, Any]) -> None:

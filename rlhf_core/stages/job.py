@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import os
 import signal
 import sys
@@ -27,6 +28,9 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
     sys.unraisablehook = _stop_again
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # signs that a user's error has and no encoding
     try:
         forwarding.receive()
         run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))

@@ -1,10 +1,12 @@
 """A round's prompts: the first rows of the loop's dataset that no earlier round had. Imports no torch.
 
-Each round's artifact names the one before as its input `previous`, so that what was used is in the store alone.
+Each round's artifact names the one before as its input `previous`, and lists what all rounds until its own have used,
+so that what was used is in the store alone, and the next round needs no other artifact.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterator, Mapping
 from itertools import islice
 
@@ -15,19 +17,21 @@ from rlhf_core.data.formats import Row, normalised
 from rlhf_core.data.reading import dataset_info, read_dataset, write_dataset
 from rlhf_core.errors import StageError
 
+USED_FILE = "used.txt"  # a line for each prompt: the SHA-256 of its normalised text
+
 
 def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     """Two rows whose prompts differ in whitespace only count as one. Raises StageError if too few rows are left."""
-    used = set(_earlier_prompts(inputs.get("previous"), context))
+    used = dict.fromkeys(_used(inputs.get("previous"), context))
     before = len(used)
     given = inputs["dataset"].folder
     dataset = read_dataset(given, images=True)
 
     def fresh() -> Iterator[Row]:
         for row in dataset.rows:
-            prompt = normalised(dataset.format.asked_text(row))
+            prompt = _hashed(dataset.format.asked_text(row))
             if prompt not in used:
-                used.add(prompt)
+                used[prompt] = None
                 yield dict(row)
 
     rows = list(islice(fresh(), config.count))
@@ -35,6 +39,7 @@ def run(config: RoundPromptsConfig, inputs: Mapping[str, Input], context: StageC
         raise StageError(out_of_prompts(len(rows), config.count, before))
     folder = context.workdir / "dataset"
     images = write_dataset(folder, rows, dataset_info(given), images_from=given)
+    (folder / USED_FILE).write_text("".join(f"{prompt}\n" for prompt in used), encoding="ascii")
     return Output(Kind.DATASET, folder, {"rows": len(rows), "used_before": before, **images})
 
 
@@ -46,9 +51,17 @@ def out_of_prompts(left: int, needed: int, used: int) -> str:
     )
 
 
-def _earlier_prompts(previous: Input | None, context: StageContext) -> Iterator[str]:
+def _used(previous: Input | None, context: StageContext) -> Iterator[str]:
+    """By all rounds until `previous`, in their order or that of the rounds backward."""
     while previous is not None:
-        earlier = read_dataset(previous.folder, images=True)
-        yield from (normalised(earlier.format.asked_text(row)) for row in earlier.rows)
+        if (listed := previous.folder / USED_FILE).is_file():
+            yield from listed.read_text(encoding="ascii").split()
+            return
+        earlier = read_dataset(previous.folder, images=True)  # of an older release, which did not list them
+        yield from (_hashed(earlier.format.asked_text(row)) for row in earlier.rows)
         parent = previous.manifest.parents.get("previous")
         previous = None if parent is None else context.fetch(parent)
+
+
+def _hashed(prompt: str) -> str:
+    return hashlib.sha256(normalised(prompt).encode()).hexdigest()

@@ -53,6 +53,7 @@ def said(*arguments: str) -> str:
         ("0 3 31 2 *", 0, "UTC", "there is no such day, so no round would ever run"),
         ("bogus", 0, "UTC", "--cron 'bogus' is no cron expression: give five fields"),
         ("R * * * *", 0, "UTC", "is no cron expression"),
+        ("* * * * * *", 0, "UTC", "give five fields"),  # the sixth would be seconds
         ("0 3 * * *", 0, "Europe/Berlni", "there is no such time zone, did you mean `Europe/Berlin`?"),
         ("0 3 * * *", 0, "", "there is no such time zone"),
     ],
@@ -65,7 +66,8 @@ def test_a_time_that_cannot_be(cron: str, every: float, timezone: str, message: 
 def test_what_needs_a_recipe_is_refused_before_prefect_is_asked(nowhere: str) -> None:
     for arguments in (["--off"], ["--cron", "0 3 * * *"], ["--every", "5"]):
         assert said(*arguments).startswith(f"{arguments[0]} needs a recipe: ")
-    assert said("nosuch", "--off").startswith("unknown recipe `nosuch`")
+    assert said("tiny-loop", "--off", "--every", "5").startswith("--off removes the schedule, and --every sets it")
+    assert said("tiny-loop", "--off", "lopp.margin=1").startswith("no Prefect server answers at")  # to know its loops
     assert said("tiny-loop", "--every", "inf").startswith("--every is inf: ")
     assert said().startswith(f"no Prefect server answers at {nowhere}")
 

@@ -23,12 +23,17 @@ def client(prefect_api: str) -> Iterator[SyncPrefectClient]:
         yield client
 
 
-def test_automations_are_created_once(client: SyncPrefectClient) -> None:
-    for _ in range(2):
+def test_automations_are_created_once(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    create(client, automations())
+    with monkeypatch.context() as only_read:  # an automation that is updated forgets the runs that it waits for
+        only_read.setattr(SyncPrefectClient, "update_automation", None)
         create(client, automations())
-        for wanted in automations():
-            (found,) = client.read_automations_by_name(wanted.name)
-            assert found.enabled
+    create(client, automations(silence=timedelta(seconds=99)))
+    create(client, automations())
+    for wanted in automations():
+        (found,) = client.read_automations_by_name(wanted.name)
+        assert found.enabled
+        assert found.trigger == wanted.trigger
 
 
 def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client: SyncPrefectClient) -> None:

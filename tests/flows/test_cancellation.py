@@ -40,6 +40,14 @@ def test_a_run_that_counts_as_crashed_is_running_again_while_its_process_is_aliv
     assert client.read_flow_run(run).state_name == "Crashed"
 
 
+def test_a_run_that_was_deleted_is_cancelled(client: SyncPrefectClient) -> None:
+    """No one can follow it any more, or cancel it."""
+    run = client.create_flow_run(few, state=Running()).id
+    with noticed_cancellation(run) as cancelled:
+        client.delete_flow_run(run)
+        assert cancelled.wait(20)
+
+
 def test_a_silent_run_is_followed_until_its_process_has_had_time_to_answer(client: SyncPrefectClient) -> None:
     run = client.create_flow_run(few, state=Crashed(message=f"{SILENT}: no heartbeat")).id
 

@@ -56,6 +56,14 @@ def test_a_round_is_the_current_one_until_it_has_ended(rounds: Rounds) -> None:
     assert rounds.count() == 1  # the second is not stored
 
 
+def test_a_round_whose_start_is_lost_is_no_other(rounds: Rounds, store: Store) -> None:
+    """As after a partial restore: the next one would have its number and use its prompts again."""
+    end = ended(rounds, started(rounds))
+    store.delete("loops/bot/000001/start.json")
+    current = rounds.current()
+    assert (current.number, current.previous_prompts, rounds.ends()) == (2, PROMPTS, [end])
+
+
 def test_a_round_starts_from_what_was_accepted(rounds: Rounds, store: Store) -> None:
     first = started(rounds)
     assert rounds.accept(first, BETTER, "better") == ""

@@ -19,7 +19,7 @@ from rlhf_core.rewards.function import RewardFunction
 from tests.rlhf_core.stages.context import LocalContext
 
 SOURCE = """
-import asyncio, functools, os, sys, time
+import asyncio, decimal, fractions, functools, os, sys, time
 import numpy as np
 
 calls = []
@@ -75,6 +75,12 @@ async def awaits(completions, prompts, rows):
     return [float(len(c)) for c in completions]
 def exits(completions, prompts, rows): sys.exit(0)
 def reads(completions, prompts, rows): return [float(len(sys.stdin.read())) for _ in completions]
+def forks(completions, prompts, rows):
+    if os.fork() == 0:
+        return [-1.0 for _ in completions]
+    time.sleep(0.2)
+    return [float(len(c)) for c in completions]
+def decimals(completions, prompts, rows): return [decimal.Decimal("0.5"), fractions.Fraction(1, 4)]
 def nested(completions, prompts, rows): return [[1.0], [0.0]]
 def huge(completions, prompts, rows): return [10 ** 400, 0]
 def complex_numbers(completions, prompts, rows): return np.array([1j, 0])
@@ -116,6 +122,13 @@ def test_it_gets_completions_prompts_rows_and_options(judge: Any) -> None:
     assert (result.rewards, result.scores, result.extra) == ([17.0, 11.0], [None, None], {})
 
 
+def test_a_fork_of_the_function_replies_no_second_time(context: LocalContext) -> None:
+    """Else each call would get the reply to the one before."""
+    reward = RewardFunction(config("forks"), context.user_file("rewards.py"))
+    assert [reward([text], ["p"], [{}]).rewards for text in ("a", "bb", "ccc")] == [[1.0], [2.0], [3.0]]
+    reward.close()
+
+
 def test_mappings_give_scores_and_extra_metrics_in_batches_of_one_process(judge: Any) -> None:
     result = judge("metrics", ("a", "b", "c"), batch_size=2)
     assert result.rewards == [1.0, 1.0, 1.0]
@@ -126,6 +139,7 @@ def test_mappings_give_scores_and_extra_metrics_in_batches_of_one_process(judge:
 @pytest.mark.parametrize(
     ("function", "rewards"),
     [
+        ("decimals", [0.5, 0.25]),
         ("array", [0.0, 1.0]), ("numpy_items", [0.5, 0.5]), ("shorthand", [1.0, 0.0]), ("swapped", [1.0, 0.0]),
         ("keywords", [1.0, 1.0]), ("judge", [2.0, 2.0]), ("part", [11.0, 11.0]), ("wrapper", [12.0, 11.0]),
         ("awaits", [1.0, 0.0]), ("reads", [0.0, 0.0]),

@@ -29,11 +29,12 @@ class Loop:
     def __init__(self, folder: Path):
         self.folder = folder
         self.made: list[Input] = []
+        self.stored = True  # the rounds before the last one are in the store
 
     def take(self, dataset: Input, count: int) -> Output:
         number = len(self.made)
         context = LocalContext(self.folder / f"work{number}", name="round_prompts")
-        context.artifacts = {made.manifest.ref.path: made for made in self.made}
+        context.artifacts = {made.manifest.ref.path: made for made in self.made if self.stored}
         inputs = {"dataset": dataset, **({"previous": self.made[-1]} if self.made else {})}
         previous = "previous_prompts" if self.made else None
         output = round_prompts.run(RoundPromptsConfig(dataset="d", previous=previous, count=count), inputs, context)
@@ -62,6 +63,22 @@ def test_no_prompt_is_used_twice_also_where_the_dataset_has_changed(tmp_path: Pa
         "a round needs 1 prompts that no earlier one had, and 0 are left after 7 were used: add rows to the loop's "
         "dataset, or lower loop.prompts_per_round"
     )
+
+
+def test_a_round_needs_the_prompts_of_the_last_one_only(tmp_path: Path) -> None:
+    """Those of all before it may be gone from the store."""
+    loop = Loop(tmp_path)
+    loop.stored = False
+    dataset = prompts(tmp_path / "d", "a", "b", "c", "d")
+    assert [asked(loop.take(dataset, 1)) for _ in range(4)] == [["a"], ["b"], ["c"], ["d"]]
+
+
+def test_rounds_of_a_release_that_listed_no_used_prompts_are_read_one_by_one(tmp_path: Path) -> None:
+    loop = Loop(tmp_path)
+    dataset = prompts(tmp_path / "d", "a", "b", "c", "d")
+    for _ in range(2):
+        (loop.take(dataset, 1).folder / round_prompts.USED_FILE).unlink()
+    assert [asked(loop.take(dataset, 1)) for _ in range(2)] == [["c"], ["d"]]
 
 
 def evaluation(folder: Path, scores: list[float]) -> Input:
