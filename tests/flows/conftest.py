@@ -11,7 +11,7 @@ from functools import lru_cache
 from pathlib import Path
 
 import pytest
-from prefect.settings import PREFECT_API_URL, PREFECT_HOME, temporary_settings
+from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAGE_PATH, temporary_settings
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
@@ -106,9 +106,12 @@ def workplace(
     monkeypatch.setenv("ALIGNMENT_STORE", store_url)
     monkeypatch.setenv("RAY_API_SERVER_ADDRESS", ray_address)
     monkeypatch.setenv("PREFECT_API_URL", prefect_api)
-    monkeypatch.setenv("PREFECT_HOME", str(tmp_path / "prefect"))
+    home = tmp_path / "prefect"
+    monkeypatch.setenv("PREFECT_HOME", str(home))
+    monkeypatch.setenv("PREFECT_LOCAL_STORAGE_PATH", str(home / "storage"))
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    with temporary_settings({PREFECT_API_URL: prefect_api, PREFECT_HOME: tmp_path / "prefect"}):
+    settings = {PREFECT_API_URL: prefect_api, PREFECT_HOME: home, PREFECT_LOCAL_STORAGE_PATH: home / "storage"}
+    with temporary_settings(settings):
         place = Workplace(tmp_path, tmp_path.name + str(abs(hash(store_url))), connect())
         place.write_recipe()
         yield place
