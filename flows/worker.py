@@ -1,7 +1,8 @@
 """The Prefect worker of the local stack: `python -m flows.worker --pool alignment --name NAME`.
 
-It is Prefect's process worker with one difference (Prefect 3.7.7): there the runner and the worker each report a killed
-process, and a run that was retried between the two reports became Crashed. Here only the runner reports it.
+It is Prefect's process worker with two differences (Prefect 3.7.7). There the runner and the worker each report a
+killed process, and a run that was retried between the two reports became Crashed: here only the runner reports it. And
+with each heartbeat this one ends the runs that were taken and never started.
 """
 
 from __future__ import annotations
@@ -16,11 +17,18 @@ from prefect.settings import get_current_settings
 from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker, ProcessWorkerResult
 
+from flows.never_started import end_never_started
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # that it replaces ProcessWorker: intended
 
     class FlowWorker(ProcessWorker):
         """Runs the flow runs of a work pool as processes."""
+
+        async def sync_with_backend(self) -> None:
+            await super().sync_with_backend()
+            if self._client is not None:
+                await end_never_started(self._client)
 
         async def run(self, *args: Any, **kwargs: Any) -> ProcessWorkerResult:
             result = await super().run(*args, **kwargs)

@@ -14,19 +14,18 @@ from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import StateType
 
 from deployments.stack.registration import NEVER_STARTS, NO_HEARTBEAT
+from flows.never_started import START, TAG, message
 
-TAG = "alignment"  # of the deployments in prefect.yaml: a server may have other flows too
 HEARTBEAT = "prefect.flow-run.heartbeat"
 HEARTBEAT_SECONDS = 30  # set in prefect.yaml; the least that Prefect allows
 SILENCE = timedelta(seconds=80)
 SILENT = "the run's process and its worker have died"  # so begins the message, which may be wrong after a suspension
-START = timedelta(minutes=5)
 _ENDS = {f"prefect.flow-run.{name}" for name in ("Completed", "Failed", "Cancelled", "Crashed", "AwaitingRetry", "Late",
                                                   "Scheduled", "Paused", "Suspended")}  # fmt: skip
 
 
 def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[AutomationCore]:
-    """silence: without a heartbeat; start: from the worker's taking a run to its running."""
+    """silence: without a heartbeat; start: as in flows/never_started.py."""
     return [
         _crashed(
             NO_HEARTBEAT,
@@ -42,7 +41,7 @@ def automations(silence: timedelta = SILENCE, start: timedelta = START) -> list[
             # Heartbeats too: the server loses events while its database is locked, and a run that runs would be ended.
             expected={"prefect.flow-run.Running", HEARTBEAT, *_ENDS},
             within=start,
-            message=f"a worker took the run and did not start it within {start.total_seconds():.0f} s: run again",
+            message=message(start),
         ),
     ]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import timedelta
 from uuid import UUID
@@ -10,9 +11,10 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.events import emit_event
 from prefect.settings import PREFECT_API_URL, temporary_settings
-from prefect.states import Pending, Scheduled
+from prefect.states import Pending, Running, Scheduled
 
-from deployments.stack.automations import HEARTBEAT, TAG, automations, create
+from deployments.stack.automations import HEARTBEAT, automations, create
+from flows.never_started import TAG, end_never_started
 from tests.flows.few import few
 from tests.flows.test_running import wait_until
 
@@ -49,6 +51,24 @@ def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client
     wait_until(silent_has_ended)
     assert client.read_flow_run(living).state_name == "Pending"
     create(client, automations())
+
+
+def test_a_run_that_never_starts_is_ended_by_the_worker_if_the_server_lost_its_event(client: SyncPrefectClient) -> None:
+    late, new, other = [
+        client.create_flow_run(few, state=Pending(), tags=tags).id for tags in ([TAG], [TAG], ["of another project"])
+    ]
+    state = client.read_flow_run(new).state
+    assert state is not None
+
+    async def look(start: timedelta) -> None:
+        async with get_client() as waiting:
+            await end_never_started(waiting, start)
+
+    asyncio.run(look(timedelta(minutes=5)))
+    assert {client.read_flow_run(run).state_name for run in (late, new, other)} == {"Pending"}
+    client.set_flow_run_state(new, Running())
+    asyncio.run(look(timedelta(0)))
+    assert [client.read_flow_run(run).state_name for run in (late, new, other)] == ["Crashed", "Running", "Pending"]
 
 
 def beat(flow_run: UUID) -> None:

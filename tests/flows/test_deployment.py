@@ -25,7 +25,8 @@ from typer.testing import CliRunner
 
 from deployments.cli.main import app
 from deployments.cli.waiting import awaited
-from deployments.stack.automations import HEARTBEAT_SECONDS, TAG
+from deployments.stack.automations import HEARTBEAT_SECONDS
+from flows.never_started import TAG
 from tests.cluster import ROOT, Service, service_environment
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
