@@ -34,7 +34,7 @@ class Checkpoint(Config):
 
     name: str = Field(pattern=_NAME)  # of the checkpoint's folder
     step: int  # the last step that was completed
-    ranks: int  # number of training ranks; each stores its own state
+    ranks: int = Field(ge=1)  # number of training ranks; each stores its own state
     files: tuple[CheckpointFile, ...]
     libraries: dict[str, str]
     created_at: AwareDatetime

@@ -120,17 +120,23 @@ class Checkpointing:
         files = {DRIVER: json.dumps(driver).encode(), METRICS_FILE: self._context.logged()}
         name = Checkpoints.new_name(step)
         written = self._workers.aside(SnapshotWorker.write_state, name)
-        self._writing = Background(lambda: self._commit(name, step, files, written), name=f"checkpoint {step}")
+        ranks = self._workers.size  # now: a stage that fails ends its workers, and this may be committed after that
+        self._writing = Background(lambda: self._commit(name, step, ranks, files, written), name=f"checkpoint {step}")
 
     def _commit(
-        self, name: str, step: int, files: dict[str, bytes], written: Callable[[], list[list[CheckpointFile]]]
+        self,
+        name: str,
+        step: int,
+        ranks: int,
+        files: dict[str, bytes],
+        written: Callable[[], list[list[CheckpointFile]]],
     ) -> None:
         checkpoints = self._context.checkpoints
         entries = [checkpoints.add(name, file, content) for file, content in files.items()]
         entries += [entry for rank in written() for entry in rank]
         checkpoints.commit(
             Checkpoint(
-                name=name, step=step, ranks=self._workers.size, files=tuple(entries),
+                name=name, step=step, ranks=ranks, files=tuple(entries),
                 libraries=dict(self._context.libraries), created_at=datetime.now(UTC),
             )
         )  # fmt: skip

@@ -196,6 +196,27 @@ def test_they_are_removed_where_resume_is_off(tmp_path: Path) -> None:
     assert new.kept() == []
 
 
+def test_a_checkpoint_may_be_committed_after_its_workers_have_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where an engine dies while it is written. It was of no workers then, which no run could resume from."""
+    run = Run(tmp_path, every_steps=1)
+    run.gate.clear()
+    run.steps(1, 1, wait=False)
+    with monkeypatch.context() as ended:
+        ended.setattr(InlineGroup, "size", 0)
+        run.gate.set()
+        run.checkpoints.finish()
+    assert Run(tmp_path, every_steps=1).checkpoints.resume(10) == 1
+
+
+def test_a_checkpoint_of_no_workers_is_damaged(tmp_path: Path) -> None:
+    run = Run(tmp_path, every_steps=1, keep=2)
+    run.steps(1, 2)
+    run.damage("manifest.json", lambda content: content.replace(b'"ranks": 1', b'"ranks": 0'))
+    assert Run(tmp_path, every_steps=1).checkpoints.resume(10) == 1
+
+
 def test_another_number_of_ranks_is_refused(tmp_path: Path) -> None:
     run = Run(tmp_path, every_steps=1)
     run.steps(1, 2)
