@@ -45,7 +45,7 @@ def _watch(run_id: UUID, cancelled: threading.Event, ended: threading.Event) -> 
                 state = client.read_flow_run(run_id).state
                 if state is not None and state.is_crashed() and not ended.is_set():
                     client.set_flow_run_state(run_id, Running(message=_ALIVE), force=True)
-            except ObjectNotFound:  # the run was deleted: nobody can follow or cancel it any more
+            except ObjectNotFound:  # the run was deleted: no process can follow or cancel it
                 cancelled.set()
                 return
             except httpx.HTTPError:

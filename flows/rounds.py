@@ -34,9 +34,9 @@ def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] 
     is, and the next run finishes it; but one whose completions leave nothing to train on is skipped.
     """
     run_id = str(runtime.flow_run.id)
-    loaded = load_recipe(recipe, overrides).recipe
-    require_loop(loaded)
-    loop = Rounds(open_store(store_url()), loaded.name)
+    loaded = load_recipe(recipe, overrides)
+    require_loop(loaded.recipe)
+    loop = Rounds(open_store(store_url()), loaded.recipe.name)
     with noticed_cancellation(UUID(run_id)) as cancel:
         taken = loop.take()
         if isinstance(taken, Holder):

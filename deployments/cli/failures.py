@@ -14,6 +14,7 @@ from typing import Any
 from rlhf_core.config.texts import is_unicode
 from rlhf_core.errors import AlignmentError, RecipeError, StackError, one_line
 from rlhf_core.stages.full_disk import explained
+from rlhf_core.streams import escape_unknown_signs
 
 _TOO_LARGE = re.compile(r"\[Errno 27\]|os error 27\b")  # also of libraries that raise errors of their own
 _CERTIFICATES = ("PREFECT_API_SSL_CERT_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")
@@ -37,9 +38,7 @@ def prepare_streams() -> None:
     for name, (what, instead) in _STREAMS.items():
         if getattr(sys, name) is None:
             raise StackError(f"standard {what} is closed: give the command one, such as {instead}")
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # signs that the terminal's encoding lacks
+    escape_unknown_signs()
     before = sys.stdout
     if isinstance(before, io.TextIOWrapper) and type(getattr(before.buffer, "raw", before.buffer)) is io.FileIO:
         raw = _StandardOutput(before.fileno(), "w", closefd=False)
@@ -52,7 +51,7 @@ def require_unicode(arguments: Sequence[str]) -> None:
     for argument in arguments:
         if not is_unicode(argument):
             shown = one_line(argument)
-            raise RecipeError(f"the argument `{shown}` is not UTF-8: write it anew, or rename the file")
+            raise RecipeError(f"the argument `{shown}` is not UTF-8: write it again, or rename the file")
 
 
 def explanation(error: Exception) -> str | None:
@@ -80,8 +79,8 @@ def explanation(error: Exception) -> str | None:
 
 def _certificates(error: OSError) -> str | None:
     """Of a file of certificates that cannot be loaded: the error of `ssl` does not say which it is."""
-    for name in _CERTIFICATES:
-        file = os.environ.get(name)
+    files = {name: os.environ[name] for name in _CERTIFICATES if os.environ.get(name)}
+    for name, file in files.items():
         try:
             ssl.create_default_context(cafile=file)
         except OSError as own:

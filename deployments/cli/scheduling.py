@@ -95,11 +95,11 @@ def set_schedule(schedule: Schedule) -> None:
 
 
 def remove_schedule(recipe: str, overrides: Sequence[str]) -> None:
-    """Raises RecipeError if the loop has none, StackError."""
+    """recipe: or the loop's name. Raises RecipeError if the loop has none, StackError."""
     unreadable: RecipeError | None = None
     try:
         loop = load_recipe(recipe, overrides).recipe.name
-    except RecipeError as error:  # gone, or damaged: then the loop's name will do
+    except RecipeError as error:  # gone, or damaged
         loop, unreadable = recipe, error
     with _deployment() as (client, deployment):
         existing = _of(deployment, loop)

@@ -18,6 +18,7 @@ from deployments.stack.environment import REPOSITORY
 from rlhf_core.errors import StackError
 
 DEPLOYMENTS = REPOSITORY / "deployments" / "prefect.yaml"
+# Names of the automations; here, since importing automations.py imports Prefect.
 NO_HEARTBEAT, NEVER_STARTS = "alignment: runs without a heartbeat", "alignment: runs that never start"
 _AUTOMATIONS = Path(__file__).with_name("automations.py")
 _SECONDS = 30.0  # that the server may take to answer
@@ -37,26 +38,29 @@ def register_deployments(folder: Path, environment: Mapping[str, str]) -> bool:
     with _server(environment) as server:
         if stamp.is_file() and stamp.read_bytes() == state.encode() and _are_there(server):
             return False
-    log = folder / "logs" / "deploy.log"
+        _register(server, environment, folder / "logs" / "deploy.log")
+    stamp.write_text(state)
+    return True
+
+
+def _register(server: httpx.Client, environment: Mapping[str, str], log: Path) -> None:
+    """Schedules that are enabled stay as they are."""
     log.write_bytes(b"")
     file = str(DEPLOYMENTS.relative_to(REPOSITORY))
     deploy = (str(Path(sys.executable).parent / "prefect"), "--no-prompt", "deploy", "--all", "--prefect-file", file)
     create = (sys.executable, "-m", "deployments.stack.automations")
-    with _server(environment) as server:
-        enabled = _enabled_schedules(server)
-        with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
-            started = [
-                threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
-                threads.submit(_run, "creating the automations", create, environment, log),
-            ]
-        for done in started:
-            done.result()
-        now = _enabled_schedules(server)
-        for path, schedule in enabled.items():
-            if now.get(path) != schedule:
-                server.patch(path, json=schedule).raise_for_status()
-    stamp.write_text(state)
-    return True
+    enabled = _enabled_schedules(server)
+    with ThreadPoolExecutor() as threads:  # each takes seconds to import Prefect
+        started = [
+            threads.submit(_run, "`prefect deploy --all`", deploy, environment, log),
+            threads.submit(_run, "creating the automations", create, environment, log),
+        ]
+    for done in started:
+        done.result()
+    now = _enabled_schedules(server)
+    for path, schedule in enabled.items():
+        if now.get(path) != schedule:
+            server.patch(path, json=schedule).raise_for_status()
 
 
 def _server(environment: Mapping[str, str]) -> httpx.Client:

@@ -90,7 +90,7 @@ class Stack:
             environment |= {
                 "PREFECT_API_URL": self.url("prefect") + "/api",
                 "PREFECT_HOME": str(self.folder / "prefect"),
-                # Of which Prefect knows nothing when it computes these.
+                # Prefect's defaults of these ignore PREFECT_HOME.
                 "PREFECT_LOCAL_STORAGE_PATH": str(self.folder / "prefect" / "storage"),
                 "PREFECT_MEMO_STORE_PATH": str(self.folder / "prefect" / "memo_store.toml"),
                 "PREFECT_API_AUTH_STRING": self._prefect_login,

@@ -103,6 +103,8 @@ def check(
 
     if start is None and loaded.recipe.loop is not None and (store or os.environ.get(STORE_VARIABLE)):
         start = Rounds(_opened(store), loaded.recipe.name).current()
+    if start is not None:
+        require_loop(loaded.recipe)  # it may have been taken out between two rounds
     drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
     graph = build_graph(loaded, libraries, drafts, pinned)

@@ -41,21 +41,25 @@ def _serve(requests: Iterator[str], replies: IO[str]) -> None:
     threads: list[Thread] = []  # before any file was run
     call: Callable[[list[Any]], dict[str, Any]] | None = None
     own = os.getpid()
+
+    def reply(content: Mapping[str, Any]) -> None:
+        if os.getpid() != own:
+            os._exit(0)  # a fork that the user's code has made and returned from: each request has one reply
+        replies.write(dumps(content) + "\n")
+        replies.flush()
+
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
         for request in map(loads, requests):
             if "batch" in request and call is not None:
-                reply = call(request["batch"])
-                if os.getpid() != own:
-                    os._exit(0)  # a fork that the function has made and returns from: one reply is enough
-                _reply(replies, reply)
+                reply(call(request["batch"]))
                 continue
             threads = threads or enumerate_threads()
             try:
                 call = _loaded(request, modules, threads, runner)
             except (RecipeError, StageError) as error:
-                _reply(replies, {"error": str(error), "error_type": type(error).__name__})
+                reply({"error": str(error), "error_type": type(error).__name__})
             else:
-                _reply(replies, {"ready": True})
+                reply({"ready": True})
 
 
 def _loaded(
@@ -161,11 +165,6 @@ def _plain(value: Any) -> Any:
         listed = value.tolist()
         return repr(listed) if hasattr(listed, "tolist") else _plain(listed)
     return float(value) if isinstance(value, numbers.Real | Decimal) else repr(value)
-
-
-def _reply(replies: IO[str], reply: Mapping[str, Any]) -> None:
-    replies.write(dumps(reply) + "\n")
-    replies.flush()
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import io
 import os
 import signal
 import sys
@@ -15,6 +14,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
+from rlhf_core.streams import escape_unknown_signs
 from rlhf_core.tracking.protocol import JobError, encode
 
 STOPPED = 128 + signal.SIGTERM
@@ -28,9 +28,7 @@ def main() -> int:
     arguments = parser.parse_args()
     signal.signal(signal.SIGTERM, _stop)
     sys.unraisablehook = _stop_again
-    for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # signs that a user's error has and no encoding
+    escape_unknown_signs()  # a user's error may have some
     try:
         forwarding.receive()
         run_job(arguments.store, ArtifactRef(stage=arguments.stage, key=arguments.key))

@@ -52,7 +52,7 @@ def out_of_prompts(left: int, needed: int, used: int) -> str:
 
 
 def _used(previous: Input | None, context: StageContext) -> Iterator[str]:
-    """By all rounds until `previous`, in their order or that of the rounds backward."""
+    """The hashes of the prompts of all rounds up to `previous`."""
     while previous is not None:
         if (listed := previous.folder / USED_FILE).is_file():
             yield from listed.read_text(encoding="ascii").split()

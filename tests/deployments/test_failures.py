@@ -59,7 +59,7 @@ def test_standard_streams(shell: str, sentence: str) -> None:
 @pytest.mark.parametrize("arguments", [("alias", "a/b", "c/d", "--reason"), ("rounds", "tiny", "--skip"), ("show",)])
 def test_arguments_that_are_not_utf_8(arguments: tuple[str, ...]) -> None:
     assert said(*arguments, "\udcff") == (
-        "error: the argument `\\udcff` is not UTF-8: write it anew, or rename the file"
+        "error: the argument `\\udcff` is not UTF-8: write it again, or rename the file"
     )
 
 

@@ -198,6 +198,11 @@ def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_i
         assert kept["schedule"]["interval"] == 1e6
         assert "deployments registered" not in command("up").stdout
         server.patch(path, json={"active": False}).raise_for_status()
+        made = {"slug": "lost", "active": True, "schedule": {"interval": 1e6}}
+        server.post(f"/deployments/{scheduled['id']}/schedules", json=[made]).raise_for_status()
+        assert command("schedule", "lost", "--off").returncode == 0  # a loop whose recipe is gone
+        assert [left["slug"] for left in deployment("iterative-dpo/scheduled")["schedules"]] == ["tiny-loop"]
+        assert command("schedule", "lost", "--off").stderr.startswith("error: unknown recipe `lost`")
 
 
 def test_a_ray_job_sees_the_stack_and_runs_this_python(stack: Path) -> None:

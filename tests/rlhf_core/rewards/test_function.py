@@ -76,9 +76,10 @@ async def awaits(completions, prompts, rows):
 def exits(completions, prompts, rows): sys.exit(0)
 def reads(completions, prompts, rows): return [float(len(sys.stdin.read())) for _ in completions]
 def forks(completions, prompts, rows):
-    if os.fork() == 0:
+    child = os.fork()
+    if child == 0:
         return [-1.0 for _ in completions]
-    time.sleep(0.2)
+    os.waitpid(child, 0)
     return [float(len(c)) for c in completions]
 def decimals(completions, prompts, rows): return [decimal.Decimal("0.5"), fractions.Fraction(1, 4)]
 def nested(completions, prompts, rows): return [[1.0], [0.0]]
@@ -124,8 +125,16 @@ def test_it_gets_completions_prompts_rows_and_options(judge: Any) -> None:
 
 def test_a_fork_of_the_function_replies_no_second_time(context: LocalContext) -> None:
     """Else each call would get the reply to the one before."""
-    reward = RewardFunction(config("forks"), context.user_file("rewards.py"))
+    reward = RewardFunction(config("forks", timeout_seconds=5), context.user_file("rewards.py"))
     assert [reward([text], ["p"], [{}]).rewards for text in ("a", "bb", "ccc")] == [[1.0], [2.0], [3.0]]
+    reward.close()
+
+
+def test_a_fork_that_a_file_makes_as_it_is_loaded_replies_no_second_time(context: LocalContext) -> None:
+    file = context.user_file("rewards.py")
+    file.write_text("import os\nchild = os.fork()\nif child: os.waitpid(child, 0)\n" + SOURCE)
+    reward = RewardFunction(config("keywords", timeout_seconds=5), file)
+    assert reward(["a", "b"], ["p", "p"], [{}, {}]).rewards == [1.0, 1.0]
     reward.close()
 
 
