@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import inspect
 import signal
-import traceback
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from rlhf_core.data.files import BadRow, iterate_file, raise_bad_row
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
 from rlhf_core.data.remote import fetch_file, reading, require_unchanged
-from rlhf_core.data.user_code import load_function, why_unfit
+from rlhf_core.data.user_code import load_function, user_error, why_unfit
 from rlhf_core.errors import StageError
 
 Located = tuple[str, Row]  # where the row is, for messages; the row
@@ -104,7 +103,7 @@ def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Itera
     except (Exception, SystemExit) as error:  # the user's code may raise anything; it is shown to them as it is
         if isinstance(error, SystemExit) and error.code == signal.SIGTERM:
             raise  # the job is stopped, and Ray has put its own handler in place
-        raise StageError(f"{name} raised:\n{traceback.format_exc()}") from error
+        raise StageError(f"{name} raised {user_error(error)}") from error
     if rows is None:
         raise StageError(f"{name} returned {type(made).__name__}: it must return the rows, a list of dicts")
     for index, row in enumerate(rows):

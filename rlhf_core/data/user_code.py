@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import asyncio
 import hashlib
 import inspect
 import sys
@@ -20,6 +21,8 @@ from rlhf_core.errors import RecipeError, StageError, did_you_mean
 CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
 _SHOWN_CHARACTERS = 200
+# Code that calls the user's: its lines say nothing about an error in theirs.
+_CALLERS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent))
 
 
 def check_function(file: Path, function: str, shown: str) -> None:
@@ -54,7 +57,7 @@ def run_file(file: Path, shown: str) -> ModuleType:
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # the user's code may raise anything; it is shown to them as it is
-        raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
+        raise StageError(f"{shown}: loading this file failed: {user_error(error)}") from error
     return module
 
 
@@ -64,6 +67,16 @@ def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., 
     if not callable(loaded):
         raise RecipeError(f"{shown}: `{function}` is not a function")
     return loaded  # type: ignore[no-any-return]
+
+
+def user_error(error: BaseException) -> str:
+    """What the user's code has raised, for the end of a sentence: type and message first, then their traceback."""
+    lines = error.__traceback__
+    while lines is not None and lines.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        lines = lines.tb_next
+    said = " ".join("".join(traceback.format_exception_only(error)).split())
+    shown = traceback.format_exception(type(error), error, lines or error.__traceback__)
+    return "\n".join([_cut(said), "".join(shown).rstrip()])
 
 
 def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:

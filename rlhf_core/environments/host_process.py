@@ -34,7 +34,7 @@ from typing import Any
 import psutil
 
 from rlhf_core.data.tool_functions import CalledTools, tools_of
-from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file
+from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file, user_error
 from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.rewards.function_process import check_signature
@@ -221,8 +221,8 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                         engine = EngineHandle(connection, requests)
                         value = claimed(_called(runner, partial(function, engine, **arguments)))
                 answer = json.dumps({"value": value}, default=_as_json)
-            except (Exception, SystemExit):  # the user's code may raise anything; its traceback is shown unchanged
-                answer = json.dumps({"error": traceback.format_exc()})
+            except (Exception, SystemExit) as error:  # the user's code may raise anything
+                answer = json.dumps({"error": user_error(error)})
             with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
                 connection.sendall(answer.encode() + b"\n")
             if "executor" in request:  # a thread of the handle waits for the next line

@@ -110,7 +110,7 @@ class EpisodeProcess:
         if not isinstance(message, dict):
             raise _no_answer()
         if "error" in message:
-            raise EpisodeError(f"it raised:\n{message['error']}")
+            raise EpisodeError(f"it raised {message['error']}")
         return message
 
     async def _ended(self) -> EpisodeError:

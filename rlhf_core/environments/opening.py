@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from functools import partial
@@ -12,6 +11,7 @@ from typing import Any
 from rlhf_core.config.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
 from rlhf_core.contract import StageContext
 from rlhf_core.data.chat import Tokenizer
+from rlhf_core.data.user_code import user_error
 from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Reply
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
@@ -89,5 +89,5 @@ class OwnEnvironment(EpisodeEnvironment):
 def _called(function: Callable[..., Any], *arguments: Any) -> Any:
     try:
         return function(*arguments)
-    except Exception as error:  # anybody's code may raise anything; its traceback is shown unchanged
-        raise EpisodeError(f"it raised:\n{traceback.format_exc()}") from error
+    except Exception as error:  # anybody's code may raise anything
+        raise EpisodeError(f"it raised {user_error(error)}") from error

@@ -31,7 +31,7 @@ _GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGro
 _PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
 _SHOWN = 300  # characters of an exception, or of a line
 _READ_BYTES = 4096  # of the end of what a file has printed
-_MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^']+)'")
+_MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^'\n]+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
 
 
@@ -133,7 +133,7 @@ def _why(text: str, file: Path, path: str, last_line: str) -> str:
     if found:
         where = posixpath.join(posixpath.dirname(path), found[-1][1])
         return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_raised(text)}"
-    return f"{text}; load what takes long at the first call" if "within" in text else text.rpartition("raised:\n")[2]
+    return f"{text}; load what takes long at the first call" if "within" in text else text
 
 
 def _raised(text: str) -> str:

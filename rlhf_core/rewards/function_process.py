@@ -10,7 +10,6 @@ import functools
 import inspect
 import numbers
 import os
-import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
 from json import dumps, loads  # the user's file may replace those of the module
@@ -22,7 +21,15 @@ from types import ModuleType
 from typing import IO, Any
 
 from rlhf_core.data.tool_functions import tools_of
-from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file, why_unfit
+from rlhf_core.data.user_code import (
+    check_function,
+    check_maker,
+    check_no_threads,
+    function_of,
+    run_file,
+    user_error,
+    why_unfit,
+)
 from rlhf_core.errors import RecipeError, StageError
 
 
@@ -72,7 +79,7 @@ def _loaded(
         try:
             modules[file] = run_file(Path(file), shown)
         except KeyboardInterrupt as error:  # of the file's own: Ctrl-C does not reach this process
-            raise StageError(f"{shown}: loading this file failed:\n{traceback.format_exc()}") from error
+            raise StageError(f"{shown}: loading this file failed: {user_error(error)}") from error
     function = function_of(modules[file], name, shown)
     if request["kind"] not in ("function", "source"):
         check_no_threads(threads, shown)  # its episodes are forks
@@ -131,12 +138,8 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: 
         if inspect.isawaitable(returned):
             returned = runner.run(_awaited(returned))
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
-    except (
-        Exception,
-        SystemExit,
-        KeyboardInterrupt,
-    ):  # the user's code may raise anything; its traceback is shown unchanged
-        return {"error": traceback.format_exc()}
+    except (Exception, SystemExit, KeyboardInterrupt) as error:  # the user's code may raise anything
+        return {"error": user_error(error)}
     return {"values": values, "type": type(returned).__name__}
 
 

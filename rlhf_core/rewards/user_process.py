@@ -156,7 +156,8 @@ class UserProcess:
             raise RecipeError(reply["error"])
         if "error" in reply:
             self.close()
-            raise RewardError(f"{self._function.name} raised:\n{reply['error']}")
+            of_file = "error_type" in reply
+            raise RewardError(reply["error"] if of_file else f"{self._function.name} raised {reply['error']}")
         return reply
 
     def _read_line(self, deadline: float, on_timeout: str) -> bytes:

@@ -213,7 +213,7 @@ def test_the_version_of_an_episode_is_that_of_its_oldest_turn() -> None:
 @pytest.mark.parametrize(
     ("said", "problem"),
     [
-        (ValueError("ouch"), r"it raised:\n(.*\n)*ValueError: ouch"),
+        (ValueError("ouch"), r"it raised ValueError: ouch\n"),
         (None, r"step\(\) returned NoneType, expected a Feedback"),
         (user("no", reward=float("nan")), r"step\(\) returned the reward nan, expected a finite number"),
         (user("no", done=1), r"step\(\) returned done=1, expected True or False"),

@@ -90,7 +90,7 @@ def test_reasoning_gym_and_function_sources(tmp_path: Path) -> None:
             for name, message in (
                 ("nothing", "make.py:nothing returned NoneType: it must return the rows, a list of dicts"),
                 ("no_rows", "data.train: there is no row in what it reads"),
-                ("leaves", "make.py:leaves raised:\nTraceback"),
+                ("leaves", "make.py:leaves raised SystemExit: 0\nTraceback"),
             )
         ),
     ],
