@@ -152,7 +152,8 @@ def test_stage_table_and_contract_load_without_what_computes() -> None:
 def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> None:
     program = (
         "import time; start = time.process_time()\n"
-        "from rlhf_core.pipeline.loading import known_recipes, load_recipe\n"
+        "from rlhf_core.pipeline.known_recipes import known_recipes\n"
+        "from rlhf_core.pipeline.loading import load_recipe\n"
         "assert known_recipes()\n"
         "for name in known_recipes(): load_recipe(name)\n"
         "assert time.process_time() - start < len(known_recipes()), 'slow'\n"

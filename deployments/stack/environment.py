@@ -15,7 +15,7 @@ from deployments.stack.files import read_variables
 from rlhf_core.config.texts import names_a_host
 from rlhf_core.errors import StackError, one_line
 from rlhf_core.paths import resolved
-from rlhf_core.pipeline.loading import RECIPES_VARIABLE
+from rlhf_core.pipeline.known_recipes import RECIPES_VARIABLE
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"

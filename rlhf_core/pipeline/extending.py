@@ -8,6 +8,7 @@ from typing import Any
 from rlhf_core.config.base import NULL_WORDS
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.pipeline.known_recipes import known_recipes
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml_file
 
@@ -48,7 +49,9 @@ def _find(path: Path, name: Any) -> Path:
         raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder{known}")
     found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     if problem := file_problem(found):
-        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
+        shipped = known_recipes().get(found.stem)
+        hint = f"; {shipped} is in another folder: copy it and the files that it names here, or put this file there"
+        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{hint if shipped else known}")
     return found
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.opening import file_problem
 from rlhf_core.errors import RecipeError, did_you_mean, one_line
 from rlhf_core.pipeline.extending import EXTENDS, read_recipe
+from rlhf_core.pipeline.known_recipes import RECIPES_VARIABLE, known_recipes
 from rlhf_core.pipeline.language import with_nulls
 from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.patterns import with_files
@@ -24,7 +24,6 @@ from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml
 
 _MOST_MISTAKES = 50  # that are told at once
 _MOST_KEYS = 50  # of an override, one inside the other
-RECIPES_VARIABLE = "ALIGNMENT_RECIPES"
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,12 +31,6 @@ class LoadedRecipe:
     recipe: Recipe
     root: Path  # the folder that relative paths in the recipe start from
     notes: tuple[str, ...] = ()  # what to know of it that is no mistake
-
-
-def known_recipes() -> dict[str, Path]:
-    """Recipes that can be given by name: the .yaml files of the folder ALIGNMENT_RECIPES, where it is set."""
-    folder = os.environ.get(RECIPES_VARIABLE)
-    return {path.stem: path for path in sorted(Path(folder).glob("*.yaml"))} if folder else {}
 
 
 def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecipe:

@@ -73,6 +73,10 @@ def test_a_mistake_is_told_where_it_was_written(tmp_path: Path) -> None:
     [
         ("extends: recpie\n", r"recpie\.yaml: there is no such file, did you mean `recipe`\?; there are recipe$"),
         (f"extends: {'x' * 300}\n", r"x\.yaml: cannot be read \(File name too long\); there are recipe$"),
+        (
+            "extends: tiny\n",
+            r"tiny\.yaml: there is no such file; \S+/recipes/tiny\.yaml is in another folder: copy",
+        ),
         ("extends: ../recipe\n", "names a recipe of the same folder"),
         ("extends: [recipe]\n", "names a recipe of the same folder"),
         ("extends: child\n", r"child\.yaml extends this file itself"),

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.loading import known_recipes, load_recipe
+from rlhf_core.pipeline.known_recipes import known_recipes
+from rlhf_core.pipeline.loading import load_recipe
 from tests.rlhf_core.recipe_text import RECIPE
 
 
