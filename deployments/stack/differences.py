@@ -81,7 +81,7 @@ def _commands(running: str, wanted: str) -> dict[str, tuple[str, str]]:
         except configparser.Error as error:
             raise StackError(
                 "supervisord.conf of the running stack is damaged: run `alignment down && alignment up`, which writes "
-                f"it anew ({' '.join(str(error).split())})"
+                f"it again ({' '.join(str(error).split())})"
             ) from error
         parsed.append({section: _VARYING_FLAGS.sub("", command) for section, command in commands.items()})
     old, new = parsed

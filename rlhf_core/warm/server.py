@@ -1,7 +1,7 @@
 """The warm process: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]` imports libraries once and forks at a request.
 
 One thread, as a fork needs it. Our own code is imported too, and again by a fork that finds it changed. Libraries that
-were installed anew, or variables that they read when they are imported, would be others than a fresh process has: then
+were installed again, or variables that they read when they are imported, would be others than a fresh process has: then
 a request is refused, and its client starts a plain Python. For nodes without GPUs, since some of what is imported may
 touch the driver, which no fork can use after that.
 """
