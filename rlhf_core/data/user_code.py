@@ -6,6 +6,7 @@ import ast
 import asyncio
 import hashlib
 import inspect
+import os
 import sys
 import threading
 import traceback
@@ -22,7 +23,7 @@ CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
 _SHOWN_CHARACTERS = 200
 # Code that calls the user's: its lines say nothing about an error in theirs.
-_CALLERS = (str(Path(__file__).parents[1]), str(Path(asyncio.__file__).parent))
+_CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
 
 
 def check_function(file: Path, function: str, shown: str) -> None:
@@ -71,11 +72,11 @@ def function_of(module: ModuleType, function: str, shown: str) -> Callable[..., 
 
 def user_error(error: BaseException) -> str:
     """What the user's code has raised, for the end of a sentence: type and message first, then their traceback."""
-    lines = error.__traceback__
-    while lines is not None and lines.tb_frame.f_code.co_filename.startswith(_CALLERS):
-        lines = lines.tb_next
+    theirs = error.__traceback__
+    while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
+        theirs = theirs.tb_next
     said = " ".join("".join(traceback.format_exception_only(error)).split())
-    shown = traceback.format_exception(type(error), error, lines or error.__traceback__)
+    shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
     return "\n".join([_cut(said), "".join(shown).rstrip()])
 
 

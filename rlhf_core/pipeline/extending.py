@@ -49,9 +49,11 @@ def _find(path: Path, name: Any) -> Path:
         raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder{known}")
     found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
     if problem := file_problem(found):
-        shipped = known_recipes().get(found.stem)
-        hint = f"; {shipped} is in another folder: copy it and the files that it names here, or put this file there"
-        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{hint if shipped else known}")
+        if shipped := known_recipes().get(found.stem):
+            known = (
+                f"; {shipped} is in another folder: copy it and the files that it names here, or put this file there"
+            )
+        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
     return found
 
 

@@ -35,6 +35,9 @@ def metrics(completions, prompts, rows):
 def array(completions, prompts, rows): return np.arange(len(completions), dtype=np.float32)
 def numpy_items(completions, prompts, rows): return [np.float32(0.5) for _ in completions]
 def raises(completions, prompts, rows): return [1 / len(c) for c in completions]
+async def raises_later(completions, prompts, rows):
+    await asyncio.sleep(0)
+    return [1 / 0]
 def not_finite(completions, prompts, rows): return [0.0, float("nan")]
 def infinite(completions, prompts, rows): return [float("-inf"), 0.0]
 def short(completions, prompts, rows): return [1.0]
@@ -210,12 +213,13 @@ def test_everything_wrong_is_an_error(judge: Any, function: str, message: str) -
     assert message in str(raised.value)
 
 
-def test_the_users_traceback_begins_in_their_file(judge: Any) -> None:
-    expected = (
-        r"^rewards\.py:raises raised ZeroDivisionError: division by zero\nTraceback .+\n  File \".+/rewards\.py\""
+@pytest.mark.parametrize("function", ["raises", "raises_later"])
+def test_the_users_traceback_begins_in_their_file(judge: Any, function: str) -> None:
+    said = (
+        rf"^rewards\.py:{function} raised ZeroDivisionError: division by zero\nTraceback \(most recent call last\):\n"
     )
-    with pytest.raises(RewardError, match=expected):
-        judge("raises")
+    with pytest.raises(RewardError, match=rf"{said}  File \".+/rewards\.py\", line \d+, in {function}\n"):
+        judge(function)
 
 
 def test_a_hang_is_ended(judge: Any) -> None:

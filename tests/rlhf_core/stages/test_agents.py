@@ -130,7 +130,10 @@ def test_an_agents_episodes_train_and_validate(model: Input, tmp_path: Path) -> 
 
 
 def test_failures_of_agents_are_tolerated_as_the_recipe_says(model: Input, tmp_path: Path) -> None:
-    with pytest.raises(EpisodeError, match=r"environment playing.py:run, row \w+, after 0 replies: it raised "):
+    with pytest.raises(
+        EpisodeError,
+        match=r"environment playing.py:run, row \w+, after 0 replies: it raised LookupError: .+\nTraceback",
+    ):
         train(tmp_path, model, AGENT, "bx", OF_AGENT)
     context = train(tmp_path / "again", model, AGENT, "bx", {**OF_AGENT, "tolerated_failures": 0.5})
     assert [metrics["environment/failures"] for _, metrics in context.logs] == [2, 2]

@@ -115,7 +115,9 @@ def test_episodes_of_the_users_environment_train_and_validate(model: Input, tmp_
 
 
 def test_a_failure_ends_the_run_and_is_named_with_row_and_turn(model: Input, tmp_path: Path) -> None:
-    with pytest.raises(EpisodeError, match=r"environment game.py:Game, row \w+, turn 0: it raised Lookup"):
+    with pytest.raises(
+        EpisodeError, match=r"environment game.py:Game, row \w+, turn 0: it raised LookupError: .+\nTraceback"
+    ):
         run(tmp_path, model, "bx")
 
 
