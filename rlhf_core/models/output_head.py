@@ -30,7 +30,7 @@ class OutputHead:
             for layers in _called(self._model):
                 stack.enter_context(_returning(layers, output))
             logits: Tensor = self._model(input_ids=ids, use_cache=False).logits
-        return logits[0]
+        return logits.squeeze(0)  # the gradient of [0] is zeros of the size of the logits, and a copy into them
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Of the model: those of its backbone are sharded or not as those of its head."""

@@ -66,10 +66,10 @@ def tree_attention(
 def _gathered(values: Tensor, places: Tensor, shapes: Sequence[torch.Size]) -> list[Tensor]:
     """For each shape (g, t) of a group, (g, H, t, d) of (1, H, n, d).
 
-    For all groups at once: the gradient of a gather begins with zeros for all n tokens. index_select, since the
-    gradient of other ways to index takes longer.
+    For all groups at once: the gradient of a gather begins with zeros for all n tokens. squeeze and index_select, since
+    the gradient of other ways to index takes longer.
     """
-    gathered = values[0].transpose(0, 1).contiguous().index_select(0, places)
+    gathered = values.squeeze(0).transpose(0, 1).contiguous().index_select(0, places)
     parts = gathered.split([shape.numel() for shape in shapes])
     return [part.unflatten(0, shape).transpose(1, 2) for part, shape in zip(parts, shapes, strict=True)]
 
