@@ -36,7 +36,7 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     if details.status == JobStatus.STOPPED:
         raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
     # Ray's message repeats the end of the log after a comma.
-    ended = one_line((details.message or "no reason given").partition(", last available logs")[0])
+    ended = shortened((details.message or "no reason given").partition(", last available logs")[0])
     reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
     nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
     raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
@@ -51,6 +51,7 @@ def cause_of_end(message: str) -> str:
     return f"{cause}. Ray says: {message}"
 
 
-def one_line(error: object) -> str:
+def shortened(error: object) -> str:
+    """What it says, in one line of at most 300 characters."""
     text = " ".join(str(error).split())
     return text if len(text) <= 300 else f"{text[:300]}…"

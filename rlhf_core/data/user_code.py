@@ -22,6 +22,7 @@ from rlhf_core.errors import RecipeError, StageError, did_you_mean
 CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
 _SHOWN_CHARACTERS = 200
+_SHOWN_OF_ERRORS = 300  # characters
 # Code that calls the user's: its lines say nothing about an error in theirs.
 _CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
 
@@ -75,9 +76,15 @@ def user_error(error: BaseException) -> str:
     theirs = error.__traceback__
     while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
         theirs = theirs.tb_next
-    said = " ".join("".join(traceback.format_exception_only(error)).split())
     shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
-    return "\n".join([_cut(said), "".join(shown).rstrip()])
+    return "\n".join([_cut(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
+
+
+def _said(error: BaseException) -> str:
+    """Type and message in one line, of an ExceptionGroup with those of what it holds."""
+    own = " ".join("".join(traceback.format_exception_only(error)).split())
+    held = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    return " ".join([own, *map(_said, held)])
 
 
 def check_maker(make: Callable[..., Any], options: Mapping[str, Any], name: str) -> None:
@@ -171,8 +178,8 @@ def _parse(file: Path, shown: str) -> ast.Module:
         raise RecipeError(f"{shown}: is not a Python file ({error})") from error
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+def _cut(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
+    return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def _defined_names(module: ast.Module) -> set[str]:

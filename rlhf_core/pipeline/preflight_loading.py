@@ -27,9 +27,9 @@ from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 LOADING_SECONDS = 60.0
 _ENDED = re.compile(r"its process (.+), before it returned")
-_GROUP_MARGIN = re.compile(r"^ *[|+] ?-?\+?")  # of each line of an ExceptionGroup's traceback
+_RAISED = re.compile(r"(?:loading this file failed:|raised) (.+)")  # and what user_error says
 _PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
-_SHOWN = 300  # characters of an exception, or of a line
+_SHOWN = 300  # characters of a line
 _READ_BYTES = 4096  # of the end of what a file has printed
 _MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^'\n]+)'")
 _NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
@@ -137,14 +137,12 @@ def _why(text: str, file: Path, path: str, last_line: str) -> str:
 
 
 def _raised(text: str) -> str:
-    """Type and message of the exception in a traceback, in one line."""
-    last = text.rpartition("Traceback (most recent call last):")[2]
-    lines = [_GROUP_MARGIN.sub("", line) for line in last.splitlines()[1:]]
-    said = " ".join(" ".join(line for line in lines if not line.startswith(("  ", "-"))).split())
-    hint = ""
+    """Type and message of the exception that the file has raised."""
+    raised = _RAISED.search(text)
+    said = raised[1] if raised else text
     if said.startswith("FileNotFoundError"):
-        hint = ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
-    return (said if len(said) <= _SHOWN else f"{said[:_SHOWN]}…") + hint
+        said += ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
+    return said
 
 
 @contextmanager

@@ -281,7 +281,7 @@ def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None
             return row["prompt"]
 
         async def step(self, reply: Reply) -> Any:
-            await asyncio.sleep(0.06 if reply.text == "x" else 1000)
+            await asyncio.sleep(0.3 if reply.text == "x" else 1000)
             return user("no")
 
         def close(self) -> None: ...
@@ -299,8 +299,8 @@ def test_an_environment_may_take_so_many_seconds_in_all_turns_together() -> None
 
     play("x", "x", seconds=60)
     problem = r"^environment waits, row row, turn {}: its turns took more than the {} s of `episode_seconds` together"
-    with pytest.raises(EpisodeError, match=problem.format(2, "0.1")):
-        play("x", "x", seconds=0.1)
+    with pytest.raises(EpisodeError, match=problem.format(2, "0.5")):
+        play("x", "x", seconds=0.5)
     with pytest.raises(EpisodeError, match=problem.format(1, "0.05")):
         play("y", seconds=0.05)
 
