@@ -82,7 +82,7 @@ def connect(patience: float = 60.0) -> RayJobs:
         ) from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
-            f"no Ray dashboard answers at {address} ({shortened(error)}): run `alignment up`, or mend the address"
+            f"no Ray dashboard answers at {address} ({shortened(error)}): run `alignment up`, or correct the address"
         ) from error
 
 

@@ -82,7 +82,8 @@ def user_error(error: BaseException) -> str:
 
 def _said(error: BaseException) -> str:
     """Type and message in one line, of an ExceptionGroup with those of what it holds."""
-    own = " ".join("".join(traceback.format_exception_only(error)).split())
+    lines = traceback.format_exception_only(error)  # of a SyntaxError also its place, indented
+    own = " ".join("".join(line for line in lines if not line.startswith("  ")).split())
     held = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
     return " ".join([own, *map(_said, held)])
 

@@ -27,7 +27,7 @@ from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 LOADING_SECONDS = 60.0
 _ENDED = re.compile(r"its process (.+), before it returned")
-_RAISED = re.compile(r"(?:loading this file failed:|raised) (.+)")  # and what user_error says
+_RAISED = re.compile(r"loading this file failed: (.+)")  # type and message, see user_error
 _PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
 _SHOWN = 300  # characters of a line
 _READ_BYTES = 4096  # of the end of what a file has printed
@@ -130,19 +130,18 @@ def _why(text: str, file: Path, path: str, last_line: str) -> str:
         said = f"; the last it wrote: {last_line}" if last_line else ""
         return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
     found = list(re.finditer(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text))
-    if found:
+    raised = _RAISED.search(text)
+    if found and raised:
         where = posixpath.join(posixpath.dirname(path), found[-1][1])
-        return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_raised(text)}"
+        return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_with_hint(raised[1])}"
     return f"{text}; load what takes long at the first call" if "within" in text else text
 
 
-def _raised(text: str) -> str:
-    """Type and message of the exception that the file has raised."""
-    raised = _RAISED.search(text)
-    said = raised[1] if raised else text
-    if said.startswith("FileNotFoundError"):
-        said += ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
-    return said
+def _with_hint(raised: str) -> str:
+    """raised: type and message of an exception."""
+    if raised.startswith("FileNotFoundError"):
+        raised += ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
+    return raised
 
 
 @contextmanager

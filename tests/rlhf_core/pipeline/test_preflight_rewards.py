@@ -163,6 +163,10 @@ REWARD = "def reward(completions, prompts, rows): return [0.0]\n"
             file("rewards.py", f"{REWARD}raise ExceptionGroup('g', [KeyError('a')])"),
             "line 2: ExceptionGroup: g (1 sub-exception) KeyError: 'a'",
         ),
+        (
+            file("rewards.py", f"{REWARD}compile('def (', 'other.py', 'exec')"),
+            "line 2: SyntaxError: invalid syntax",
+        ),
         (file("rewards.py", f"{REWARD}class E(BaseException): ...\nraise E(3)"), "line 3: user_code_"),
         (file("rewards.py", f"{REWARD}import os; os._exit(3)"), "cannot be loaded: its process ended with status 3, w"),
         (
