@@ -28,9 +28,9 @@ from rich.table import Table
 
 from benchmarks.process_memory import ProcessWatch, busy_seconds
 from benchmarks.word_models import SHAPES, make_model
-from benchmarks.workload import COMPILED, Result, Workload
+from benchmarks.workload import COMPILED, SELECTIVE, Result, Workload
 
-OURS = ("ours", COMPILED)
+OURS = ("ours", COMPILED, SELECTIVE)
 # Which sides there are in which precision; those of TRL are the paths of trl_trainers.
 SIDES = {
     "float32": (*OURS, "trl", "trl-jemalloc"),

@@ -14,7 +14,7 @@ from pathlib import Path
 from benchmarks import grpo_workload
 from benchmarks.grpo_workload import LEARNING_RATE, GRPOWorkload, prompt_ids, rows
 from benchmarks.stage_alone import stage_inputs
-from benchmarks.workload import COMPILED, Result, answer, measured
+from benchmarks.workload import COMPILED, SELECTIVE, Result, answer, measured
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
@@ -43,6 +43,7 @@ def config(workload: GRPOWorkload, side: str) -> RLConfig:
             "dtype": workload.dtype,
             "zero_stage": 0,
             "compiled": side == COMPILED,
+            "gradient_checkpointing": "selective" if side == SELECTIVE else False,
             "tokens_per_micro_batch": workload.tokens_per_micro_batch,
         },
         "checkpoint": {"every_minutes": None},

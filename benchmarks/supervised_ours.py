@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.supervised_workload import LEARNING_RATES, SupervisedWorkload, reply, result, rows
-from benchmarks.workload import COMPILED, Result, answer
+from benchmarks.workload import COMPILED, SELECTIVE, Result, answer
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.preference import PreferenceConfig
@@ -67,6 +67,7 @@ def config(workload: SupervisedWorkload, side: str) -> PreferenceConfig | SFTCon
             "dtype": workload.dtype,
             "zero_stage": 0,
             "compiled": side == COMPILED,
+            "gradient_checkpointing": "selective" if side == SELECTIVE else False,
             "tokens_per_micro_batch": workload.tokens_per_micro_batch,
         },
         "checkpoint": {"every_minutes": None},

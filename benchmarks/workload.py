@@ -11,6 +11,7 @@ from typing import Literal, Self
 from benchmarks.word_models import SHAPES, Shape
 
 COMPILED = "ours-compiled"  # the side that is ours with `engine.compiled`, and in RL `rollout.compiled`
+SELECTIVE = "ours-selective"  # with `engine.gradient_checkpointing: selective`
 
 
 @dataclass(frozen=True, slots=True)

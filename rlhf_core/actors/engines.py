@@ -61,6 +61,9 @@ class EngineActor:
     def advance(self, requests: Mapping[int, Request], abandoned: Sequence[int]) -> dict[int, Completion]:
         return self._engine.advance(requests, abandoned=abandoned)
 
+    def forget(self) -> None:
+        self._engine.forget()
+
     def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
         return self._engine.logprobs(sequences)
 
@@ -137,6 +140,9 @@ class EngineGroup:
             self._actors[name].generate.remote(requests[i:j], keep_prefixes): name for name, (i, j) in shares.items()
         }
         return [completion for share in wait("generate", calls) for completion in share]
+
+    def forget(self) -> None:
+        self._all("forget")
 
     def each(self) -> list[OneEngine]:
         self.wait_ready()

@@ -7,8 +7,10 @@ from typing import Annotated, Literal
 from pydantic import BeforeValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, Dtype, operational
-from rlhf_core.config.numbers import MicroBatchTokens, no_bool
+from rlhf_core.config.numbers import MicroBatchTokens, no_bool, no_number
 from rlhf_core.config.placement import Placement
+
+GradientCheckpointing = Annotated[Literal[False, True, "selective"], BeforeValidator(no_number)]
 
 _TOKENS_ON_GPU = 16384
 _TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
@@ -30,7 +32,11 @@ class EngineConfig(Config):
     offload_parameters: bool = operational(
         False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
     )
-    gradient_checkpointing: bool = operational(False, description="compute activations twice instead of keeping them")
+    gradient_checkpointing: GradientCheckpointing = operational(
+        False,
+        description="compute activations twice instead of keeping them; selective: but for the results of matrix "
+        "products and attention, which take half of the memory and most of the time (needs a zero_stage below 3)",
+    )
     compiled: bool = Field(
         default=False,
         description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
@@ -70,6 +76,18 @@ class EngineConfig(Config):
         if self.compiled and self.zero_stage == 3:
             raise ValueError("compiled layers cannot have their weights gathered, which zero_stage 3 does; set 2, or "
                              "leave `compiled` out")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _can_checkpoint(self) -> EngineConfig:
+        if self.gradient_checkpointing != "selective":
+            return self
+        if self.compiled:
+            raise ValueError("gradient_checkpointing selective is not for compiled layers, which choose what they "
+                             "keep; leave one of them out")  # fmt: skip
+        if self.zero_stage == 3:
+            raise ValueError("gradient_checkpointing selective is checked on the model, which cannot be done where "
+                             "zero_stage 3 shards its weights; set true")  # fmt: skip
         return self
 
     @model_validator(mode="after")

@@ -59,6 +59,13 @@ def no_bool(value: Any) -> Any:
     return value
 
 
+def no_number(value: Any) -> Any:
+    """`value`, for a choice with true or false in it: to Python, and so to pydantic, 1 is true."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        raise PydanticCustomError(OUT_OF_RANGE, "it must not be a number")
+    return value
+
+
 # Steps, rows, and how often.
 Steps = Annotated[int, Limits(1, 10_000_000, "no run makes as many steps")]
 WarmupSteps = Annotated[int, Limits(0, 10_000_000, "no run makes as many steps")]

@@ -29,6 +29,8 @@ def play_in_rounds(episodes: Sequence[Play[T]], engines: Sampler) -> list[T]:
         while requests := runner.run(rounds.requests()):
             rounds.answer(engines.generate(requests, keep_prefixes=begun))
             begun = True
+        if begun:
+            engines.forget()
         return rounds.results()
 
 

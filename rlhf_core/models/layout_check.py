@@ -27,6 +27,7 @@ from torch import Tensor
 from rlhf_core.errors import StageError
 from rlhf_core.models import tree_attention
 from rlhf_core.models.compiling import compile_layers
+from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.remote_code import reads_images
@@ -65,10 +66,13 @@ class _Tolerance:
     gradient: float
 
 
-def checked_layouts(model: Any, outputs: Outputs, device: torch.device, *, compiled: bool = False) -> Layouts:
+def checked_layouts(
+    model: Any, outputs: Outputs, device: torch.device, *, compiled: bool = False, selective: bool = False
+) -> Layouts:
     """The layouts in which `model` computes what it computes for single sequences; equal on all ranks.
 
-    compiled: compile its layers, which must compute the same.
+    compiled: compile its layers, which must compute the same. selective: its layers are checkpointed selectively, which
+    must compute the same.
 
     model: a PreTrainedModel where it will be trained, so that the kernels are those of training; it must be in eval
     mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is right, if the model sees tokens
@@ -116,6 +120,15 @@ def checked_layouts(model: Any, outputs: Outputs, device: torch.device, *, compi
         compile_layers(model)
         if (wrong := problem(layouts)) is not None:
             raise StageError(f"engine.compiled: compiling the layers of {name} {wrong}; leave it out")
+    if selective:
+        set_train_mode(model, dropout=False)
+        wrong = problem(layouts)
+        model.eval()
+        if wrong is not None:
+            raise StageError(
+                f"engine.gradient_checkpointing: selective: computing parts of the layers of {name} again {wrong}; set "
+                "true"
+            )
     return layouts
 
 

@@ -11,9 +11,11 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from rlhf_core.config.engine import GradientCheckpointing
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import add_lora, is_adapted, load_adapter
+from rlhf_core.models.checkpointing import checkpoint_layers
 from rlhf_core.models.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -45,7 +47,7 @@ def load_causal_model(
     dtype: torch.dtype,
     attention: str,
     lora: LoraConfig | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: GradientCheckpointing = False,
     freeze_vision: bool = False,
 ) -> transformers.PreTrainedModel | PeftModel:
     """The causal language model in `folder`; with `lora`, frozen under a fresh adapter (which starts as identity).
@@ -73,7 +75,7 @@ def load_scalar_model(
     dtype: torch.dtype,
     attention: str,
     lora: LoraConfig | None = None,
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: GradientCheckpointing = False,
     seed: int = 0,
     head_factor: float = 1.0,
 ) -> transformers.PreTrainedModel | PeftModel:
@@ -116,11 +118,9 @@ def _initialise_head(head: nn.Linear, seed: int) -> None:
 
 
 def _prepare(
-    model: transformers.PreTrainedModel, task: str, lora: LoraConfig | None, gradient_checkpointing: bool
+    model: transformers.PreTrainedModel, task: str, lora: LoraConfig | None, checkpointing: GradientCheckpointing
 ) -> transformers.PreTrainedModel | PeftModel:
-    if gradient_checkpointing:
-        # Re-entrant checkpointing would reduce a shared gradient twice under ZeRO.
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_layers(model, checkpointing)
     return model if lora is None else add_lora(model, lora, task)
 
 

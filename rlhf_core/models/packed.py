@@ -30,15 +30,15 @@ class PackedModel(nn.Module):
         self.model = model
         self._limit = longrope_limit(self._transformer.config.to_dict())
 
-    def check_layouts(self, device: torch.device, *, compiled: bool = False) -> None:
+    def check_layouts(self, device: torch.device, *, compiled: bool = False, selective: bool = False) -> None:
         """Find out in which layouts this model computes rightly, and use these from now on.
 
-        compiled: and compile its layers.
+        compiled: and compile its layers. selective: its layers are checkpointed selectively, which is checked too.
 
         Called in eval mode, and where a forward of the model works: under ZeRO-3 on all ranks, inside DeepSpeed's
         forward. Raises StageError if none is right.
         """
-        self.layouts = checked_layouts(self._transformer, self._outputs, device, compiled=compiled)
+        self.layouts = checked_layouts(self._transformer, self._outputs, device, compiled=compiled, selective=selective)
 
     @property
     def reads_images(self) -> bool:

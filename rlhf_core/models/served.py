@@ -43,7 +43,7 @@ def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dty
 
 
 def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype) -> int:
-    """Of an engine's key-value cache on CPU, which is in memory from its start: no more than its sequences can fill."""
+    """Of an engine's key-value cache on CPU: no more than its sequences can fill. It is written whole at the start."""
     largest = int(rollout.cpu_cache_gib * _GIB)
     filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
     return largest if filled is None else min(filled, largest)

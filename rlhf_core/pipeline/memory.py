@@ -145,7 +145,13 @@ def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:
 
 def _activations(engine: EngineConfig, shape: Shape, placement: Placement) -> float:
     layer = 8.0 * shape.hidden + 4.0 * shape.intermediate
-    kept = shape.layers * shape.hidden + layer if engine.gradient_checkpointing else shape.layers * layer
+    match engine.gradient_checkpointing:
+        case False:
+            kept = shape.layers * layer
+        case True:
+            kept = shape.layers * shape.hidden + layer
+        case "selective":
+            kept = shape.layers * (6.0 * shape.hidden + 2.0 * shape.intermediate) + layer
     return engine.micro_batch_tokens(placement) * kept * DTYPE_BYTES[engine.dtype]
 
 

@@ -145,8 +145,8 @@ def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> s
         case "string_too_short":
             return "it must not be empty"
         case "literal_error":
-            choices = re.findall(r"'([^']*)'|(\d+)", str(context.get("expected", "")))
-            known = [text or number for text, number in choices]
+            choices = re.findall(r"'([^']*)'|(\d+|True|False)", str(context.get("expected", "")))
+            known = [text or other.lower() for text, other in choices]
             return f"it must be {one_of(known)}{did_you_mean(str(problem['input']), known)}"
         case "tuple_type" | "list_type":
             return "it must be a list, such as [a, b]"

@@ -144,7 +144,7 @@ def _value(schema: dict[str, Any], definitions: dict[str, Any]) -> str:
         shown = dict.fromkeys(_value(option, definitions) for option in options)
         return " or ".join(sorted(shown, key=lambda text: text == "none"))
     if "enum" in schema:
-        return ", ".join(f"`{value}`" for value in schema["enum"])
+        return ", ".join(f"`{str(value).lower() if isinstance(value, bool) else value}`" for value in schema["enum"])
     if "const" in schema:
         return f"`{schema['const']}`"
     match schema.get("type"):

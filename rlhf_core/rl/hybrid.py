@@ -179,6 +179,10 @@ class _Engines:
         self._hybrid.require(Turn.SAMPLING, doing="generate")
         return self._engines.generate(requests, keep_prefixes=keep_prefixes)
 
+    def forget(self) -> None:
+        self._hybrid.require(Turn.SAMPLING, doing="forget")
+        self._engines.forget()
+
     def each(self) -> Sequence[Advancing]:
         self._hybrid.require(Turn.SAMPLING, doing="generate")
         return self._engines.each()

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
+from rlhf_core.freed_memory import return_freed_memory
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.value import clipped_value_loss
@@ -149,6 +150,7 @@ class RLWorker(SnapshotWorker):
         The folder stays until `remove_weights`. Every rank must call it.
         """
         self.remove_weights()
+        return_freed_memory()  # of the update; it is the engines' turn now, which may share this node's memory
         with self._with(source):
             state = self._policy.full_state_dict()
         if state is None:

@@ -38,6 +38,9 @@ class ChildEngine(RolloutEngine):
         logprobs: list[list[float]] = self._call("logprobs", sequences)
         return logprobs
 
+    def forget(self) -> None:
+        self._call("forget")
+
     def load_weights(self, folder: Path, version: int) -> None:
         self._call("load_weights", folder, version)
 

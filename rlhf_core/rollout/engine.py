@@ -75,7 +75,7 @@ class ServedTensor:
 class RolloutEngine(Protocol):
     """Sampling is a function of (weights, requests): the same call of `generate` gives the same completions.
 
-    An engine that keeps nothing on a device inherits `sleep`, `wake` and `shutdown`.
+    An engine that keeps nothing inherits `forget`, `sleep`, `wake` and `shutdown`.
     """
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
@@ -92,6 +92,10 @@ class RolloutEngine(Protocol):
         Returns as soon as there is one, and soon without one, so that others can be added. Repeats nothing to the bit.
         """
         return dict(zip(requests, self.generate(list(requests.values())), strict=True))
+
+    def forget(self) -> None:
+        """Nothing that is asked from now on continues what was asked before: on CPU, what was kept of it is freed."""
+        return None
 
     def load_weights(self, folder: Path, version: int) -> None:
         """Serve the weights in `folder` (HF safetensors, or a PEFT adapter folder) as `version` from now on."""

@@ -20,6 +20,9 @@ class Sampler(Protocol):
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         """The completion of each request, in their order, whichever engine serves it; as of one engine."""
 
+    def forget(self) -> None:
+        """Of every engine; as of one."""
+
     def each(self) -> Sequence[Advancing]:
         """Its engines, one by one."""
 

@@ -17,6 +17,9 @@ class InlineEngines:
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         return self._engine.generate(requests, keep_prefixes=keep_prefixes)
 
+    def forget(self) -> None:
+        self._engine.forget()
+
     def each(self) -> list[RolloutEngine]:
         return [self._engine]
 

@@ -36,7 +36,7 @@ class VllmEngine:
     def __init__(self, folder: Path, settings: EngineSettings) -> None:
         """Starts the engine with the weights in `folder` as version 0.
 
-        With `settings.sleeps`, `sleep` frees the device; on CPU it frees nothing, and the engine sleeps all the same.
+        With `settings.sleeps`, `sleep` frees the device; on CPU it frees the cache, and keeps the weights in any case.
         Raises ValueError where the model cannot be served with these settings, StageError where the weights in
         `folder` are not whole: vLLM would serve what memory held before of a layer that it fuses from several tensors.
         """
@@ -60,6 +60,7 @@ class VllmEngine:
             gc.freeze()
             self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
             self._llm: Any = LLM(str(folder), **arguments)
+        self._llm.collective_rpc("free_memory")
 
     @property
     def weight_version(self) -> int:
@@ -177,7 +178,7 @@ class VllmEngine:
             # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
             # same call gives the same completions. Within this call, completions of one prompt still share their
             # prefix.
-            self._forget()
+            self.forget()
         for index, prompt in enumerate(prompts):
             self._llm.llm_engine.add_request(f"call {index}", prompt, parameters[index], lora_request=self._adapter)
         outputs: dict[str, Any] = {}
@@ -185,12 +186,13 @@ class VllmEngine:
             outputs |= {output.request_id: output for output in self._step() if output.finished}
         return [outputs[f"call {index}"] for index in range(len(prompts))]
 
-    def _forget(self) -> None:
-        """What was computed of prompts, and of their images; what `advance` has begun is computed again."""
+    def forget(self) -> None:
+        """What was computed of images is forgotten too; what `advance` has begun is computed again."""
         if not self._llm.reset_prefix_cache(reset_running_requests=True):
             raise RuntimeError("vLLM did not forget what it has computed")
         if self._image_token is not None:
             self._llm.llm_engine.engine_core.reset_encoder_cache()
+        self._llm.collective_rpc("free_memory")
 
     @contextmanager
     def _eager(self) -> Iterator[None]:
@@ -211,7 +213,7 @@ class VllmEngine:
         else:
             self._check_tensors(folder, version)
             self._llm.collective_rpc("load_published", args=(str(folder), version))
-        self._forget()
+        self.forget()
         self._version = version
         self._state = "awake"
 
@@ -262,6 +264,7 @@ class VllmEngine:
         if self._lora is not None and not keep_weights:
             raise ValueError("an engine of LoRA adapters must keep its base weights: no publish brings them again")
         self._llm.sleep(level=1 if keep_weights else 2)
+        self._llm.collective_rpc("free_memory")
         self._keeps_weights, self._state = keep_weights, "asleep"
 
     def wake(self) -> None:

@@ -1,4 +1,4 @@
-"""What vLLM's workers learn from us: to load published weights whole, and to say what they serve.
+"""What vLLM's workers learn from us: to load published weights whole, to say what they serve, and to free memory.
 
 vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `collective_rpc`.
 """
@@ -16,10 +16,12 @@ from torch import Tensor, nn
 from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.platforms import current_platform
 
+from rlhf_core.freed_memory import return_freed_memory
 from rlhf_core.rollout.engine import ServedTensor
 from rlhf_core.rollout.proof import GivenMatrix, tensor_digest
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_experts import choose_kernels_as_without_adapters, forget_kernels
+from rlhf_core.rollout.vllm_memory import drop_packed_embeddings, empty_cache
 from rlhf_core.rollout.vllm_served import ServedLayer, served_adapter, served_layers
 
 if current_platform.is_cpu():  # this module is imported in each worker before it loads its model
@@ -50,6 +52,15 @@ class PublishedWeights:
             for name, weight in _tensors(Path(folder))
             if name in packed
         }
+
+    def free_memory(self) -> None:
+        """What it holds for nothing on CPU, where it shares memory with all else. It forgets what it has computed, so
+        no request may be running."""
+        worker: Any = self
+        if current_platform.is_cpu():
+            drop_packed_embeddings(worker.model_runner.get_model())
+            empty_cache(worker.model_runner.kv_caches)
+            return_freed_memory()
 
     def remember_adapter(self, folder: str) -> None:
         """Keep what `served_tensors` compares the adapter in use with."""

@@ -97,7 +97,8 @@ class DeepSpeedEngine:
     def _check_layouts(self, model: PackedModel) -> None:
         """As a forward of the engine, which is where DeepSpeed gathers weights."""
         self._engine.eval()
-        model.forward = partial(model.check_layouts, self.device, compiled=self._config.compiled)
+        selective = self._config.gradient_checkpointing == "selective" and self._optimizer_config is not None
+        model.forward = partial(model.check_layouts, self.device, compiled=self._config.compiled, selective=selective)
         try:
             self._engine()
         finally:

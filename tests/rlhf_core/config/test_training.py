@@ -33,9 +33,14 @@ def sft(optimizer: dict[str, Any], engine: dict[str, Any]) -> SFTConfig:
             "offload_optimizer needs zero_stage 1, 2 or 3",
         ),
         ({"zero_stage": 2, "offload_parameters": True}, "offload_parameters needs zero_stage 3"),
+        (
+            {"zero_stage": 3, "gradient_checkpointing": "selective"},
+            "cannot be done where zero_stage 3 shards",
+        ),
+        ({"compiled": True, "gradient_checkpointing": "selective"}, "selective is not for compiled layers"),
     ],
 )
-def test_what_cannot_be_offloaded_is_refused(engine: dict[str, Any], problem: str) -> None:
+def test_what_cannot_be_together_is_refused(engine: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValidationError, match=problem):
         EngineConfig.model_validate(engine)
 

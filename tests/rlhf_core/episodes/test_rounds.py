@@ -21,11 +21,15 @@ class Counts:
     def __init__(self) -> None:
         self.calls: list[list[Sequence[int]]] = []
         self.kept: list[bool] = []
+        self.forgotten = 0
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
         self.calls.append([request.prompt for request in requests])
         self.kept.append(keep_prefixes)
         return [Completion((len(request.prompt),), (0.0,), "stop", 0) for request in requests]
+
+    def forget(self) -> None:
+        self.forgotten += 1
 
     def each(self) -> Sequence[Advancing]:
         raise AssertionError("in rounds engines are called all together")
@@ -50,6 +54,7 @@ def test_every_round_asks_for_all_that_go_on_in_their_order() -> None:
     assert made == [[70, 1, 2], [80], [90, 1, 2, 3], [60, 1]]
     assert engines.calls == [[(70,), (90,), (60,)], [(70, 1), (90, 1)], [(90, 1, 2)]]
     assert engines.kept == [False, True, True]  # what the first round forgets is what another play has left
+    assert engines.forgotten == 1, "after the last round nobody needs what was computed"
 
 
 def test_calls_do_not_depend_on_how_long_an_environment_takes() -> None:
@@ -64,7 +69,7 @@ def test_there_may_be_no_episode_or_none_that_asks() -> None:
     engines = Counts()
     assert play_in_rounds([], engines) == []
     assert play_in_rounds([episode(5, 0)], engines) == [[5]]
-    assert engines.calls == []
+    assert (engines.calls, engines.forgotten) == ([], 0)
 
 
 def test_of_several_failures_in_a_round_the_first_is_raised_and_the_others_end() -> None:

@@ -9,6 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
+from rlhf_core.config.engine import GradientCheckpointing
+from rlhf_core.models.checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
 
 SHAPE = {
@@ -25,11 +27,10 @@ RANDOM: dict[str, dict[str, Any]] = {
 }
 
 
-def model_of(kind: str, *, checkpointing: bool) -> Any:
+def model_of(kind: str, *, checkpointing: GradientCheckpointing) -> Any:
     torch.manual_seed(0)
     model = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **RANDOM[kind]))
-    if checkpointing:
-        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    checkpoint_layers(model, checkpointing)
     return model
 
 
@@ -43,7 +44,8 @@ def logits_and_gradients(model: Any) -> tuple[Tensor, list[Tensor]]:
 @pytest.mark.parametrize("kind", list(RANDOM))
 def test_without_dropout_an_update_computes_what_a_forward_computes(kind: str) -> None:
     expected = logits_and_gradients(model_of(kind, checkpointing=False).eval())
-    for checkpointing in (False, True):
+    kinds: tuple[GradientCheckpointing, ...] = (False, True, "selective")
+    for checkpointing in kinds:
         model = model_of(kind, checkpointing=checkpointing)
         kept = 0
 
@@ -60,7 +62,8 @@ def test_without_dropout_an_update_computes_what_a_forward_computes(kind: str) -
             assert all(a.equal(b) for a, b in zip(gradients, expected[1], strict=True))
         if not checkpointing:
             unchecked = kept
-    assert kept < 0.8 * unchecked, "its layers are not checkpointed"
+        else:
+            assert kept < 0.8 * unchecked, "its layers are not checkpointed"
 
 
 @pytest.mark.parametrize("kind", list(RANDOM))
@@ -70,3 +73,12 @@ def test_with_dropout_an_update_draws(kind: str) -> None:
     set_train_mode(model, dropout=True)
     draws = [logits_and_gradients(model)[0] for _ in range(4)]
     assert not all(draw.equal(expected) for draw in draws)
+
+
+def test_dropout_comes_back_where_layers_are_checkpointed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(RANDOM["opt"], "layerdrop", 0.0)  # what is left is in the layers that are checkpointed
+    model = model_of("opt", checkpointing=True)
+    expected, _ = logits_and_gradients(model.eval())
+    for dropout in (False, True, False):
+        set_train_mode(model, dropout=dropout)
+        assert logits_and_gradients(model)[0].equal(expected) is not dropout

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
+from rlhf_core.config.engine import GradientCheckpointing
 from rlhf_core.models.layouts import PACKED, ROWS, rows_are_cheaper
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PackedModel, PolicyModel, ScalarModel
@@ -53,8 +54,10 @@ def test_logprobs_and_entropy_equal_single_sequences(
     assert model(batch())[1] is None
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_gradients_equal_single_sequences(untied_folder: Path, layout: bool, checkpointing: bool) -> None:
+@pytest.mark.parametrize("checkpointing", [False, True, "selective"])
+def test_gradients_equal_single_sequences(
+    untied_folder: Path, layout: bool, checkpointing: GradientCheckpointing
+) -> None:
     plain, expected, _ = one_by_one(untied_folder)
     weights = torch.linspace(-1, 1, batch().num_tokens)
     (expected * weights).sum().backward()

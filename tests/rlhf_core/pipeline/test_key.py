@@ -111,6 +111,7 @@ def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: 
         "rl.rollout.memory_share=0.5",
         "rl.engine.tokens_per_micro_batch=512",
         "rl.engine.gradient_checkpointing=true",
+        "rl.engine.gradient_checkpointing=selective",
         "sft.log_every=1",
         "tracking.wandb=false",
         "description=other words",

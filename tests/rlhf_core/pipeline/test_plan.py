@@ -183,6 +183,18 @@ def test_memory_by_hand() -> None:
     assert needed[3] == pytest.approx((2 + 4 + 12) * 7.5 / 8, rel=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("checkpointing", "of_layers"),
+    [(False, 3 * (8 * 16 + 4 * 40)), ("selective", 3 * (6 * 16 + 2 * 40) + 288), (True, 3 * 16 + 288)],
+)
+def test_memory_of_activations_by_hand(checkpointing: object, of_layers: int) -> None:
+    """3 layers of width 16 and 40; one that is computed again is there whole for a while."""
+    engine = {"dtype": "float32", "gradient_checkpointing": checkpointing, "tokens_per_micro_batch": 100}
+    section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}, "engine": engine}
+    needed = memory(SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2)).worker
+    assert needed == 4 * 100 * of_layers
+
+
 def test_memory_of_an_engine_by_hand() -> None:
     """2 layers of 4 key-value heads of size 16, in bfloat16: 512 bytes a token."""
     config = {

@@ -21,6 +21,7 @@ from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
+from tests.rlhf_core.test_freed_memory import BLOCK, BLOCKS, freed_blocks, resident
 
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
@@ -69,7 +70,7 @@ FLOAT32 = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 12}
         {}, {"kl": {**KL, "offload": True}}, {"lora": {"rank": 2}}, {"entropy_coefficient": 0.1},
         {"sampling": {"max_tokens": 4, "temperature": 0.01}}, {"sampling": {"max_tokens": 4, "temperature": 2.0}},
         *({"engine": {**FLOAT32, "zero_stage": stage}} for stage in (1, 2, 3)),
-        {"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": True}},
+        *({"engine": {"tokens_per_micro_batch": 12, "gradient_checkpointing": kind}} for kind in (True, "selective")),
         {"kl": {**KL, "engine": {**FLOAT32, "zero_stage": 3}}},
         {"kl": {**KL, "estimator": "k3", "place": "reward"}},
     ],
@@ -271,3 +272,12 @@ def test_a_kl_in_the_loss_needs_no_old_log_probs_for_a_single_update(model: Inpu
     scored = ours.score(trajectories())
     assert scored.old_logprobs is None
     assert scored.ref_logprobs is not None
+
+
+def test_what_an_update_has_freed_is_returned_before_engines_are_given_weights(model: Input, tmp_path: Path) -> None:
+    _, group = trainer(rl_config("grpo"), model, tmp_path)
+    in_use, before = freed_blocks(), resident()
+    group.call(RLWorker.write_weights, "live")
+    assert resident() < before - BLOCK * BLOCKS / 2
+    assert in_use
+    group.call(RLWorker.remove_weights)

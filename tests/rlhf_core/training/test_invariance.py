@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
+from rlhf_core.config.engine import GradientCheckpointing
 from rlhf_core.division import filler, plan_micro_batches
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models import token_tree
@@ -28,6 +29,8 @@ from tests.rlhf_core.laid_out import LAYOUTS, Layout, use_layout
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 
 TEMPERATURE, ENTROPY = 0.7, 0.3
+CHECKPOINTING: tuple[GradientCheckpointing, ...] = (False, True, "selective")
+Engines = dict[tuple[Layout, GradientCheckpointing], DeepSpeedEngine]
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Split:
 
     micro_batches: list[list[int]]
     layout: Layout
-    checkpointing: bool
+    checkpointing: GradientCheckpointing
 
 
 @dataclass(frozen=True)
@@ -67,7 +70,7 @@ def examples(draw: st.DrawFn) -> Example:
         Split(
             draw(st.one_of(planned(lengths), anyhow(len(lengths)))),
             draw(st.sampled_from(LAYOUTS)),
-            checkpointing=draw(st.booleans()),
+            draw(st.sampled_from(CHECKPOINTING)),
         ),
     )
 
@@ -115,10 +118,10 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, LlamaForC
 
 
 @pytest.fixture(scope="module")
-def engines(reference: tuple[Path, LlamaForCausalLM]) -> dict[tuple[Layout, bool], DeepSpeedEngine]:
-    """Of each layout, with and without gradient checkpointing; their weights stay as they are."""
+def engines(reference: tuple[Path, LlamaForCausalLM]) -> Engines:
+    """Of each layout and kind of gradient checkpointing; their weights stay as they are."""
     built = {}
-    for layout, checkpointing in itertools.product(LAYOUTS, (False, True)):
+    for layout, checkpointing in itertools.product(LAYOUTS, CHECKPOINTING):
         with pytest.MonkeyPatch.context() as patch:
             use_layout(patch, layout)
             built[layout, checkpointing] = build(
@@ -127,9 +130,7 @@ def engines(reference: tuple[Path, LlamaForCausalLM]) -> dict[tuple[Layout, bool
     return built
 
 
-def split_gradient(
-    engines: dict[tuple[Layout, bool], DeepSpeedEngine], example: Example, monkeypatch: pytest.MonkeyPatch
-) -> dict[str, Tensor]:
+def split_gradient(engines: Engines, example: Example, monkeypatch: pytest.MonkeyPatch) -> dict[str, Tensor]:
     use_layout(monkeypatch, example.split.layout)
     monkeypatch.setattr(token_tree, "LEAST_SHARED", 2)
     whole = example.experience
@@ -142,7 +143,7 @@ def split_gradient(
 @settings(max_examples=60, deadline=None)
 @given(example=examples())
 def test_the_gradient_does_not_depend_on_the_split(
-    example: Example, reference: tuple[Path, LlamaForCausalLM], engines: dict[tuple[Layout, bool], DeepSpeedEngine]
+    example: Example, reference: tuple[Path, LlamaForCausalLM], engines: Engines
 ) -> None:
     expected = plain_gradient(reference[1], example.experience)
     with pytest.MonkeyPatch.context() as monkeypatch:
@@ -157,7 +158,7 @@ def test_the_gradient_does_not_depend_on_the_split(
 
 def test_the_test_can_fail(
     reference: tuple[Path, LlamaForCausalLM],
-    engines: dict[tuple[Layout, bool], DeepSpeedEngine],
+    engines: Engines,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sequence that is left out, or counted for another, shows."""
