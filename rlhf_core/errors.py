@@ -54,6 +54,11 @@ class StackError(AlignmentError):
     """A service of the local stack could not be started, reached or stopped."""
 
 
+def shortened(text: str, characters: int) -> str:
+    """`text`, or so many of its first characters and an ellipsis."""
+    return text if len(text) <= characters else f"{text[:characters]}…"
+
+
 def one_line(text: str) -> str:
     """`text` as it can be printed in one line: line ends, control characters and broken Unicode are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)

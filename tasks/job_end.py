@@ -7,7 +7,7 @@ import re
 from ray.job_submission import JobDetails, JobErrorType, JobStatus
 
 from rlhf_core.children import how_it_ended
-from rlhf_core.errors import NothingLeftError, StageError
+from rlhf_core.errors import NothingLeftError, StageError, shortened
 from tasks.job_log import JobLog
 
 
@@ -36,7 +36,7 @@ def require_success(job_id: str, details: JobDetails, log: JobLog, where: str) -
     if details.status == JobStatus.STOPPED:
         raise JobEndedError(f"the job {job_id} was stopped from outside; {where}")
     # Ray's message repeats the end of the log after a comma.
-    ended = shortened((details.message or "no reason given").partition(", last available logs")[0])
+    ended = said((details.message or "no reason given").partition(", last available logs")[0])
     reason = log.error or f"{cause_of_end(ended)}; the log's last line: {log.last_line or '(none)'}"
     nothing_left = log.error is not None and log.error.type == NothingLeftError.__name__
     raise (JobWithNothingLeftError if nothing_left else JobEndedError)(f"{reason}; {where}")
@@ -51,7 +51,6 @@ def cause_of_end(message: str) -> str:
     return f"{cause}. Ray says: {message}"
 
 
-def shortened(error: object) -> str:
-    """What it says, in one line of at most 300 characters."""
-    text = " ".join(str(error).split())
-    return text if len(text) <= 300 else f"{text[:300]}…"
+def said(error: object) -> str:
+    """What it says, in one line of 300 characters at most."""
+    return shortened(" ".join(str(error).split()), 300)

@@ -20,7 +20,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.actors.placement import autoscaling, require_possible, runtime_environment
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
-from tasks.job_end import JobCancelledError, JobEndedError, require_success, shortened
+from tasks.job_end import JobCancelledError, JobEndedError, require_success, said
 from tasks.job_log import JobLog
 from tasks.job_request import JobRequest, is_job_id
 
@@ -77,12 +77,10 @@ def connect(patience: float = 60.0) -> RayJobs:
     try:
         return RayJobs(_Client(address, patience), patience=patience)
     except RayError as error:
-        raise StackError(
-            f"the Ray dashboard at {address} refuses us ({shortened(error)}): see RAY_AUTH_TOKEN"
-        ) from error
+        raise StackError(f"the Ray dashboard at {address} refuses us ({said(error)}): see RAY_AUTH_TOKEN") from error
     except (OSError, RuntimeError, ValueError) as error:
         raise StackError(
-            f"no Ray dashboard answers at {address} ({shortened(error)}): run `alignment up`, or correct the address"
+            f"no Ray dashboard answers at {address} ({said(error)}): run `alignment up`, or correct the address"
         ) from error
 
 
@@ -120,7 +118,7 @@ class RayJobs:
             except RuntimeError as error:
                 # Another orchestrator was faster, or our first request had arrived although its answer had not.
                 if "already exists" not in str(error):
-                    raise StageError(f"Ray refused the job {job_id}: {shortened(error)}") from error
+                    raise StageError(f"Ray refused the job {job_id}: {said(error)}") from error
                 continue
             return job_id, False
 
@@ -238,7 +236,7 @@ class RayJobs:
             return self._call(lambda: self._client.get_job_info(job_id))
         except RuntimeError as error:
             if "status code 404" not in str(error):
-                raise StageError(f"Ray does not say how the job {job_id} is: {shortened(error)}") from error
+                raise StageError(f"Ray does not say how the job {job_id} is: {said(error)}") from error
             raise JobEndedError(
                 f"the Ray cluster at {self.address} no longer knows the job {job_id}: its head was restarted; "
                 "run again, finished stages are reused"
@@ -257,7 +255,7 @@ class RayJobs:
             cause = error.last_attempt.exception()
             raise JobEndedError(
                 f"lost the Ray cluster: nothing answers at {self.address} since {self._patience:.0f} s "
-                f"({shortened(cause)}); run again once it is back, finished stages are reused"
+                f"({said(cause)}); run again once it is back, finished stages are reused"
             ) from cause
 
 

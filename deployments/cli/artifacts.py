@@ -21,7 +21,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.scratch import scratch_folder
-from rlhf_core.errors import StoreError
+from rlhf_core.errors import StoreError, shortened
 from rlhf_core.paths import user_path
 from rlhf_core.report.formatting import main_metrics
 
@@ -114,7 +114,9 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
         for path, sha256 in sorted(manifest.user_files.items()):
             branch.add(Text.assemble(("file ", "dim"), path, (f" {sha256[:12]}", "dim")))
         for url, identity in sorted(manifest.pins.items()):
-            branch.add(Text.assemble(("source ", "dim"), url, (f" {_shortened(identity)}", "dim")))
+            branch.add(
+                Text.assemble(("source ", "dim"), url, (f" {shortened(identity, 60)}", "dim"))
+            )  # that of a folder lists its files
         for role, ref in sorted(manifest.parents.items()):
             repeated = ref in seen
             seen.add(ref)
@@ -132,10 +134,6 @@ def _described(manifest: Manifest, role: str) -> Text:
     made = f" {manifest.kind}, seed {manifest.seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
     prefix = f"{role}: " if role else ""
     return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (made, "dim"))
-
-
-def _shortened(identity: str) -> str:
-    return identity if len(identity) <= 60 else f"{identity[:60]}…"  # that of a folder lists its files
 
 
 def _size(manifest: Manifest) -> str:

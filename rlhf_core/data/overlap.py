@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rlhf_core.data.formats import Format, Rows, normalised
+from rlhf_core.errors import shortened
 
 _EXAMPLES = 3
 _HEAD_LENGTHS = (16, 4, 1)  # characters
@@ -87,8 +88,7 @@ def overlap_problem(
             overlapping += 1
             if len(examples) < _EXAMPLES:
                 dataset, prompt = found
-                shown = prompt if len(prompt) <= 60 else f"{prompt[:60]}…"
-                examples.append(f"{where} contains {shown!r} of `{dataset}`")
+                examples.append(f"{where} contains {shortened(prompt, 60)!r} of `{dataset}`")
     if not overlapping:
         return None
     return (

@@ -16,12 +16,12 @@ from types import ModuleType
 from typing import Any, Literal
 
 from rlhf_core.data.opening import file_problem
-from rlhf_core.errors import RecipeError, StageError, did_you_mean
+from rlhf_core.errors import RecipeError, StageError, did_you_mean, shortened
 
 # Called with a batch; makes rows; made for each episode; called by the policy; plays an episode.
 CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
-_SHOWN_CHARACTERS = 200
+_SHOWN = 200
 _SHOWN_OF_ERRORS = 300  # characters
 # Code that calls the user's: its lines say nothing about an error in theirs.
 _CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
@@ -36,7 +36,7 @@ def check_function(file: Path, function: str, shown: str) -> None:
     if "*" in names or function in names:
         return
     nearest = did_you_mean(function, sorted(names))
-    known = f"; it defines {_cut(', '.join(sorted(names)))}" if names else "; it defines nothing"
+    known = f"; it defines {shortened(', '.join(sorted(names)), _SHOWN)}" if names else "; it defines nothing"
     raise RecipeError(f"{shown}: there is no function `{function}` in this file{nearest}{known}")
 
 
@@ -77,7 +77,7 @@ def user_error(error: BaseException) -> str:
     while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
         theirs = theirs.tb_next
     shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
-    return "\n".join([_cut(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
+    return "\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
 
 
 def _said(error: BaseException) -> str:
@@ -173,14 +173,12 @@ def _parse(file: Path, shown: str) -> ast.Module:
     except SyntaxError as error:
         if not error.lineno:  # an unknown encoding, null bytes
             raise RecipeError(f"{shown}: is not a Python file ({error.msg}): save it as UTF-8") from error
-        code = f": {_cut(error.text.strip())}" if error.text else ""
-        raise RecipeError(f"{shown}: syntax error in line {error.lineno}: {_cut(error.msg)}{code}") from error
+        code = f": {shortened(error.text.strip(), _SHOWN)}" if error.text else ""
+        raise RecipeError(
+            f"{shown}: syntax error in line {error.lineno}: {shortened(error.msg, _SHOWN)}{code}"
+        ) from error
     except (ValueError, RecursionError, MemoryError) as error:  # null bytes; thousands of brackets
         raise RecipeError(f"{shown}: is not a Python file ({error})") from error
-
-
-def _cut(text: str, characters: int = _SHOWN_CHARACTERS) -> str:
-    return text if len(text) <= characters else f"{text[:characters]}…"
 
 
 def _defined_names(module: ast.Module) -> set[str]:

@@ -28,18 +28,23 @@ from rlhf_core.errors import StageError
 from rlhf_core.models import tree_attention
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
+from rlhf_core.models.layout_sequences import (
+    LENGTHS,
+    SHARED,
+    branching_sequences,
+    continued_sequence,
+    different_sequences,
+)
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
 from rlhf_core.models.remote_code import reads_images
-from rlhf_core.packing import pack, select_sequences
+from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 
-_LENGTHS = (6, 11, 4)  # of the sequences that are compared, in tokens
 _MIDDLE, _READ = 1, 8  # the sequence whose gradient is compared, and how many of its tokens have a loss
-_OWN = slice(_LENGTHS[0], _LENGTHS[0] + _READ)
+_OWN = slice(LENGTHS[0], LENGTHS[0] + _READ)
 _APART = (slice(0, _OWN.start), slice(_OWN.stop, None))
-# Of the middle sequence, tokens that another begins with, how many follow there, and from where on these are read.
-_SHARED, _BRANCH, _SKIPPED = 9, 5, 6
+_SKIPPED = 6  # of a sequence that branches off another: its gradient is compared behind these tokens
 # The least errors that count, relative to how much values differ from token to token: of hidden states, of gradients.
 # In bfloat16 a token may be sent to another expert for rounding.
 _LEAST = {torch.float32: (1e-3, 1e-3), torch.float64: (1e-3, 1e-3), torch.bfloat16: (0.1, 0.3)}
@@ -78,16 +83,8 @@ def checked_layouts(
     mode, and under ZeRO-3 every rank must call this. Raises StageError if no layout is right, if the model sees tokens
     after the one it predicts, or if our output is not the model's own.
     """
-    name, batch = type(model).__name__, _batch(model, device)
-    try:
-        alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
-    except _NOT_FOR_IT as error:
-        raise StageError(f"{name} does not give a hidden state for each token of a sequence: {error}") from error
-    if not all(one.hidden.isfinite().all() for one in alone):
-        raise StageError(
-            f"{name} computes NaN or infinity for ordinary tokens: its weights, or numbers in its config.json, are "
-            "wrong or too large: fetch them again"
-        )
+    name, batch = type(model).__name__, different_sequences(model, device)
+    alone = _alone(model, batch)
     tolerance = _tolerance(model, batch, alone[_MIDDLE])
     with torch.no_grad():
         _require_own_output(model, outputs, select_sequences(batch, [_MIDDLE]), alone[_MIDDLE], tolerance)
@@ -132,6 +129,21 @@ def checked_layouts(
     return layouts
 
 
+def _alone(model: Any, batch: PackedBatch) -> list[_Result]:
+    """Of each sequence. Raises StageError if the model cannot compute even that."""
+    name = type(model).__name__
+    try:
+        alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
+    except _NOT_FOR_IT as error:
+        raise StageError(f"{name} does not give a hidden state for each token of a sequence: {error}") from error
+    if not all(one.hidden.isfinite().all() for one in alone):
+        raise StageError(
+            f"{name} computes NaN or infinity for ordinary tokens: its weights, or numbers in its config.json, are "
+            "wrong or too large: fetch them again"
+        )
+    return alone
+
+
 def _tree_problem(
     model: Any, batch: PackedBatch, problem: Callable[[Layouts], str | None], tolerance: _Tolerance
 ) -> str | None:
@@ -140,7 +152,7 @@ def _tree_problem(
         return "is for the attention sdpa"
     if reads_images(model.config.to_dict()):
         return "compares tokens, and images of other pixels have the same ones"
-    branching, second = _branching(batch), slice(_LENGTHS[_MIDDLE], None)
+    branching, second = branching_sequences(batch), slice(LENGTHS[_MIDDLE], None)
     alone = [_measured(model, select_sequences(branching, [i]), ROWS, 0, skipped=i * _SKIPPED) for i in range(2)]
     expected = _Result(torch.cat([one.hidden for one in alone]), alone[1].gradient)
     tree_attention.use_tree_attention(model)
@@ -150,17 +162,10 @@ def _tree_problem(
         found = "leaves out sliding windows"
     if found is None:
         got = _measured(model, branching, TREE, 1, skipped=_SKIPPED)
-        found = _difference(got, expected, tolerance, own=second, apart=[slice(_SHARED, second.start)])
+        found = _difference(got, expected, tolerance, own=second, apart=[slice(SHARED, second.start)])
     if found is not None:
         model.set_attn_implementation("sdpa")
     return found
-
-
-def _branching(batch: PackedBatch) -> PackedBatch:
-    """The middle sequence, and another that begins like it."""
-    first, middle, _ = batch.input_ids.cpu().split(list(_LENGTHS))
-    parts = [middle, torch.cat([middle[:_SHARED], first[:_BRANCH]])]
-    return pack(parts, [torch.ones(len(part)) for part in parts]).to(batch.input_ids.device)
 
 
 def _windowed_layers(model: Any) -> int:
@@ -174,8 +179,8 @@ def _windowed_layers(model: Any) -> int:
 
 def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
     """Raises StageError if what a model computes for a token depends on those after it."""
-    longer = _measured(model, _continued(batch), ROWS, 0)
-    length = _LENGTHS[_MIDDLE]
+    longer = _measured(model, continued_sequence(batch), ROWS, 0)
+    length = LENGTHS[_MIDDLE]
     noise = _relative(longer.hidden[:length], alone.hidden)
     sees_more = longer.gradient is not None and bool(longer.gradient[_READ:].any())
     if sees_more or not noise <= _MOST_NOISE:
@@ -188,38 +193,6 @@ def _tolerance(model: Any, batch: PackedBatch, alone: _Result) -> _Tolerance:
         return _Tolerance(max(_TIMES_NOISE * noise, least[0]), least[1])
     gradient_noise = _relative(longer.gradient[:_READ], alone.gradient[:_READ])
     return _Tolerance(max(_TIMES_NOISE * noise, least[0]), max(_TIMES_NOISE * gradient_noise, least[1]))
-
-
-def _batch(model: Any, device: torch.device) -> PackedBatch:
-    """Sequences of different lengths, of tokens that have no special meaning for the model."""
-    config = model.config
-    text = config.get_text_config()
-    special = {
-        value for part in (config, text) for key, value in part.to_dict().items()
-        if key.endswith(("token_id", "token_index")) and isinstance(value, int)
-    }  # fmt: skip
-    plain = [i for i in range(min(text.vocab_size, 1000)) if i not in special]
-    total = sum(_LENGTHS)
-    # All different if there are as many. A tree shares what sequences begin with, so those tokens must differ at least.
-    period = next((p for p in range(min(total, len(plain)), 0, -1) if _begin_apart(p)), len(plain))
-    step = max(1, len(plain) // total)  # neighbours in a vocabulary may all be unused, with equal embeddings
-    ids = torch.tensor([plain[i % period * step] for i in range(total)])
-    parts = list(ids.split(list(_LENGTHS)))
-    return pack(parts, [torch.ones(len(part)) for part in parts]).to(device)
-
-
-def _begin_apart(period: int) -> bool:
-    """Whether, in tokens that recur after `period`, all sequences begin with another one, and those of `_branching`
-    part where they are said to."""
-    first, middle, last = (start % period for start in (0, _LENGTHS[0], sum(_LENGTHS[:-1])))
-    return len({first, middle, last}) == len(_LENGTHS) and (middle + _SHARED) % period != first
-
-
-def _continued(batch: PackedBatch) -> PackedBatch:
-    """The middle sequence with those tokens after it that begin the first: for a causal model that is the same."""
-    first, middle, _ = batch.input_ids.split(list(_LENGTHS))
-    ids = torch.cat([middle, first[:3]])
-    return pack([ids.cpu()], [torch.ones(len(ids))]).to(batch.input_ids.device)
 
 
 def _measured(model: Any, batch: PackedBatch, layouts: Layouts, sequence: int, *, skipped: int = 0) -> _Result:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.base import Config
-from rlhf_core.errors import did_you_mean
+from rlhf_core.errors import did_you_mean, shortened
 from rlhf_core.pipeline.language import Part, configs_of, keys_of, walk
 
 _TRUE_WORDS = {"yes", "on", "y", "t", "True", "TRUE", "1"}
@@ -69,8 +69,7 @@ def one_of(known: Sequence[str]) -> str:
 
 
 def _short(text: str) -> str:
-    line = " ".join(text.split()) if "\n" in text else text
-    return line if len(line) <= _LONGEST_SHOWN else f"{line[:_LONGEST_SHOWN]}…"
+    return shortened(" ".join(text.split()) if "\n" in text else text, _LONGEST_SHOWN)
 
 
 def _unknown_key(parts: list[Part]) -> str:

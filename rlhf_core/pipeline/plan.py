@@ -14,6 +14,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import result_settings
+from rlhf_core.errors import shortened
 from rlhf_core.pipeline.graph import Node
 
 
@@ -122,8 +123,7 @@ def _changed_settings(old: Any, new: Any, at: str = "") -> Iterator[str]:
 
 
 def _short(value: Any) -> str:
-    text = "none" if value is None else str(value)
-    return text if len(text) <= 40 else f"{text[:40]}…"
+    return shortened("none" if value is None else str(value), 40)
 
 
 def _newest_by_name(manifests: Iterable[Manifest]) -> dict[str, Manifest]:

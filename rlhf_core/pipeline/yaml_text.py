@@ -20,6 +20,8 @@ from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
+from rlhf_core.errors import shortened
+
 MAX_BYTES = 2**18  # of a recipe: a list of so many bytes takes seconds to parse
 _MAX_VALUES = 100_000  # after aliases are resolved
 _MAX_DEPTH = 50
@@ -106,12 +108,8 @@ def _explained(reason: str) -> str:
         return f"a tab stands where only spaces may: replace tabs by spaces ({reason})"
     if "another document" in reason:
         return f"`---` begins a second document, but a recipe is one: take it out ({reason})"
-    said = _short_reason(reason)
+    said = shortened(reason, 100)
     return next((f"{meaning} ({said})" for part, meaning in _MEANINGS.items() if part in reason), said)
-
-
-def _short_reason(reason: str) -> str:
-    return reason if len(reason) <= 100 else f"{reason[:100]}…"
 
 
 class _Values:
@@ -200,7 +198,7 @@ def _shown(node: Node) -> str:
 
 
 def _short(text: str) -> str:
-    return f"`{text[:40]}…`" if len(text) > 40 else f"`{text}`"
+    return f"`{shortened(text, 40)}`"
 
 
 def _problem(node: Node, sentence: str) -> YAMLTextError:

@@ -15,7 +15,7 @@ import regex
 from rlhf_core.config.rewards import VerifierReward
 from rlhf_core.contract import StageContext
 from rlhf_core.data.formats import normalised
-from rlhf_core.errors import RewardError
+from rlhf_core.errors import RewardError, shortened
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
@@ -49,7 +49,7 @@ class Verifier:
         self._scorer.close()
 
     def _values(self, index: int, completion: str, row: Mapping[str, Any]) -> list[Any]:
-        quoted = repr(completion if len(completion) <= _QUOTED else f"{completion[:_QUOTED]}…")
+        quoted = repr(shortened(completion, _QUOTED))
         try:
             answer = self._answer(completion)
             value = 0.0 if answer is None else self._judged(answer, row)

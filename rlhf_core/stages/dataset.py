@@ -27,7 +27,7 @@ from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.processes import in_order
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
 from rlhf_core.data.sources import iterate_source, require_as_planned, streams
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, shortened
 from rlhf_core.stages.dataset_images import move_images, open_reader
 
 if TYPE_CHECKING:
@@ -288,8 +288,7 @@ def _info(config: DatasetConfig, summary: _Summary, kept: list[int], counts: _Co
 
 
 def _shown(text: str) -> str:
-    text = normalised(text)
-    return text if len(text) <= _SHOWN_CHARACTERS else f"{text[:_SHOWN_CHARACTERS]}…"
+    return shortened(normalised(text), _SHOWN_CHARACTERS)
 
 
 def _sources(config: DatasetConfig) -> list[Source]:

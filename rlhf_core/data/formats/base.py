@@ -14,7 +14,7 @@ from typing import Any
 from rlhf_core.config.numbers import LARGEST_REWARD
 from rlhf_core.config.texts import is_blank, is_unicode
 from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.errors import RecipeError, did_you_mean, one_line
+from rlhf_core.errors import RecipeError, did_you_mean, one_line, shortened
 
 Row = dict[str, Any]
 _ID_LENGTH = 16  # hex digits: 64 bits
@@ -246,5 +246,4 @@ def _other_number(value: Any) -> bool:
 
 def _shown(text: str) -> str:
     """`text` as it can be printed, shortened: what a row holds may hold line ends and thousands of characters."""
-    line = one_line(" ".join(text.split()))
-    return line if len(line) <= _SHOWN_CHARACTERS else f"{line[:_SHOWN_CHARACTERS]}…"
+    return shortened(one_line(" ".join(text.split())), _SHOWN_CHARACTERS)
