@@ -4,13 +4,25 @@ from __future__ import annotations
 
 import ctypes
 
+_LEAST = 2**28  # bytes: less is not worth the time in which a small model makes a step
+_FIELDS = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks", "fordblks", "keepcost")
+
+
+class _Usage(ctypes.Structure):
+    """glibc's mallinfo2; `fordblks` are the bytes in free blocks, those of returned pages among them."""
+
+    _fields_ = [(name, ctypes.c_size_t) for name in _FIELDS]
+
 
 def return_freed_memory() -> None:
-    """Gives back to the kernel what this process has freed, for others to use while this one waits.
+    """Gives back to the kernel what this process has freed, if that is much, for others to use while this one waits.
 
     glibc keeps what every thread has freed for what that thread allocates next: after a step of a model with 135M
-    parameters on CPU, as much again as is in use. Takes milliseconds; a no-op with a C library that cannot.
+    parameters on CPU, as much again as is in use. Takes up to tenths of a second; a no-op with another C library.
     """
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
-    if trim is not None:
-        trim(0)
+    libc = ctypes.CDLL(None)
+    if not hasattr(libc, "mallinfo2"):
+        return
+    libc.mallinfo2.restype = _Usage
+    if libc.mallinfo2().fordblks >= _LEAST:
+        libc.malloc_trim(0)

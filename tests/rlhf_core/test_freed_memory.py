@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 from pathlib import Path
 
+import pytest
+
+from rlhf_core import freed_memory
 from rlhf_core.freed_memory import return_freed_memory
 
-BLOCK, BLOCKS = 100_000, 1000  # too small for mappings of their own
+BLOCK, BLOCKS = 100_000, 4000  # too small for mappings of their own; too many to be kept
 
 
 def resident() -> int:
@@ -31,3 +34,11 @@ def test_what_lies_between_blocks_in_use_is_returned() -> None:
     return_freed_memory()
     assert resident() < before - BLOCK * BLOCKS / 2
     assert in_use[-1] == b"x" * BLOCK
+
+
+def test_little_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(freed_memory, "_LEAST", 2**40)
+    in_use, before = freed_blocks(), resident()
+    return_freed_memory()
+    assert resident() > before - BLOCK * BLOCKS / 10
+    assert in_use
