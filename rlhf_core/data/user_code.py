@@ -21,7 +21,7 @@ from rlhf_core.errors import RecipeError, StageError, did_you_mean, shortened
 # Called with a batch; makes rows; made for each episode; called by the policy; plays an episode.
 CodeKind = Literal["function", "source", "environment", "tool", "program"]
 
-_SHOWN = 200
+_SHOWN = 200  # characters
 _SHOWN_OF_ERRORS = 300  # characters
 # Code that calls the user's: its lines say nothing about an error in theirs.
 _CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")

@@ -10,6 +10,7 @@ import transformers
 from torch.utils.checkpoint import CheckpointPolicy, create_selective_checkpoint_contexts
 
 from rlhf_core.config.engine import GradientCheckpointing
+from rlhf_core.errors import StageError
 
 _aten = torch.ops.aten
 # What takes a layer's time; `_grouped_mm` is of experts. Everything else reads and writes its inputs once.
@@ -24,10 +25,15 @@ _KEPT = frozenset({
 def checkpoint_layers(model: transformers.PreTrainedModel, kind: GradientCheckpointing) -> None:
     """From here on, each layer of `model` keeps its input and, if `selective`, the results of products and attention.
 
-    Raises ValueError for a model that cannot.
+    Raises StageError for a model that cannot.
     """
     if not kind:
         return
+    if not model.supports_gradient_checkpointing:
+        raise StageError(
+            f"engine.gradient_checkpointing: transformers cannot compute layers of {type(model).__name__} again; leave "
+            "it out"
+        )
     options: dict[str, Any] = {"use_reentrant": False}  # re-entrant, ZeRO would reduce a shared gradient twice
     if kind == "selective":
         options["context_fn"] = partial(create_selective_checkpoint_contexts, _policy)

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from benchmarks.architectures import ragged_batch
 from benchmarks.small_models import small_config, small_model
+from rlhf_core.config.engine import GradientCheckpointing
 from rlhf_core.errors import StageError
 from rlhf_core.models.checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
@@ -57,3 +58,11 @@ def test_a_model_whose_layers_change_what_was_kept_is_refused(model_type: str, w
     checkpoint_layers(model, "selective")
     with pytest.raises(StageError, match=rf"^engine\.gradient_checkpointing: selective: .* {why}.*; set true$"):
         PolicyModel(model).check_layouts(CPU, selective=True)
+
+
+@pytest.mark.parametrize("kind", [True, "selective"])
+def test_a_model_without_such_layers_is_refused(kind: GradientCheckpointing) -> None:
+    with pytest.raises(
+        StageError, match=r"^engine\.gradient_checkpointing: .* of CTRLLMHeadModel again; leave it out$"
+    ):
+        checkpoint_layers(small_model(small_config("ctrl")), kind)
