@@ -114,9 +114,8 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
         for path, sha256 in sorted(manifest.user_files.items()):
             branch.add(Text.assemble(("file ", "dim"), path, (f" {sha256[:12]}", "dim")))
         for url, identity in sorted(manifest.pins.items()):
-            branch.add(
-                Text.assemble(("source ", "dim"), url, (f" {shortened(identity, 60)}", "dim"))
-            )  # that of a folder lists its files
+            shown = shortened(identity, 60)  # a folder's lists its files
+            branch.add(Text.assemble(("source ", "dim"), url, (f" {shown}", "dim")))
         for role, ref in sorted(manifest.parents.items()):
             repeated = ref in seen
             seen.add(ref)

@@ -54,7 +54,7 @@ def test_every_round_asks_for_all_that_go_on_in_their_order() -> None:
     assert made == [[70, 1, 2], [80], [90, 1, 2, 3], [60, 1]]
     assert engines.calls == [[(70,), (90,), (60,)], [(70, 1), (90, 1)], [(90, 1, 2)]]
     assert engines.kept == [False, True, True]  # what the first round forgets is what another play has left
-    assert engines.forgotten == 1, "after the last round nobody needs what was computed"
+    assert engines.forgotten == 1, "after the last round no request continues what was computed"
 
 
 def test_calls_do_not_depend_on_how_long_an_environment_takes() -> None:
