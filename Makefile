@@ -10,7 +10,11 @@ FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losse
 MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pipeline/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py
 
-.PHONY: help setup demo test two-nodes chaos mutations rl-matrix check fast format lint types up status down
+# With KIT, a folder that `make kit` has filled, the GPU checks run in PYTHON with the kit's packages, and need no .venv.
+WITHOUT ?= torch
+CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
+
+.PHONY: help setup demo test two-nodes chaos mutations rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -36,6 +40,16 @@ mutations: setup  ## mutated recipes, rows and model folders through what `align
 
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix
+
+kit:  ## wheels of what a GPU machine without a network lacks; PYTHON=3.12 WITHOUT=torch,transformers KIT=kit
+	@$(BIN)/python -m deployments.kit --python $(PYTHON) --without $(WITHOUT) $(or $(KIT),kit)
+
+gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float64; KIT=FOLDER where there is no network
+	@HF_HUB_OFFLINE=1 TOKENIZERS_PARALLELISM=false $(CHECKS_PYTHON) -m pytest -q --tb=short --show-capture=no -p no:cacheprovider \
+		--confcutdir=tests/gpu --durations=5 tests/gpu
+
+kit-site:
+	@$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $(KIT)/part-*/*.whl
 
 check: lint types fast  ## what the pre-commit hook runs: format, lint, types, fast tests
 

@@ -32,19 +32,8 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def _has_gpu() -> bool:
-    import torch  # takes seconds, which most runs of a few tests would wait for in vain
-
-    return torch.cuda.is_available()
-
-
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What may take longest comes first: else one process has it left when the others have ended. Without an NVIDIA GPU
-    the tests that need one are left out."""
-    on_gpus = [item for item in items if item.get_closest_marker("gpu")]
-    if on_gpus and not _has_gpu():
-        config.hook.pytest_deselected(items=on_gpus)
-        items[:] = [item for item in items if item not in on_gpus]
+    """What may take longest comes first: else one process has it left when the others have ended."""
 
     def seconds(item: pytest.Item) -> float:
         timeout = item.get_closest_marker("timeout")

@@ -1,0 +1,37 @@
+"""What `benchmarks.gpu` counts, in its tiny shape."""
+
+from __future__ import annotations
+
+import pytest
+from torch.utils.flop_counter import FlopCounterMode
+
+from benchmarks.gpu import CASES, TINY, Case, sequences, supervised
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.training.distributed import join_group
+
+
+@pytest.mark.parametrize(
+    ("case", "tolerance"),
+    [
+        (CASES["sft-long"], 0.08),
+        (lambda scale: supervised(scale, scale.long, LoraConfig(rank=1)), 0.08),  # adapters are not counted
+        (CASES["rl-long"], 0.08),
+        (CASES["grpo-tree"], 0.15),  # of attention torch counts the masked pairs too
+    ],
+    ids=["sft", "lora", "rl", "grpo"],
+)
+def test_the_cost_of_a_step_is_what_torch_counts(case: Case, tolerance: float) -> None:
+    join_group(rank=0, size=1)
+    work, seconds = case(TINY)
+    seconds(1)
+    with FlopCounterMode(display=False) as counter:
+        seconds(1)
+    assert counter.get_total_flops() == pytest.approx(work.flops, rel=tolerance)
+
+
+def test_a_tree_computes_prompts_once() -> None:
+    join_group(rank=0, size=1)
+    group = TINY.grpo
+    tree, packed = CASES["grpo-tree"](TINY)[0], CASES["grpo-packed"](TINY)[0]
+    assert tree.tokens == packed.tokens == packed.computed == sequences(TINY, group).num_tokens
+    assert tree.computed == group.prompts * (group.prompt + group.completions * group.completion)

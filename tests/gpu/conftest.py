@@ -1,0 +1,20 @@
+"""Checks on the device that is there: the GPU, or else the CPU. `make gpu-checks` loads no other conftest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without an NVIDIA GPU the tests that need one are left out."""
+    if torch.cuda.is_available():
+        return
+    on_gpus = [item for item in items if item.get_closest_marker("gpu")]
+    config.hook.pytest_deselected(items=on_gpus)
+    items[:] = [item for item in items if item not in on_gpus]
