@@ -125,12 +125,17 @@ class Muon(torch.optim.AdamW):
         return orthogonalize(direction, self._config.ns_steps, self._dtype) * scale
 
     def _exchange(self, direction: Tensor, group_index: int) -> Tensor:
-        """This rank's partition (n,) of the updates, of its partition of the directions."""
+        """This rank's partition (n,) of the updates, of its partition of the directions.
+
+        On the device even where the optimizer's state is in host memory: NCCL sends nothing from there, and a GPU
+        multiplies the matrices in a fraction of the time.
+        """
         rank, size = dist.get_rank(), dist.get_world_size()
-        partitions = direction.new_empty(size, direction.numel())
-        dist.all_gather_into_tensor(partitions.view(-1), direction)
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        partitions = direction.new_empty(size, direction.numel(), device=device)
+        dist.all_gather_into_tensor(partitions.view(-1), direction.to(device))
         updates = torch.zeros_like(partitions)
         for matrix in self.layouts[group_index][rank::size]:
             matrix.write(updates, self._update(matrix.read(partitions)))
         dist.all_reduce(updates)
-        return updates[rank]
+        return updates[rank].to(direction.device)

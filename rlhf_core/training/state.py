@@ -103,9 +103,9 @@ class EngineState:
             prefix = f"optimizer.{i}."
             for name, tensor in saved.items():
                 if name.startswith(prefix):
-                    # torch's optimizers keep scalars, such as the number of steps, on the CPU.
-                    device = parameter.device if tensor.ndim else torch.device("cpu")
-                    empty = torch.empty_like(tensor, device=device)
+                    # torch's optimizers keep scalars, such as the number of steps, on the CPU, except fused ones.
+                    on_device = tensor.ndim or self._optimizer.defaults["fused"]
+                    empty = torch.empty_like(tensor, device=parameter.device if on_device else "cpu")
                     self._optimizer.state[parameter].setdefault(name.removeprefix(prefix), empty)
 
 
