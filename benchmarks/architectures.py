@@ -61,16 +61,19 @@ def ragged_batch(vocabulary: int) -> PackedBatch:
 
 
 def oracle_error(model: Any, layouts: Layouts) -> float:
-    """The largest error of a layout against sequences alone: of a log-prob in nats, or of the gradient of all weights,
-    relative to its norm."""
+    """The largest error of a layout against sequences alone by the model's eager attention: of a log-prob in nats, or
+    of the gradient of all weights, relative to its norm."""
     batch = ragged_batch(model.config.get_text_config().vocab_size).to(model.device)
     weights = torch.linspace(-1, 1, batch.num_tokens, device=model.device).cos() * batch.loss_mask
-    if model.config._attn_implementation == IMPLEMENTATION:
-        model.set_attn_implementation("sdpa")
+    chosen = "sdpa" if model.config._attn_implementation == IMPLEMENTATION else model.config._attn_implementation
+    if model._can_set_attn_implementation():
+        model.set_attn_implementation("eager")
     alone = torch.cat([_plain_logprobs(model, ids) for ids in batch.input_ids.split(batch.sequence_lengths.tolist())])
     expected = _gradient(model, (alone * weights).sum())
     if layouts.packed == "tree":
         use_tree_attention(model)
+    elif model._can_set_attn_implementation():
+        model.set_attn_implementation(chosen)
     policy = PolicyModel(model)
     policy.layouts = layouts
     logprobs = policy(batch)[0]

@@ -9,7 +9,8 @@ of any size fails it. And hidden states and their gradient must equal those of s
 itself measured: it is by how much a sequence's hidden states change when tokens follow it. Where ZeRO-3 shards the
 weights, hidden states are all that is compared, since DeepSpeed's hooks take every backward pass for one of training.
 
-Where attention is `sdpa` a token tree is tried too, also with two sequences that begin alike. If it is right it is
+Attention that leaves out what the model's own eager function computes is replaced by that (attention_check.py). Where
+attention is `sdpa` a token tree is tried too, also with two sequences that begin alike. If it is right it is
 taken, and the model has the tree's attention from then on.
 """
 
@@ -26,6 +27,7 @@ from torch import Tensor
 
 from rlhf_core.errors import StageError
 from rlhf_core.models import tree_attention
+from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.layout_sequences import (
@@ -85,6 +87,8 @@ def checked_layouts(
     """
     name, batch = type(model).__name__, different_sequences(model, device)
     alone = _alone(model, batch)
+    if (left_out := _choose_attention(model, batch, device)) is not None:
+        alone = _alone(model, batch)
     tolerance = _tolerance(model, batch, alone[_MIDDLE])
     with torch.no_grad():
         _require_own_output(model, outputs, select_sequences(batch, [_MIDDLE]), alone[_MIDDLE], tolerance)
@@ -100,7 +104,7 @@ def checked_layouts(
 
     rows, packed = problem(ROWS), problem(PACKED)
     indexed = None if packed is None else problem(INDEXED)
-    tree = _tree_problem(model, batch, problem, tolerance)
+    tree = _tree_problem(model, batch, problem, tolerance) if left_out is None else f"is for sdpa, which {left_out}"
     right = _on_all_ranks([rows is None, packed is None, packed is not None and indexed is None, tree is None], device)
     if tree is None and not right[3]:
         model.set_attn_implementation("sdpa")
@@ -127,6 +131,22 @@ def checked_layouts(
                 "true"
             )
     return layouts
+
+
+def _choose_attention(model: Any, batch: PackedBatch, device: torch.device) -> str | None:
+    """What the attention that was set leaves out, and then the model has the eager one from here on; None: nothing.
+
+    Raises StageError for a model that cannot change it.
+    """
+    name, attention = type(model).__name__, model.config._attn_implementation
+    difference = attention_difference(model, select_sequences(batch, [_MIDDLE]).input_ids.unsqueeze(0))
+    if _on_all_ranks([difference is None], device)[0]:
+        return None
+    difference = difference or "differs on another rank"
+    if attention != "sdpa" or not model._can_set_attn_implementation():
+        raise StageError(f"{name}: the attention {attention} {difference}: set engine.attention: eager")
+    model.set_attn_implementation("eager")
+    return difference
 
 
 def _alone(model: Any, batch: PackedBatch) -> list[_Result]:

@@ -87,6 +87,29 @@ def test_what_shows_at_a_distance_is_found_in_a_model_of_full_size() -> None:
     assert oracle_error(small_model(small_config("llama4_text")), PACKED) > 0.1
 
 
+@pytest.mark.parametrize("model_type", ["gemma2", "vaultgemma"])
+def test_attention_that_leaves_out_an_argument_is_replaced_by_the_models_own(
+    model_type: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """transformers' `sdpa` takes `softcap` and ignores it; with scores of this size that is nats."""
+    model = small_model(small_config(model_type, attn_logit_softcapping=2.0))
+    assert checked(model) == BOTH
+    assert model.config._attn_implementation == "eager"
+    assert "since a token tree is for sdpa, which leaves out softcap" in capsys.readouterr().out
+    assert oracle_error(model, PACKED) < 1e-4
+    model.set_attn_implementation("sdpa")
+    assert oracle_error(model, ROWS) > 0.1
+
+
+def test_attention_that_was_chosen_and_leaves_out_an_argument_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = small_model(small_config("gemma2"))
+    monkeypatch.setattr(type(model), "_can_set_attn_implementation", lambda self: False)
+    with pytest.raises(
+        StageError, match=r"^Gemma2ForCausalLM: the attention sdpa leaves out softcap: set engine\.attention: eager$"
+    ):
+        checked(model)
+
+
 @pytest.mark.parametrize("model_type", ["gpt_oss", "lfm2", "qwen3_next"])
 def test_a_leak_far_below_the_rounding_of_bfloat16_is_found(model_type: str) -> None:
     """As before the first step of pre-training: the weights are small."""
@@ -155,11 +178,10 @@ def test_a_model_that_computes_no_numbers_is_refused_as_such() -> None:
 
 
 def test_a_model_that_is_wrong_in_every_layout_is_refused() -> None:
-    model = small_model(small_config("gpt_oss"))
-
     def mix(layer: nn.Module, inputs: Any, output: Tensor) -> Tensor:
         return output + output.mean(0, keepdim=True)  # over the rows of a batch
 
+    model = small_model(small_config("gpt_oss"))
     model.model.norm.register_forward_hook(mix)
     with pytest.raises(
         StageError,
@@ -167,6 +189,8 @@ def test_a_model_that_is_wrong_in_every_layout_is_refused() -> None:
         "trained: packing makes a sequence depend on its neighbours; padding makes",
     ):
         checked(model)
+    model = small_model(small_config("lfm2"))
+    model.model.embedding_norm.register_forward_hook(mix)
     transformers.AttentionInterface.register("own_flash", transformers.AttentionInterface()["sdpa"])
     model.config._attn_implementation_internal = "own_flash"
     with pytest.raises(StageError, match=r"; set engine\.attention: sdpa$"):
