@@ -113,6 +113,8 @@ def examine(model_type: str) -> Entry:
             policy.check_layouts(torch.device("cpu"))
         except StageError as error:
             return Entry(model_type, type(real).__name__, "refused", _first_line(error))
+    if real.config._attn_implementation == "eager" != short.config._attn_implementation:
+        short.set_attn_implementation("eager")  # as the check has chosen
     errors = {f"{layouts} {kind}": oracle_error(model, layouts) for layouts in accepted(policy.layouts)
               for kind, model in (("", real), ("short", short))}  # fmt: skip
     wrong = "; ".join(f"{what}: {error:.2g}" for what, error in errors.items() if not error <= _TOLERANCE)
