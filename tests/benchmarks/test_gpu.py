@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from torch.utils.flop_counter import FlopCounterMode
 
-from benchmarks.gpu import CASES, TINY, Case, sequences, supervised
+from benchmarks.gpu import CASES, Case, supervised
+from benchmarks.gpu_workload import TINY, sequences
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.training.distributed import join_group
 

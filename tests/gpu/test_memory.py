@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from benchmarks.gpu import Group, Scale, measure_turn
+from benchmarks.gpu import measure_turn
+from benchmarks.gpu_workload import Group, Scale
 from rlhf_core.training.distributed import join_group
 
 SHAPE = Scale(
