@@ -30,6 +30,7 @@ from rlhf_core.config.placement import Reservation
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
+from rlhf_core.data.ends_of_turn import write_ends_of_turn
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
@@ -115,6 +116,8 @@ def _compute(
             output: Output = _entry(stage)(config, inputs, context, *actors)
             seconds = lease.earlier_seconds + time.monotonic() - began
         _check_output(stage, output)
+        if output.kind in (Kind.BASE_MODEL, Kind.POLICY):
+            write_ends_of_turn(output.folder)
         tracker.keep(output.folder)
         progress.report(0, 0, "publish")
         lease.check()

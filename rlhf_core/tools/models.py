@@ -17,6 +17,7 @@ from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel
 from rlhf_core.contract import KINDS_OF_ROLE
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.ends_of_turn import write_ends_of_turn
 from rlhf_core.data.rendering import template_texts
 from rlhf_core.data.templates import SHIPPED, check_templates, with_template
 from rlhf_core.errors import RecipeError, StageError, StoreError
@@ -117,6 +118,8 @@ def merge(model: NamedModel, folder: Path) -> None:
 
         try:
             merge_adapter(model.folder, model.adapter, folder)
+            if not is_classifier(read_config(folder)):
+                write_ends_of_turn(folder)
         except SafetensorError as error:  # such as of a full disk, which it does not name
             raise StageError(f"'{folder}': the merged weights cannot be written ({error})") from error
 
