@@ -92,6 +92,11 @@ class RolloutEngineConfig(Config):
         description="largest key-value cache of an engine on CPU, GiB; where `max_sequences` of `max_length` tokens "
         "need less, it has that",
     )
+    skip_special_tokens: bool = Field(
+        default=False,
+        description="leave special tokens out of the text of completions, which rewards, environments and derived "
+        "datasets get; the token that ends a completion is never part of it",
+    )
     max_images: ImagesOfRow = operational(
         8, description="images of one sequence, at most; for a model that reads images"
     )

@@ -42,7 +42,7 @@ class GenerateConfig(EnginesConfig):
     reference: ComparedConfig | None = Field(
         default=None, description="the model to which the KL of the completions is measured; none: it is not"
     )
-    keep_tokens: bool = Field(default=False, description="write the tokens of each completion, with their log-probs")
+    keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
     engine: EngineConfig = Field(
         default=EngineConfig(),
         description="how models are run that read the completions: reward models, and for `reference` both models",
@@ -157,6 +157,10 @@ class _FromDataset(NamedStageConfig):
 class FromCompletions(_FromDataset):
     dataset: Annotated[str, Reads("dataset", format="completions", only_read=True, images=True)] = Field(
         description="a stage `generate`, or an entry of the recipe's `data`, format completions"
+    )
+    drop_truncated: bool = Field(
+        default=False,
+        description="leave out completions that were cut at `max_tokens`; else they are used, and no end is trained",
     )
 
     @property

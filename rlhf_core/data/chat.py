@@ -16,7 +16,8 @@ from pathlib import Path
 from rlhf_core.data.image_messages import set_image_token
 from rlhf_core.data.rendering import Message, Tools, render, require_reply_written, require_written, untagged
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
-from rlhf_core.data.special_tokens import is_special, marked, token_ids, unmarked
+from rlhf_core.data.sampled_tokens import SampledReply
+from rlhf_core.data.special_tokens import following_ids, is_special, marked, token_ids, unmarked
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.remote_code import reads_images
@@ -85,19 +86,24 @@ def encode_prompt(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tool
     return token_ids(tokenizer, render(tokenizer, messages, tools, generation_prompt=True))
 
 
-def encode_conversation(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> list[Encoded]:
+def encode_conversation(
+    tokenizer: Tokenizer,
+    messages: Sequence[Message],
+    tools: Tools | None = None,
+    *,
+    sampled: SampledReply | None = None,
+) -> list[Encoded]:
     """Sequences in which every assistant turn that answers something is trained exactly once, with the token that ends
     it.
 
     Mostly one; several where the template rewrites earlier turns. What follows the last assistant turn is left out.
+    sampled: the last message, if a model wrote it: its tokens are trained as they are, and no end where it was cut.
     Raises ConversationError for one that the template cannot write as it is.
     """
     # One that begins the conversation answers nothing: the turns after it read it.
     if not any(message["role"] == "assistant" for message in messages[1:]):
         raise ConversationError("the conversation has no assistant turn, so there is nothing to train on")
-    messages, tools = texts_marked(tokenizer, messages, tools)
-    require_written(tokenizer, messages, tools)
-    return _sequences(tokenizer, messages, tools, first=1)
+    return _written_sequences(tokenizer, messages, tools, sampled, first=1, required=len(messages))
 
 
 def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None = None) -> int:
@@ -107,15 +113,18 @@ def num_tokens_of_all(tokenizer: Tokenizer, messages: Sequence[Message], tools: 
 
 
 def encode_completion(
-    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None
-) -> Encoded:
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None, *,
+    sampled: SampledReply | None = None,
+) -> Encoded:  # fmt: skip
     """A prompt and one completion of it, as ids and mask, which is true on the completion alone and its ends.
 
     The ids begin with those of `encode_prompt`, also where a tokenizer would merge across that border.
+    sampled: as in `encode_conversation`.
     """
-    messages, tools = texts_marked(tokenizer, [*prompt, *as_messages(completion)], tools)
-    require_written(tokenizer, messages[:-1], tools)
-    sequence, *others = _sequences(tokenizer, messages, tools, first=len(prompt))
+    messages = [*prompt, *as_messages(completion)]
+    sequence, *others = _written_sequences(
+        tokenizer, messages, tools, sampled, first=len(prompt), required=len(messages) - 1
+    )
     if others:
         raise ConversationError(
             "the chat template rewrites earlier turns, or the tokenizer joins them to what follows, so that a "
@@ -125,13 +134,14 @@ def encode_completion(
 
 
 def ended_completion(
-    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None
-) -> Encoded:
+    tokenizer: Tokenizer, prompt: Sequence[Message], completion: Completion, tools: Tools | None = None, *,
+    sampled: SampledReply | None = None,
+) -> Encoded:  # fmt: skip
     """As `encode_completion`, up to the token that ends the completion.
 
     What the template writes after the end of a turn is cut: a sampled completion has none of it either.
     """
-    ids, mask = encode_completion(tokenizer, prompt, completion, tools)
+    ids, mask = encode_completion(tokenizer, prompt, completion, tools, sampled=sampled)
     length = max((index + 1 for index, trained in enumerate(mask) if trained), default=len(ids))
     return ids[:length], mask[:length]
 
@@ -164,9 +174,8 @@ def decode_completion(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
     return str(tokenizer.decode(list(ids), skip_special_tokens=True, clean_up_tokenization_spaces=False))
 
 
-def marked_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
-    """The text of sampled tokens with its special tokens, by which some models mark calls, but for the one that ends
-    it."""
+def written_text(tokenizer: Tokenizer, ids: Sequence[int]) -> str:
+    """The text of sampled tokens as it was written: with its special tokens, but for the one that ends it."""
     ended = ids and ids[-1] in stop_token_ids(tokenizer)
     return str(tokenizer.decode(list(ids[: len(ids) - bool(ended)]), clean_up_tokenization_spaces=False))
 
@@ -224,10 +233,14 @@ class _Turn:
         return self.prompt[: len(earlier.prompt) + len(earlier.completion)] == [*earlier.prompt, *earlier.completion]
 
 
-def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None) -> _Turn:
+def _turn(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, sampled: SampledReply | None = None
+) -> _Turn:
     """The last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its prompt."""
     index = len(messages) - 1
     before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
+    if sampled is not None and sampled.is_of(tokenizer):
+        return _Turn(token_ids(tokenizer, before), list(sampled.token_ids), [])
     whole = render(tokenizer, messages, tools, generation_prompt=False)
     if not whole.startswith(before):
         common = next(n for n, (a, b) in enumerate(zip(before, whole + "\0", strict=False)) if a != b)
@@ -239,11 +252,12 @@ def _turn(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None
     if messages[-1]["content"].strip() not in whole[len(before) :]:
         require_reply_written(tokenizer, messages, tools, whole)
     prompt, tokens = token_ids(tokenizer, before), token_ids(tokenizer, whole)
-    # Tokenised as one text where that begins with the prompt's tokens: some tokenizers put a space before every text.
-    as_one_text = tokens[: len(prompt)] == prompt
-    written = tokens[len(prompt) :] if as_one_text else token_ids(tokenizer, whole[len(before) :])
+    as_one_text = tokens[: len(prompt)] == prompt  # no token reaches across the border
+    written = tokens[len(prompt) :] if as_one_text else following_ids(tokenizer, whole[len(before) :])
     end = _end_of_turn(tokenizer, written)
     _require_tagged(tokenizer, messages, tools, start=len(before))
+    if sampled is not None and sampled.was_cut:
+        return _Turn(prompt, written if end is None else written[: end - 1], [])
     if end is None:
         # The template writes no end: without one the model would never learn to stop.
         return _Turn(prompt, [*written, _eos(tokenizer)], [])
@@ -278,12 +292,26 @@ def _require_tagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: To
         )
 
 
-def _sequences(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, first: int) -> list[Encoded]:
-    """Of the assistant turns from message `first` on."""
+def _written_sequences(
+    tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, sampled: SampledReply | None, *,
+    first: int, required: int,
+) -> list[Encoded]:  # fmt: skip
+    """Of the assistant turns from message `first` on.
+
+    required: how many of the messages the template must write as they are; it writes no reply whose tokens are known.
+    """
+    if sampled is not None and sampled.is_of(tokenizer):
+        *asked, reply = messages
+        asked, tools = texts_marked(tokenizer, asked, tools)
+        messages, required = [*asked, reply], len(asked)
+    else:
+        messages, tools = texts_marked(tokenizer, messages, tools)
+    require_written(tokenizer, messages[:required], tools)
     sequences: list[list[_Turn]] = []
     for index in range(first, len(messages)):
         if messages[index]["role"] == "assistant":
-            turn = _turn(tokenizer, messages[: index + 1], tools)
+            is_last = index == len(messages) - 1
+            turn = _turn(tokenizer, messages[: index + 1], tools, sampled if is_last else None)
             if sequences and turn.continues(sequences[-1][-1]):
                 sequences[-1].append(turn)
             else:

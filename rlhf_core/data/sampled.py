@@ -12,11 +12,19 @@ from rlhf_core.config.sampled import REWARD_PLACE
 from rlhf_core.config.texts import is_blank
 from rlhf_core.data.formats import Row, row_id
 from rlhf_core.data.hints import told
+from rlhf_core.data.sampled_tokens import sampled_column
 from rlhf_core.errors import ConversationError, StageError
 
 Entry = Mapping[str, Any]
 # Which of two completions is better, or by what name a pair is counted that is left out.
 Outcome = Literal["one", "other", "ties", "order_dependent", "unjudged"]
+
+
+def counted_truncated(row: Mapping[str, Any], counts: Counter[str], *, drop: bool) -> Mapping[str, Any]:
+    """`row`, whose completions that were cut at their longest length are counted, and left out with `drop`."""
+    ended = [entry for entry in row["completions"] if entry.get("finish_reason") != "length"]
+    counts["truncated_completions"] += len(row["completions"]) - len(ended)
+    return {**row, "completions": ended} if drop else row
 
 
 def distinct(row: Mapping[str, Any], counts: Counter[str], *, rewarded: bool = True) -> list[Entry]:
@@ -69,7 +77,7 @@ def preferences(compared: Sequence[Comparison], outcomes: Sequence[Outcome], cou
         if outcome == "one" or outcome == "other":
             chosen, rejected = (pair.one, pair.other) if outcome == "one" else (pair.other, pair.one)
             made = {"prompt": pair.row["prompt"], "chosen": chosen["text"], "rejected": rejected["text"]}
-            yield _with_id(pair.row, made)
+            yield _with_id(pair.row, made, chosen=chosen, rejected=rejected)
         else:
             counts[outcome] += 1
 
@@ -86,7 +94,8 @@ def labelled(row: Mapping[str, Any], *, threshold: float, margin: float, counts:
             continue
         label = above >= 0
         counts["desirable" if label else "undesirable"] += 1
-        yield _with_id(row, {"prompt": row["prompt"], "completion": entry["text"], "label": label})
+        made = {"prompt": row["prompt"], "completion": entry["text"], "label": label}
+        yield _with_id(row, made, completion=entry)
 
 
 def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Counter[str]) -> Iterator[Row]:
@@ -97,7 +106,7 @@ def best_of(row: Mapping[str, Any], *, least_reward: float | None, counts: Count
         counts["prompts_left_out"] += 1
         return
     reply = {"role": "assistant", "content": best["text"]}
-    yield _with_id(row, {"messages": [*row["prompt"], reply]})
+    yield _with_id(row, {"messages": [*row["prompt"], reply]}, messages=best)
 
 
 def conditional(
@@ -109,7 +118,7 @@ def conditional(
         written[written_reward(reward, decimals)] += 1
         asked = with_reward(row, reward, text=text, decimals=decimals)
         reply = {"role": "assistant", "content": entry["text"]}
-        yield _with_id(row, {"messages": [*asked["prompt"], reply]})
+        yield _with_id(row, {"messages": [*asked["prompt"], reply]}, messages=entry)
 
 
 def with_reward(row: Mapping[str, Any], reward: float, *, text: str, decimals: int) -> Row:
@@ -136,6 +145,8 @@ def _extremes(entries: Sequence[Entry]) -> Iterator[tuple[Entry, Entry]]:
         yield (entries[high], entries[low]) if high != low else (entries[0], entries[1])
 
 
-def _with_id(row: Mapping[str, Any], made: Row) -> Row:
+def _with_id(row: Mapping[str, Any], made: Row, **replies: Entry) -> Row:
+    """replies: which completion stands in each column of `made`."""
     made |= {"tools": row["tools"]} if "tools" in row else {}
+    made |= sampled_column(row, replies)
     return {"id": row_id(made), **made}

@@ -80,6 +80,16 @@ def token_ids(tokenizer: Tokenizer, text: str, *, add_special_tokens: bool = Fal
     return found
 
 
+def following_ids(tokenizer: Tokenizer, text: str) -> list[int]:
+    """Tokens of a text that follows others, as in `token_ids`: without the space that some tokenizers put in front of
+    every text."""
+    for anchor in filter(None, _ANCHORS):
+        before, ids = token_ids(tokenizer, anchor), token_ids(tokenizer, anchor + text)
+        if ids[: len(before)] == before:  # no token is part of both
+            return ids[len(before) :]
+    return token_ids(tokenizer, text)
+
+
 def _marked_starts(text: str) -> Iterator[int]:
     """Where each marked token begins in the text without marks."""
     for removed, mark in enumerate(_MARKS.finditer(text)):

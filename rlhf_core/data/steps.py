@@ -9,7 +9,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 
-from rlhf_core.data.chat import Tokenizer, decode_completion
+from rlhf_core.data.chat import Tokenizer, written_text
 
 
 def step_texts(completion: str, separator: str) -> list[str]:
@@ -25,7 +25,7 @@ def step_ends(tokenizer: Tokenizer, token_ids: Sequence[int], separator: str) ->
     the text. Two steps that end in one token have the same index.
     Prefixes of the sampled tokens are decoded; nothing is re-tokenised.
     """
-    text = decode_completion(tokenizer, token_ids)
+    text = written_text(tokenizer, token_ids)
     position = 0
     complete: list[int] = []  # characters up to the end of each step, including its separator
     for piece in text.split(separator):
@@ -48,7 +48,7 @@ def _completed(tokenizer: Tokenizer, token_ids: Sequence[int], text: str, positi
     """
 
     def decoded(index: int) -> str:
-        return decode_completion(tokenizer, token_ids[: index + 1])
+        return written_text(tokenizer, token_ids[: index + 1])
 
     def reaches(index: int) -> bool:
         return decoded(index).startswith(text[:position])

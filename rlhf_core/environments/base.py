@@ -30,7 +30,7 @@ class Feedback:
 class Reply:
     """What the policy said in one turn."""
 
-    text: str  # without special tokens
+    text: str  # as it was written, or without special tokens, as `rollout.skip_special_tokens` says
     marked: str  # with them, but for the one that ends it
     is_last: bool = False  # nothing can follow it: it was cut, or `max_turns` are over
     was_cut: bool = False  # at `sampling.max_tokens`

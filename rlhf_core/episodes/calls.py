@@ -217,9 +217,12 @@ def _add_segment(sequence: TokenSequence, segment: Any, calls: dict[int, Call], 
 
 
 def trajectory_of(
-    sequences: Sequence[TokenSequence], prompt: Prompt, tokenizer: Tokenizer, reward: float
+    sequences: Sequence[TokenSequence], prompt: Prompt, text: Callable[[Sequence[int]], str], reward: float
 ) -> Trajectory:
-    """One trajectory, of the sequence that has the last call; the others are its branches."""
+    """One trajectory, of the sequence that has the last call; the others are its branches.
+
+    text: of a reply's tokens.
+    """
     calls = [call for sequence in sequences for call in sequence.calls]
     last = max(calls, key=lambda call: call.number)
     main = next(sequence for sequence in sequences if last in sequence.calls)
@@ -234,7 +237,7 @@ def trajectory_of(
         weight_version=min(call.completion.weight_version for call in calls),
         stretches=stretches_of([call.completion for each in (main, *others) for call in each.calls]),
         finish_reason="length" if any(call.completion.finish_reason == "length" for call in calls) else "stop",
-        completion=decode_completion(tokenizer, last.completion.token_ids),
+        completion=text(last.completion.token_ids),
         feedback_images=tuple(main.images[in_prompt:]),
         messages=None if last.messages is None else tuple(last.messages),
         turns=len(calls),

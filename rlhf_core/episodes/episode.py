@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, marked_text
+from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, written_text
 from rlhf_core.data.feedback import encode_feedback
 from rlhf_core.data.formats.base import RowError, require_sound
 from rlhf_core.data.rendering import Message
@@ -39,6 +39,11 @@ class EpisodeRules:
     environment: str  # its name in messages
     episode_seconds: float | None = None  # that the environment may take in all turns; none: as long as each may take
     images: ShownImages | None = None  # how those of the environment are read; none: it speaks in text alone
+    skip_special_tokens: bool = False  # in the text of replies
+
+    def text(self, token_ids: Sequence[int]) -> str:
+        """A reply as environments and rewards read it."""
+        return (decode_completion if self.skip_special_tokens else written_text)(self.tokenizer, token_ids)
 
 
 class Episode:
@@ -93,7 +98,7 @@ class Episode:
         """
         assert not self.over
         rules = self._rules
-        text = decode_completion(rules.tokenizer, reply.token_ids)
+        text = rules.text(reply.token_ids)
         self._append(reply.token_ids, True, reply.logprobs)
         self._replies.append(reply)
         self._answered = self._messages
@@ -101,7 +106,7 @@ class Episode:
         feedback = await self._feedback(
             Reply(
                 text,
-                marked_text(rules.tokenizer, reply.token_ids),
+                written_text(rules.tokenizer, reply.token_ids),
                 is_last=self._cut or self.turns == rules.max_turns,
                 was_cut=self._cut,
             )
@@ -112,7 +117,8 @@ class Episode:
         # A reply that was cut has no end, so that nothing can follow it.
         self.over = feedback.done or self._cut or self.turns == rules.max_turns
         if not self.over:
-            self._answer(text, feedback)
+            # Without special tokens, which a template takes for what it writes itself.
+            self._answer(decode_completion(rules.tokenizer, reply.token_ids), feedback)
         if self.over:  # also for want of room
             reward = await self._called(self._environment.finish())
             self._require_reward(reward, "finish")
@@ -129,7 +135,7 @@ class Episode:
             stretches=stretches_of(self._replies),
             feedback_images=self._shown,
             finish_reason="length" if self._cut else last.finish_reason,
-            completion=decode_completion(self._rules.tokenizer, last.token_ids),
+            completion=self._rules.text(last.token_ids),
             messages=None if self._answered == self._prompt.row["prompt"] else tuple(self._answered),
             turns=self.turns,
             environment_reward=self._reward,
@@ -226,7 +232,7 @@ class Episode:
                 message = self._rules.images.canonical(message, self._prompt)
             if not isinstance(message, dict) or not isinstance(message.get("content"), str):
                 self._fail(f"{method}() returned the message {message!r}, expected {{role, content: text}}")
-            require_sound(message, ("message",))
+            require_sound(message, ("message",), allow_nul=True)
         except RowError as error:
             self._fail(f"{method}() returned a message that cannot be used: {error}")
         return message

@@ -41,4 +41,4 @@ async def play_program(
         raise EpisodeError(
             f"environment {rules.environment}, row {prompt.id}, after {made} replies: {error}"
         ) from error
-    return trajectory_of(sequences, prompt, rules.tokenizer, float(reward))
+    return trajectory_of(sequences, prompt, rules.text, float(reward))

@@ -104,7 +104,7 @@ class Rollouter:
         environments = self._environments.of_row(start.prompt.row)
         rules = EpisodeRules(
             self._tokenizer, environments.max_turns, self._config.max_length, parameters.max_tokens, environments.name,
-            environments.episode_seconds, self._images,
+            environments.episode_seconds, self._images, self._config.skip_special_tokens,
         )  # fmt: skip
         async with environments.slot():
             with closing(environments.new()) as environment:

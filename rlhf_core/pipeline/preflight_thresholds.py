@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
 
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.rewards import EnvironmentReward, RewardConfig
@@ -17,8 +18,7 @@ from rlhf_core.config.sampled import (
     UnpairedConfig,
 )
 from rlhf_core.config.shaping import ShapingConfig
-from rlhf_core.data.formats import Row
-from rlhf_core.data.sampled import best_of, by_reward, comparisons, conditional, labelled
+from rlhf_core.data.sampled import best_of, by_reward, comparisons, conditional, counted_truncated, labelled
 from rlhf_core.errors import StageError
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.samples import Located
@@ -78,9 +78,10 @@ def _unrewarded(config: FromCompletions, known: list[Located]) -> str | None:
     return None
 
 
-def _nothing_left(config: FromCompletions, rows: Sequence[Row], name: str) -> str | None:
+def _nothing_left(config: FromCompletions, rows: Sequence[Mapping[str, Any]], name: str) -> str | None:
     """Why the stage would be left with nothing of all the rows of a dataset."""
     counts: Counter[str] = Counter()
+    rows = [counted_truncated(row, counts, drop=config.drop_truncated) for row in rows]
     match config:
         case PairsConfig(select=select, margin=margin, judge=judge):
             compared = (

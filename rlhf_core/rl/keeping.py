@@ -13,6 +13,8 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import write_dataset
+from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.sampled_tokens import tokenizer_digest
 from rlhf_core.rl.rows import completion_entry, completions_row
 from rlhf_core.types import Trajectory
 
@@ -21,9 +23,12 @@ class Keeper:
     """Steps are counted from 1 here. An artifact is published within its step, before a checkpoint could pass it by: a
     killed run leaves no gap, and what a resumed one repeats is there already."""
 
-    def __init__(self, config: RLConfig, context: StageContext, save: Callable[[Path], None]) -> None:
-        """save: writes the policy as it is to a folder in this job's working folder."""
+    def __init__(
+        self, config: RLConfig, context: StageContext, save: Callable[[Path], None], tokenizer: Tokenizer
+    ) -> None:
+        """save: writes the policy as it is to a folder in this job's working folder. tokenizer: of the policy."""
         self._config = config
+        self._tokenizer = tokenizer
         self._context = context
         self._save = save
 
@@ -31,7 +36,8 @@ class Keeper:
         """What step `step` trains on, if it is to be kept. trajectories: those of one prompt side by side."""
         if not _due(step, self._config.keep.rollouts_every):
             return
-        rows = list(rollout_rows(trajectories, list(self._config.settings.rewards), step))
+        names, digest = list(self._config.settings.rewards), tokenizer_digest(self._tokenizer)
+        rows = list(rollout_rows(trajectories, names, step, tokenizer=digest))
         reward = math.fsum(entry["reward"] for row in rows for entry in row["completions"]) / len(trajectories)
         folder = self._context.workdir / f"rollouts-{step}"
         write_dataset(folder, rows, {"format": "completions"})
@@ -50,21 +56,24 @@ class Keeper:
         shutil.rmtree(output.folder)
 
 
-def rollout_rows(trajectories: Sequence[Trajectory], rewards: Sequence[str], step: int) -> Iterator[Row]:
+def rollout_rows(
+    trajectories: Sequence[Trajectory], rewards: Sequence[str], step: int, *, tokenizer: str
+) -> Iterator[Row]:
     """A row for each prompt, with the completions' tokens: `reward` is all that trains, the rewards of steps included,
-    and `rewards` are the `rewards` by name, as they are before weights and shaping."""
+    and `rewards` are the `rewards` by name, as they are before weights and shaping. tokenizer: its digest."""
     for _, group in groupby(trajectories, key=lambda t: (t.prompt.id, t.messages)):
         completions = list(group)
         first = completions[0]
         entries = [
             {
-                **completion_entry(t, tokens=True),
+                **completion_entry(t, logprobs=True),
                 "reward": t.total_reward,
                 "rewards": {name: t.extra[name] for name in rewards},
             }
             for t in completions
         ]
-        yield completions_row(first.messages or first.prompt.row["prompt"], first.prompt.row, entries, step=step)
+        asked = first.messages or first.prompt.row["prompt"]
+        yield completions_row(asked, first.prompt.row, entries, step=step, tokenizer=tokenizer)
 
 
 def _due(step: int, every: int | None) -> bool:

@@ -10,18 +10,23 @@ from rlhf_core.data.formats import Row, row_id
 from rlhf_core.types import Trajectory
 
 
-def completion_entry(trajectory: Trajectory, *, tokens: bool) -> Row:
-    """Its text and the log-prob of its tokens together; with `tokens` these and the log-prob of each."""
+def completion_entry(trajectory: Trajectory, *, tokens: bool = True, logprobs: bool = False) -> Row:
+    """Its text, how it ended and the log-prob of its tokens together; with `tokens` these, with `logprobs` of each."""
     sampled = trajectory.loss_mask
-    logprobs = trajectory.rollout_logprobs[sampled].tolist()
-    entry: Row = {"text": trajectory.completion, "logprob": math.fsum(logprobs)}
-    return entry | ({"token_ids": trajectory.token_ids[sampled].tolist(), "logprobs": logprobs} if tokens else {})
+    each = trajectory.rollout_logprobs[sampled].tolist()
+    entry: Row = {
+        "text": trajectory.completion, "finish_reason": trajectory.finish_reason, "logprob": math.fsum(each)
+    }  # fmt: skip
+    if tokens:
+        entry["token_ids"] = trajectory.token_ids[sampled].tolist()
+    return entry | ({"logprobs": each} if logprobs else {})
 
 
 def completions_row(
     asked: Sequence[Mapping[str, Any]], row: Mapping[str, Any], completions: Sequence[Row], **more: Any
 ) -> Row:
-    """asked: the messages that are answered; row: of the prompt's dataset."""
+    """asked: the messages that are answered; row: of the prompt's dataset; more: other columns, such as `tokenizer`,
+    the digest of what the tokens are of."""
     tools = {"tools": row["tools"]} if "tools" in row else {}
     made = {"prompt": list(asked), "completions": list(completions), **tools, **more}
     return {"id": row_id(made), **made}

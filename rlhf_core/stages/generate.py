@@ -18,6 +18,7 @@ from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy, write_dataset
+from rlhf_core.data.sampled_tokens import tokenizer_digest
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
@@ -75,9 +76,9 @@ def run(config: GenerateConfig, inputs: Mapping[str, Input], context: StageConte
         tokens = sum(int(t.loss_mask.sum()) for t in sampled)
         kls = [of_model - of_reference for of_model, of_reference in zip(logprobs, references, strict=True)]
         compared = kl_metrics(kls, tokens, config.samples, context.seed)
-    each = config.samples
+    each, digest = config.samples, tokenizer_digest(tokenizer)
     rows = [
-        completions_row(prompt.row["prompt"], prompt.row, entries[index * each : (index + 1) * each])
+        completions_row(prompt.row["prompt"], prompt.row, entries[index * each : (index + 1) * each], tokenizer=digest)
         for index, prompt in enumerate(fitted.rows)
     ]
     folder = context.workdir / "dataset"
@@ -117,7 +118,7 @@ def _request_seed(seed: int, prompt: str, sample: int, turn: int) -> int:
 
 
 def _entry(config: GenerateConfig, trajectory: Trajectory, rewards: Mapping[str, float]) -> Row:
-    entry = completion_entry(trajectory, tokens=config.keep_tokens)
+    entry = completion_entry(trajectory, logprobs=config.keep_tokens)
     if rewards:
         entry["reward"] = math.fsum(config.rewards[name].weight * value for name, value in rewards.items())
         entry["rewards"] = dict(rewards)
@@ -135,6 +136,7 @@ def kl_metrics(kls: Sequence[float], tokens: int, samples: int, seed: int) -> di
 def _metrics(rows: Sequence[Row]) -> dict[str, int | float]:
     entries = [entry for row in rows for entry in row["completions"]]
     metrics: dict[str, int | float] = {"rows": len(rows), "completions": len(entries)}
+    metrics["truncated_completions"] = sum(entry["finish_reason"] == "length" for entry in entries)
     if "reward" in entries[0]:
         metrics["reward"] = math.fsum(entry["reward"] for entry in entries) / len(entries)
         metrics["best_reward"] = math.fsum(max(e["reward"] for e in row["completions"]) for row in rows) / len(rows)

@@ -128,7 +128,9 @@ def _run(
         checkpoints = Checkpointing(config.checkpoint, context, workers, driver)
         keeper = None
         if config.keep != KeepConfig():
-            keeper = Keeper(config, context, lambda folder: save(workers, folder, context, RLWorker.save_current))
+            keeper = Keeper(
+                config, context, lambda folder: save(workers, folder, context, RLWorker.save_current), tokenizer
+            )
         loop = Loop(
             config, algorithm, collector, trainer, publisher, context, checkpoints, turns, validation, keeper, processor
         )

@@ -7,12 +7,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.sampled import (
     BestOfNConfig,
     ConditionalConfig,
     ConditionalPromptsConfig,
+    FromCompletions,
     PairsConfig,
     UnpairedConfig,
 )
@@ -26,18 +28,19 @@ from rlhf_core.data.sampled import (
     by_reward,
     comparisons,
     conditional,
+    counted_truncated,
     labelled,
     preferences,
     with_reward,
 )
 from rlhf_core.errors import NothingLeftError, StageError
 
-_PAIR_COUNTS = ("ties", "equal_completions", "empty_completions", "prompts_without_pair")
+_LEFT_OUT = ("equal_completions", "empty_completions", "truncated_completions")
+_PAIR_COUNTS = ("ties", *_LEFT_OUT, "prompts_without_pair")
 _JUDGED_COUNTS = (*_PAIR_COUNTS, "order_dependent", "unjudged")
 _ROWS_AT_ONCE = 256  # whose pairs a judge is asked at a time
-_LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", "equal_completions", "empty_completions")
-_CONDITIONAL_COUNTS = ("equal_completions", "empty_completions")
-_BEST_COUNTS = ("equal_completions", "empty_completions", "prompts_left_out")
+_LABEL_COUNTS = ("desirable", "undesirable", "near_threshold", *_LEFT_OUT)
+_BEST_COUNTS = (*_LEFT_OUT, "prompts_left_out")
 
 
 def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
@@ -45,7 +48,8 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
     judge, every = config.judge, config.select == "all"
     counts = Counter(dict.fromkeys(_PAIR_COUNTS if judge is None else _JUDGED_COUNTS, 0))
     given = inputs["dataset"].folder
-    completions = _completions(config, given)
+    _require_seen(config, given)
+    completions = _completions(config, inputs, counts)
     made: list[Row] = []
     asked = 0
     with ExitStack() as stack:
@@ -71,11 +75,18 @@ def pairs(config: PairsConfig, inputs: Mapping[str, Input], context: StageContex
     return _dataset(config.made_format, made, counts, context, given)
 
 
-def _completions(config: PairsConfig, folder: Path) -> Iterator[Row]:
-    """Raises StageError if they answer images which the judge does not see."""
+def _completions(
+    config: FromCompletions, inputs: Mapping[str, Input], counts: Counter[str], *, images: bool = True
+) -> Iterator[Mapping[str, Any]]:
+    """The rows of the dataset, with the completions that may be used."""
+    rows = iterate_rows(inputs["dataset"].folder, images=images)
+    return (counted_truncated(row, counts, drop=config.drop_truncated) for row in rows)
+
+
+def _require_seen(config: PairsConfig, folder: Path) -> None:
+    """Raises StageError if completions answer images which the judge does not see."""
     if config.text_readers and (folder / IMAGES_FOLDER).is_dir():
         require_seen_by_all(iterate_rows(folder, images=True), config.text_readers_of)
-    return iterate_rows(folder, images=True)
 
 
 def _comparing(config: PairsConfig, stack: ExitStack) -> Callable[[Sequence[Comparison]], list[Outcome]]:
@@ -103,7 +114,7 @@ def unpaired(config: UnpairedConfig, inputs: Mapping[str, Input], context: Stage
     threshold, margin = config.threshold, config.margin
     rows = [
         made
-        for row in iterate_rows(inputs["dataset"].folder)
+        for row in _completions(config, inputs, counts, images=False)
         for made in labelled(row, threshold=threshold, margin=margin, counts=counts)
     ]
     for label, change in (("desirable", "lower"), ("undesirable", "raise")):
@@ -120,7 +131,7 @@ def best_of_n(config: BestOfNConfig, inputs: Mapping[str, Input], context: Stage
     counts = Counter(dict.fromkeys(_BEST_COUNTS, 0))
     rows = [
         best
-        for row in iterate_rows(inputs["dataset"].folder, images=True)
+        for row in _completions(config, inputs, counts)
         for best in best_of(row, least_reward=config.least_reward, counts=counts)
     ]
     if not rows:
@@ -136,11 +147,11 @@ def conditional_conversations(config: ConditionalConfig, inputs: Mapping[str, In
 
     Raises NothingLeftError if there is no completion, or if all have one reward as it is written.
     """
-    counts = Counter(dict.fromkeys(_CONDITIONAL_COUNTS, 0))
+    counts = Counter(dict.fromkeys(_LEFT_OUT, 0))
     written: Counter[str] = Counter()
     rows = [
         made
-        for row in iterate_rows(inputs["dataset"].folder, images=True)
+        for row in _completions(config, inputs, counts)
         for made in conditional(row, text=config.text, decimals=config.decimals, counts=counts, written=written)
     ]
     if len(written) < 2:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from rlhf_core.config.kto import KTOConfig
 from rlhf_core.data.chat import ended_completion
 from rlhf_core.data.fitting import Row
+from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.losses.kto import kto_loss
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.packing import pack, select_sequences
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 def labelled_example(tokenizer: PreTrainedTokenizerFast, row: Row) -> Example:
     """The completion with its prompt; all tokens of the completion are trained, with the one that ends it."""
-    ids, mask = ended_completion(tokenizer, row["prompt"], row["completion"], row.get("tools"))
+    ids, mask = ended_completion(
+        tokenizer, row["prompt"], row["completion"], row.get("tools"), sampled=sampled_reply(row, "completion")
+    )
     return Example(row["id"], (ids,), (mask,), desirable=bool(row["label"]))
 
 

@@ -11,6 +11,7 @@ from rlhf_core.data.chat import Encoded, as_messages, ended_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.image_messages import images_of, up_to_last_reply
 from rlhf_core.data.rendering import Message
+from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, images_of_each
@@ -28,7 +29,7 @@ def pair_example(tokenizer: PreTrainedTokenizerFast, row: Row, images: RowImages
     """
     (chosen, chosen_mask, chosen_images), (rejected, rejected_mask, rejected_images) = (
         _with_images(
-            ended_completion(tokenizer, row["prompt"], row[side], row.get("tools")),
+            ended_completion(tokenizer, row["prompt"], row[side], row.get("tools"), sampled=sampled_reply(row, side)),
             [*row["prompt"], *as_messages(row[side])],
             images,
         )

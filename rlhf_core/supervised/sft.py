@@ -11,6 +11,7 @@ from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.data.chat import encode_conversation, encode_text
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.image_messages import images_of, up_to_last_reply
+from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.errors import ConversationError
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics
@@ -31,7 +32,7 @@ def conversation_examples(
 
     images: how those of the row are read; none: the rows have none.
     """
-    encoded = encode_conversation(tokenizer, row["messages"], row.get("tools"))
+    encoded = encode_conversation(tokenizer, row["messages"], row.get("tools"), sampled=sampled_reply(row, "messages"))
     if images is None:
         return [Example(row["id"], (ids,), (_after_first(mask),)) for ids, mask in encoded]
     digests = images_of(up_to_last_reply(row["messages"]))

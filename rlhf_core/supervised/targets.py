@@ -16,6 +16,7 @@ from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardRegre
 from rlhf_core.data.chat import ended_completion
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.stepwise import encode_steps
+from rlhf_core.data.sampled_tokens import reply_of
 from rlhf_core.losses.targets import regression_loss, step_loss
 from rlhf_core.metrics import LossAndMetrics, Metric
 from rlhf_core.packing import pack
@@ -32,7 +33,10 @@ def rewarded_completions(tokenizer: PreTrainedTokenizerFast, row: Row) -> list[E
     """Each completion of a row of the format `completions`, all of which have rewards, with its prompt."""
     examples = []
     for completion in row["completions"]:
-        ids, _ = ended_completion(tokenizer, row["prompt"], completion["text"], row.get("tools"))
+        ids, _ = ended_completion(
+            tokenizer, row["prompt"], completion["text"], row.get("tools"),
+            sampled=reply_of(completion, row.get("tokenizer")),
+        )  # fmt: skip
         examples.append(_example(row, ids, [len(ids) - 1], [completion["reward"]]))
     return examples
 

@@ -11,6 +11,7 @@ from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.data.prompts import to_prompts
+from rlhf_core.data.sampled_tokens import tokenizer_digest
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import context_length
@@ -58,6 +59,7 @@ def generate(
             "--max-tokens"
         )
     each, at_once = request.samples, max(1, _AT_ONCE // request.samples)
+    digest = tokenizer_digest(tokenizer)
     config = settings.config.model_copy(update={"max_length": length})
     with ExitStack() as stack:
         try:
@@ -68,13 +70,14 @@ def generate(
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
             made = completed(part, each, request.sampling, rollouter, request.seed)
-            write([_row(prompt, made[n * each : (n + 1) * each], request) for n, prompt in enumerate(part)])
+            rows = [_row(prompt, made[n * each : (n + 1) * each], request) for n, prompt in enumerate(part)]
+            write([row | ({"tokenizer": digest} if request.tokens else {}) for row in rows])
 
 
 def _row(prompt: Prompt, made: Sequence[Trajectory], request: Request) -> Row:
     entries = [
-        completion_entry(trajectory, tokens=request.tokens)
-        | {"tokens": int(trajectory.loss_mask.sum()), "finish_reason": trajectory.finish_reason}
+        completion_entry(trajectory, tokens=request.tokens, logprobs=request.tokens)
+        | {"tokens": int(trajectory.loss_mask.sum())}
         for trajectory in made
     ]
     # What judges of answers read. A column that the format of completions would read is none of those.

@@ -26,7 +26,16 @@ from importlib import import_module
 from typing import Any
 
 from rlhf_core.config.format_table import FORMATS
-from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowError, Rows, normalised, row_id
+from rlhf_core.data.formats.base import (
+    Format,
+    MissingColumnError,
+    Row,
+    RowError,
+    Rows,
+    input_row_id,
+    normalised,
+    row_id,
+)
 
 __all__ = ["Format", "Row", "RowError", "Rows", "canonical_row", "format_of", "normalised", "row_id"]
 
@@ -72,7 +81,7 @@ def canonical_row(
             raise RowError(f"`{error.column}` is null") from error
         raise
     row.pop("id", None)
-    return {"id": row_id(row), **row}
+    return {"id": input_row_id(row), **row}
 
 
 def _renamed(source: Mapping[str, Any], columns: Mapping[str, str]) -> Row:

@@ -17,6 +17,7 @@ from rlhf_core.data.formats.messages import (
     read_prompt,
 )
 from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.sampled_tokens import SampledReply
 
 
 class AnsweredFormat(MessageFormat):
@@ -27,6 +28,10 @@ class AnsweredFormat(MessageFormat):
     @abstractmethod
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         """The texts that answer the prompt."""
+
+    def sampled(self, row: Mapping[str, Any]) -> list[SampledReply | None]:
+        """How each of `completions` was sampled."""
+        return [None] * len(self.completions(row))
 
     def whole_text(self, row: Mapping[str, Any]) -> str:
         return "\n".join([super().whole_text(row), *self.completions(row)])
@@ -39,7 +44,11 @@ class AnsweredFormat(MessageFormat):
 
     def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
         """Tokens and what is trained of them, of each completion with its prompt."""
-        return [ended_completion(tokenizer, row["prompt"], text, row.get("tools")) for text in self.completions(row)]
+        replies = zip(self.completions(row), self.sampled(row), strict=True)
+        return [
+            ended_completion(tokenizer, row["prompt"], text, row.get("tools"), sampled=sampled)
+            for text, sampled in replies
+        ]
 
 
 def read_answered(row: Row, columns: Sequence[str]) -> tuple[list[Message], list[str]]:

@@ -126,23 +126,38 @@ def first_trained(mask: Sequence[bool]) -> int:
 
 
 def row_id(row: Mapping[str, Any]) -> str:
-    """Content hash of a canonical row without its `id`.
+    """Content hash of a canonical row without its `id`. Raises RowError for one that JSON cannot hold."""
+    return _digest(_as_json(row))
 
-    Raises RowError for one that JSON cannot hold, or that is no sound text: NUL characters, halves of surrogate pairs.
-    """
+
+def input_row_id(row: Mapping[str, Any]) -> str:
+    """As `row_id`, of a row that a user gives. Raises RowError also for NUL characters and very deep values, which
+    mostly are damage; what a model samples may hold them."""
+    text = _as_json(row)
+    if "\\u0000" in text or text.count("{") + text.count("[") > _MAX_DEPTH:
+        require_sound(row)
+    return _digest(text)
+
+
+def _as_json(row: Mapping[str, Any]) -> str:
     try:
         text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
-        content = text.encode()
+        text.encode()  # halves of surrogate pairs cannot be
     except (TypeError, ValueError, RecursionError) as error:
         require_sound(row)
         raise RowError(f"a value cannot be written as JSON ({error})", "a value cannot be written as JSON") from error
-    if "\\u0000" in text or text.count("{") + text.count("[") > _MAX_DEPTH:
-        require_sound(row)
-    return hashlib.sha256(content).hexdigest()[:_ID_LENGTH]
+    return text
 
 
-def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
-    """Raise RowError, which names the place, for what `row_id` refuses. place: column, and the keys below it."""
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:_ID_LENGTH]
+
+
+def require_sound(value: Any, place: tuple[str, ...] = (), *, allow_nul: bool = False) -> None:
+    """Raise RowError, which names the place, for what `input_row_id` refuses.
+
+    place: column, and the keys below it. allow_nul: it may repeat what a model has sampled.
+    """
     column = place[0] if place else ""
 
     def problem(what: str) -> RowError:
@@ -151,7 +166,7 @@ def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
     if len(place) > _MAX_DEPTH:
         raise RowError(f"`{column}` has more than {_MAX_DEPTH} lists and mappings inside each other")
     if isinstance(value, str):
-        if "\0" in value:
+        if "\0" in value and not allow_nul:
             raise problem("holds a NUL character")
         if not is_unicode(value):
             raise problem("is not valid Unicode: it holds half a surrogate pair")
@@ -159,11 +174,11 @@ def require_sound(value: Any, place: tuple[str, ...] = ()) -> None:
         for key, item in value.items():
             if not isinstance(key, str):
                 raise problem(f"has a key that is {type(key).__name__}, not text")
-            require_sound(key, (*place, key))
-            require_sound(item, (*place, key))
+            require_sound(key, (*place, key), allow_nul=allow_nul)
+            require_sound(item, (*place, key), allow_nul=allow_nul)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(value):
-            require_sound(item, (*place, str(index)))
+            require_sound(item, (*place, str(index)), allow_nul=allow_nul)
     elif isinstance(value, float):
         if not math.isfinite(value):
             raise problem("is NaN or infinite")

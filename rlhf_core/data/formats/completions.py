@@ -8,14 +8,16 @@ from typing import Any
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number, reward_number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
+from rlhf_core.data.sampled_tokens import SampledReply, reply_of
 
 _NUMBERS = {"reward": reward_number, "logprob": number, "reference_logprob": number}
+FINISH_REASONS = ("stop", "length")
 _ONE = ("completion", "reward")  # of a row with one completion
 
 
 class Completions(AnsweredFormat):
     name = "completions"
-    reads = frozenset({*PROMPT_COLUMNS, "completions", *_ONE, *BESIDE_MESSAGES})
+    reads = frozenset({*PROMPT_COLUMNS, "completions", *_ONE, "tokenizer", *BESIDE_MESSAGES})
 
     def without_tools(self, row: Row) -> Row:
         if row.get("completion") is not None:
@@ -26,14 +28,18 @@ class Completions(AnsweredFormat):
         if not isinstance(given, list | tuple) or not given:
             raise RowError("`completions` must be a list with at least one completion")
         completions = [_completion(each, f"completions[{index}]") for index, each in enumerate(given)]
-        return {"prompt": read_prompt(row), "completions": completions}
+        of_tokens = {"tokenizer": str(row["tokenizer"])} if row.get("tokenizer") is not None else {}
+        return {"prompt": read_prompt(row), "completions": completions, **of_tokens}
 
     def unread(self, columns: frozenset[str]) -> frozenset[str]:
-        of_one = columns & {"reward"} if "completion" not in columns else frozenset()
+        of_one = columns & ({"reward"} if "completion" not in columns else {"tokenizer"})
         return super().unread(columns) | of_one
 
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         return [each["text"] for each in row["completions"]]
+
+    def sampled(self, row: Mapping[str, Any]) -> list[SampledReply | None]:
+        return [reply_of(each, row.get("tokenizer")) for each in row["completions"]]
 
 
 def _one(row: Row) -> Row:
@@ -46,7 +52,8 @@ def _one(row: Row) -> Row:
 
 
 def _completion(value: Any, where: str) -> dict[str, Any]:
-    """Text, or {text, reward, rewards, logprob, reference_logprob}, of which all but the text may be left out."""
+    """Text, or {text, reward, rewards, logprob, reference_logprob, token_ids, finish_reason}, of which all but the text
+    may be left out."""
     given = {"text": value} if isinstance(value, str) else value
     if not isinstance(given, Mapping) or not isinstance(given.get("text"), str):
         raise RowError(f"`{where}` must be text, or a mapping with `text`", "`completions` has one without text")
@@ -54,6 +61,7 @@ def _completion(value: Any, where: str) -> dict[str, Any]:
     for name in _NUMBERS:
         if given.get(name) is not None:
             found[name] = _NUMBERS[name](given[name], f"{where}.{name}")
+    found |= _as_sampled(given, where)
     rewards = given.get("rewards")
     if rewards is not None:
         if not isinstance(rewards, Mapping):
@@ -61,4 +69,17 @@ def _completion(value: Any, where: str) -> dict[str, Any]:
         found["rewards"] = {
             str(name): reward_number(value, f"{where}.rewards.{name}") for name, value in rewards.items()
         }
+    return found
+
+
+def _as_sampled(given: Mapping[str, Any], where: str) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    if (tokens := given.get("token_ids")) is not None:
+        if not isinstance(tokens, list | tuple) or not all(type(token) is int and token >= 0 for token in tokens):
+            raise RowError(f"`{where}.token_ids` must be a list of token numbers", "`token_ids` are wrong")
+        found["token_ids"] = list(tokens)
+    if (reason := given.get("finish_reason")) is not None:
+        if reason not in FINISH_REASONS:
+            raise RowError(f"`{where}.finish_reason` is {reason!r}: it is {' or '.join(FINISH_REASONS)}")
+        found["finish_reason"] = reason
     return found

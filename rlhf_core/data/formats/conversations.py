@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_conversation, num_tokens_of_all
+from rlhf_core.data.chat import Encoded, encode_conversation, num_tokens_of_all
 from rlhf_core.data.formats.base import Format, Generated, MissingColumnError, Row, RowError, filled, first_trained
 from rlhf_core.data.formats.messages import (
     BESIDE_MESSAGES,
@@ -18,6 +18,7 @@ from rlhf_core.data.formats.messages import (
     read_prompt,
 )
 from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.sampled_tokens import sampled_reply
 
 _MEASURED_TURN_BY_TURN = 200  # messages
 
@@ -69,14 +70,18 @@ class Conversations(MessageFormat):
         messages, tools = row["messages"], row.get("tools")
         if len(messages) > _MEASURED_TURN_BY_TURN:  # each turn is written with all that stand before it
             return num_tokens_of_all(tokenizer, messages, tools)
-        return max(len(ids) for ids, _ in encode_conversation(tokenizer, messages, tools))
+        return max(len(ids) for ids, _ in _encoded(tokenizer, row))
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
-        sequences = encode_conversation(tokenizer, row["messages"], row.get("tools"))
-        return min(first_trained(mask) for _, mask in sequences) + 1
+        return min(first_trained(mask) for _, mask in _encoded(tokenizer, row)) + 1
 
     def generated(self, item: Generated) -> Row:
         return {"prompt": item.question, "completion": item.right_answer()}
+
+
+def _encoded(tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[Encoded]:
+    sampled = sampled_reply(row, "messages")
+    return encode_conversation(tokenizer, row["messages"], row.get("tools"), sampled=sampled)
 
 
 def _completion(row: Row, column: str) -> list[Message]:

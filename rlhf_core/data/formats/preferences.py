@@ -21,6 +21,7 @@ from rlhf_core.data.formats.messages import (
     read_prompt,
 )
 from rlhf_core.data.rendering import Tokenizer
+from rlhf_core.data.sampled_tokens import sampled_reply
 
 _SIDES = ("chosen", "rejected")
 
@@ -51,7 +52,10 @@ class Preferences(AnsweredFormat):
         return super().asked_texts(row) + [turn["content"] for turn in turns if turn["role"] == "user"]
 
     def encoded(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> list[tuple[list[int], list[bool]]]:
-        return [ended_completion(tokenizer, row["prompt"], row[side], row.get("tools")) for side in _SIDES]
+        return [
+            ended_completion(tokenizer, row["prompt"], row[side], row.get("tools"), sampled=sampled_reply(row, side))
+            for side in _SIDES
+        ]
 
     def least_tokens(self, tokenizer: Tokenizer, row: Mapping[str, Any]) -> int:
         """Something of the chosen completion, and one token in which the two differ."""

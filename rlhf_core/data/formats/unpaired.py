@@ -10,6 +10,7 @@ import numpy as np
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
+from rlhf_core.data.sampled_tokens import SampledReply, sampled_reply
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 
@@ -26,6 +27,9 @@ class Unpaired(AnsweredFormat):
 
     def completions(self, row: Mapping[str, Any]) -> list[str]:
         return [row["completion"]]
+
+    def sampled(self, row: Mapping[str, Any]) -> list[SampledReply | None]:
+        return [sampled_reply(row, "completion")]
 
 
 def _label(value: Any) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rlhf_core.data.chat import decode_completion
+from rlhf_core.data.chat import written_text
 from rlhf_core.data.steps import step_ends, step_texts, step_tokens
 from rlhf_core.data.tokenizers import word_level_tokenizer
 
@@ -114,8 +114,8 @@ def test_the_tokens_up_to_each_end_decode_to_the_text_up_to_its_separator(text: 
     token_ids = [*BYTES(text)["input_ids"], BYTES.eos_token_id]
     ends = step_ends(BYTES, token_ids, "\n")
     for end, step in zip(ends[:-1], step_texts(text, "\n")[:-1], strict=True):
-        assert decode_completion(BYTES, token_ids[: end + 1]).rstrip("\ufffd").endswith(f"{step}\n")
-        assert not decode_completion(BYTES, token_ids[:end]).rstrip("\ufffd").endswith(f"{step}\n")
+        assert written_text(BYTES, token_ids[: end + 1]).rstrip("\ufffd").endswith(f"{step}\n")
+        assert not written_text(BYTES, token_ids[:end]).rstrip("\ufffd").endswith(f"{step}\n")
     assert ends[-1] == len(token_ids) - 1
 
 
@@ -123,15 +123,15 @@ def test_a_newline_that_a_half_character_hides_for_a_while() -> None:
     """<0x0A> decodes to a newline, with the first bytes of a character to replacement characters, with all to both."""
     tokenizer = KINDS["bpe"]
     token_ids = tokenizer.convert_tokens_to_ids(["a", *(f"<0x{byte:02X}>" for byte in "\n🙂\n".encode()), "b"])
-    texts = [decode_completion(tokenizer, token_ids[:end]) for end in range(1, 8)]
+    texts = [written_text(tokenizer, token_ids[:end]) for end in range(1, 8)]
     assert texts == ["a", "a\n", "a\ufffd\ufffd", "a" + 3 * "\ufffd", "a" + 4 * "\ufffd", "a\n🙂", "a\n🙂\n"]
     assert step_ends(tokenizer, token_ids, "\n") == [1, 6, 7]
 
 
 def expected_ends(tokenizer: PreTrainedTokenizerFast, token_ids: list[int], separator: str) -> list[int]:
     """The definition: every prefix is looked at."""
-    text = decode_completion(tokenizer, token_ids)
-    prefixes = [decode_completion(tokenizer, token_ids[: end + 1]) for end in range(len(token_ids))]
+    text = written_text(tokenizer, token_ids)
+    prefixes = [written_text(tokenizer, token_ids[: end + 1]) for end in range(len(token_ids))]
     ends, position = [], 0
     for piece in text.split(separator):
         position += len(piece) + len(separator)
@@ -151,7 +151,7 @@ def test_random_tokens_of_every_kind_of_tokenizer_have_steps(kind: str, data: st
     separator = data.draw(st.sampled_from(["\n", "\n\n", "a"]))
     ends = step_ends(tokenizer, token_ids, separator)
     assert ends == expected_ends(tokenizer, token_ids, separator)
-    assert len(ends) == len(step_texts(decode_completion(tokenizer, token_ids), separator))
+    assert len(ends) == len(step_texts(written_text(tokenizer, token_ids), separator))
     assert ends == sorted(ends)
 
 

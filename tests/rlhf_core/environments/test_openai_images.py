@@ -64,7 +64,7 @@ def test_the_same_text_about_another_image_is_another_sequence(model: Input, tmp
     assert [[call.number for call in each.calls] for each in joined(made.made)] == [[0, 1], [2]]
     assert [[call.number for call in each.calls] for each in joined([first, third])] == [[0], [2]]
     asked = Prompt("row", "a", (1,), {"id": "row", "prompt": []})
-    trajectory = trajectory_of(joined(made.made), asked, made.tokenizer, 1.0)
+    trajectory = trajectory_of(joined(made.made), asked, made.tokenizer.decode, 1.0)
     assert (trajectory.prompt.images, trajectory.feedback_images) == (third.images, ())
     assert [branch.images for branch in trajectory.branches] == [second.images]
     batch = pack_trajectories([trajectory], open_processor(model.folder))

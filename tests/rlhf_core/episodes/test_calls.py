@@ -92,7 +92,7 @@ def test_sequences_are_as_few_as_the_calls_that_no_other_continues(seed: int) ->
 def test_a_trajectory_is_of_the_last_reply_and_the_others_are_its_branches() -> None:
     calls = [call(0, [1], [2, 0], version=3), call(1, [7], [8], version=2), call(2, [1, 2, 0, 5], [6])]
     prompt = Prompt("row", "text", (9,), {})
-    made = trajectory_of(joined(calls), prompt, LETTERS, 0.5)
+    made = trajectory_of(joined(calls), prompt, LETTERS.decode, 0.5)
     assert made.token_ids.tolist() == [1, 2, 0, 5, 6]
     assert made.loss_mask.tolist() == [False, True, True, False, True]
     assert made.prompt.token_ids == (1,)
@@ -104,7 +104,7 @@ def test_a_trajectory_is_of_the_last_reply_and_the_others_are_its_branches() -> 
     assert made.num_sampled_tokens == 4
     assert made.stretches == (Stretch(2, 3), Stretch(1, 0), Stretch(1, 2))  # of it, and of its branch
     cut = [*calls, Call(3, (1,), completion([4], reason="length"))]
-    assert trajectory_of(joined(cut), prompt, LETTERS, 0.0).finish_reason == "length"
+    assert trajectory_of(joined(cut), prompt, LETTERS.decode, 0.0).finish_reason == "length"
 
 
 CALLS = [call(0, [1, 2], [3]), call(1, [4], [5, 6])]

@@ -20,7 +20,9 @@ from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 _SETTINGS: dict[str, Any] = {
     "dataset": "prompts", "steps": 5, "prompts_per_step": 3, "sampling": {"max_tokens": 4},
-    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
+    # Rewards count the letters of a completion, special tokens not among them.
+    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25, "skip_special_tokens": True},
+    "engine": {"dtype": "float32", "zero_stage": 2},
     "checkpoint": {"every_steps": 1},
 }  # fmt: skip
 _COMMON = {

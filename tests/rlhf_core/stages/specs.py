@@ -10,6 +10,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.pipeline.user_files import user_files
 from rlhf_core.stages.key import computing_libraries, stage_key
@@ -31,18 +32,20 @@ def specified(
     code: str,
     stage: Stage = STAGES["dataset"],
     inputs: Mapping[str, ArtifactRef] = MappingProxyType({}),
+    config: StageConfig = CONFIG,
     **changes: object,
 ) -> StageSpec:
-    """The spec of a dataset that the user's `code` makes, with everything a flow stores before it starts the job."""
+    """The spec of a dataset that the user's `code` makes, or of another stage with its `config`, with everything a flow
+    stores before it starts the job."""
     (root / "code").mkdir(parents=True, exist_ok=True)
     (root / "code" / "data.py").write_text(code)
-    files = user_files(CONFIG, root)
+    files = user_files(config, root)
     for path in files:
         repository.put_blob(root / path)
     libraries = computing_libraries()
-    key = stage_key(stage, CONFIG, inputs=inputs, user_files=files, seed=1, libraries=libraries)
+    key = stage_key(stage, config, inputs=inputs, user_files=files, seed=1, libraries=libraries)
     spec = StageSpec(
-        name="data.text", stage=stage.name, stage_version=stage.version, key=key, config=CONFIG.model_dump(mode="json"),
+        name="data.text", stage=stage.name, stage_version=stage.version, key=key, config=config.model_dump(mode="json"),
         inputs=dict(inputs), user_files=files, seed=1, libraries=libraries,
         tracking={"wandb": False, "tensorboard": False},
     ).model_copy(update=changes)  # fmt: skip

@@ -30,7 +30,9 @@ from tests.rlhf_core.stages.supervised_runs import context_of, dataset, no_clust
 OPTIMIZER = {"learning_rate": 2e-2, "schedule": "constant", "warmup_share": 0.0}
 COMMON = {
     "dataset": "prompts", "steps": 4, "prompts_per_step": 4, "sampling": {"max_tokens": 4},
-    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25}, "engine": {"dtype": "float32", "zero_stage": 2},
+    # Rewards count the letters of a completion, special tokens not among them.
+    "rollout": {"max_length": 32, "cpu_cache_gib": 0.25, "skip_special_tokens": True},
+    "engine": {"dtype": "float32", "zero_stage": 2},
 }  # fmt: skip
 SHORT = {"short": {"type": "function", "path": "reward.py"}}
 THREE = {

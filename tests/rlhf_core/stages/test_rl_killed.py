@@ -27,7 +27,7 @@ Inputs = dict[str, Input]
 OPTIMIZER = {"learning_rate": 1e-2}
 COMMON = {
     "dataset": "prompts", "steps": 5, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
-    "rollout": {"max_length": 24}, "checkpoint": {"every_steps": 1},
+    "rollout": {"max_length": 24, "skip_special_tokens": True}, "checkpoint": {"every_steps": 1},
     "keep": {"rollouts_every": 1, "policy_every": 2},
 }  # fmt: skip
 BLOCKS: dict[str, dict[str, Any]] = {
