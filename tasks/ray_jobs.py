@@ -17,7 +17,8 @@ from ray.job_submission import JobDetails, JobStatus, JobSubmissionClient
 from tenacity import RetryError, Retrying, retry_if_exception, stop_after_attempt, stop_after_delay, wait_exponential
 
 from rlhf_core.actors import forwarding
-from rlhf_core.actors.placement import autoscaling, require_possible, runtime_environment
+from rlhf_core.actors.placement import runtime_environment
+from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_starting, require_possible
 from rlhf_core.errors import StackError, StageError
 from rlhf_core.tracking.protocol import Progress
 from tasks.job_end import JobCancelledError, JobEndedError, require_success, said
@@ -29,7 +30,6 @@ _POLL_SECONDS = 0.5
 _FIRST_POLL_SECONDS = 0.1  # of a job that is young, and may be short
 _PENDING_SECONDS = 5.0  # after which a job that has not started is said to wait
 _PACKAGES = "/api/packages/gcs"
-_NODES = "/api/v0/nodes?limit=10000"  # the most that it lists
 _OF_EVERY_JOB: Mapping[str, str] = {
     "PYTHONUNBUFFERED": "1",
     # In place of 3: killed earlier, a stopped job would leave its lease and its folders.
@@ -98,15 +98,18 @@ class RayJobs:
     def where_is_the_log(self, job_id: str) -> str:
         return f"full log: `ray job logs {job_id}` or {self.address}/#/jobs/{job_id}"
 
-    def submit_or_attach(self, request: JobRequest, *, stopped: str | None = None) -> tuple[str, bool]:
+    def submit_or_attach(
+        self, request: JobRequest, watcher: JobWatcher | None = None, *, stopped: str | None = None
+    ) -> tuple[str, bool]:
         """Id of the job that computes `request`, and whether it was there already.
 
+        watcher: sees the progress while the cluster starts, and may cancel.
         stopped: the id of a job whose stop was asked, which nobody attaches to: if it has not started yet, it ends as
         soon as it does.
         Raises StageError if the cluster refuses the job or its nodes could never hold it, JobEndedError if the cluster
-        is lost.
+        is lost or none of its nodes comes, JobCancelledError if `watcher` says so.
         """
-        self._require_room(request)
+        self._require_room(request, watcher)
         while True:
             attempt, status = self._newest_attempt(request.id_prefix)
             newest = f"{request.id_prefix}{attempt}"
@@ -211,15 +214,36 @@ class RayJobs:
             raise
         return submitted
 
-    def _require_room(self, request: JobRequest) -> None:
+    def _require_room(self, request: JobRequest, watcher: JobWatcher | None) -> None:
         """Raises StageError if no node of the cluster, were it idle, could hold the job's own process."""
         asked = {name: amount for name, amount in (("CPU", request.cpus), ("memory", request.memory)) if amount}
         if asked and not autoscaling():
-            answer = self._call(lambda: self._client._do_request("GET", _NODES))
-            if answer.status_code != 200:
-                raise StageError(f"Ray does not say which nodes it has: status code {answer.status_code}")
-            nodes = answer.json()["data"]["result"]["result"]
-            require_possible([asked], [node["resources_total"] for node in nodes if node["state"] == "ALIVE"])
+            require_possible([asked], self._nodes(watcher))
+
+    def _nodes(self, watcher: JobWatcher | None) -> list[Bundle]:
+        """The resources of each. A cluster that is starting is waited for, as long as one that does not answer."""
+        began, waits = time.monotonic(), False
+        while is_starting(nodes := self._call(self._alive_nodes)):
+            if time.monotonic() - began > self._patience:
+                raise JobEndedError(
+                    f"no node of the Ray cluster at {self.address} has had a CPU for {self._patience:.0f} s: see "
+                    "`alignment status`; run again once one has, finished stages are reused"
+                )
+            if watcher is not None and watcher.cancelled():
+                raise JobCancelledError("cancelled while the Ray cluster was starting; no job was submitted")
+            if watcher is not None and not waits:
+                waits = True
+                watcher.progress(Progress(0, 0, "waiting for Ray, which is starting: no node has a CPU yet", {}, None))
+            time.sleep(_POLL_SECONDS)
+        return nodes
+
+    def _alive_nodes(self) -> list[Bundle]:
+        answer = self._client._do_request("GET", NODES)
+        if answer.status_code >= 500:  # of a dashboard whose head is not there yet
+            raise RuntimeError(f"Ray does not say which nodes it has: status code {answer.status_code}")
+        if answer.status_code != 200:
+            raise StageError(f"Ray does not say which nodes it has: status code {answer.status_code}")
+        return alive_nodes(answer.json())
 
     def _store_variables(self, package: str, environment: Mapping[str, str]) -> None:
         answer = self._client._do_request("PUT", f"{_PACKAGES}/{package}", data=forwarding.encode(environment))

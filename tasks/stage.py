@@ -90,7 +90,11 @@ def _compute(request: JobRequest, jobs: RayJobs, watcher: StageWatcher, follower
         if stopped:
             jobs.stop(stopped)  # its last follower was cancelled, and may have died before it did this
         while True:
-            job_id, attached = jobs.submit_or_attach(request, stopped=stopped)
+            try:
+                job_id, attached = jobs.submit_or_attach(request, watcher, stopped=stopped)
+            except StageError:
+                follower.leave()
+                raise
             try:
                 watcher.submitted(job_id, attached)
                 jobs.follow(job_id, watcher)

@@ -52,7 +52,7 @@ class Service:
     """A process and all that it started, ended together."""
 
     def __init__(self, command: list[str], log: Path, environment: Mapping[str, str], cwd: Path = ROOT):
-        self._log = log
+        self._log, self.command, self.environment = log, command, environment
         with log.open("ab") as output:
             self.process = subprocess.Popen(
                 command, stdout=output, stderr=output, stdin=subprocess.DEVNULL, env=dict(environment), cwd=cwd,
@@ -85,13 +85,13 @@ class Service:
             process.kill()
 
 
-def start_ray(log: Path, folder: Path, **more: str) -> tuple[Service, str]:
-    """A head with four logical CPUs; its dashboard's address. folder: short, since sockets lie in it."""
+def start_ray(log: Path, folder: Path, cpus: int = 4, **more: str) -> tuple[Service, str]:
+    """A head with `cpus` logical CPUs; its dashboard's address. folder: short, since sockets lie in it."""
     port, dashboard, agent, client = free_ports(4)
     command = [
         "ray", "start", "--head", "--block", "--disable-usage-stats", f"--node-ip-address={LOOPBACK}",
         f"--port={port}", f"--dashboard-host={LOOPBACK}", f"--dashboard-port={dashboard}",
-        f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}", "--num-cpus=4",
+        f"--dashboard-agent-listen-port={agent}", f"--ray-client-server-port={client}", f"--num-cpus={cpus}",
         f"--object-store-memory={128 * 1024**2}", f"--temp-dir={folder}",
     ]  # fmt: skip
     command[0] = str(Path(sys.executable).parent / "ray")

@@ -2,26 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
+from rlhf_core.actors.room import Bundle, autoscaling, in_words, require_possible, total
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.errors import StageError
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.warm.client import python_command
-
-Bundle = dict[str, float]
-
-_RESOLUTION = 1e-4  # Ray counts in these
 
 
 def connect() -> None:
@@ -82,7 +77,7 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
     not tell whether more nodes would come on demand, so the operator of a cluster that grows must say so: with
     ALIGNMENT_AUTOSCALING=1 on its nodes everything is waited for, and it is the waiting that makes nodes come.
     """
-    asked = _total(bundles)
+    asked = total(bundles)
     if not autoscaling():
         nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
         require_possible(bundles, nodes)
@@ -91,52 +86,11 @@ def reserve(bundles: Sequence[Bundle], every: float = 15.0) -> Iterator[Placemen
         ready, progress, waited = group.ready(), ProgressReporter(), False
         while not ray.wait([ready], timeout=every)[0]:
             waited = True
-            free, total = _words(ray.available_resources(), asked), _words(ray.cluster_resources(), asked)
-            progress.report(0, 0, f"waiting for Ray: asked for {_words(asked, asked)}, free are {free} of {total}")
+            free, of_all = in_words(ray.available_resources(), asked), in_words(ray.cluster_resources(), asked)
+            progress.report(0, 0, f"waiting for Ray: asked for {in_words(asked, asked)}, free are {free} of {of_all}")
         ray.get(ready)
         if waited:
-            progress.report(0, 0, f"Ray has reserved {_words(asked, asked)}")
+            progress.report(0, 0, f"Ray has reserved {in_words(asked, asked)}")
         yield group
     finally:
         remove_placement_group(group)
-
-
-def autoscaling() -> bool:
-    """Whether nodes come on demand, which Ray does not tell."""
-    return os.environ.get("ALIGNMENT_AUTOSCALING") == "1"
-
-
-def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
-    """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
-    asked, available = _total(bundles), _total(nodes)
-    if any(available.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
-        raise StageError(
-            f"asked Ray for {_words(asked, asked)}, the whole cluster has {_words(available, asked)}; "
-            "ask for less of it"
-        )
-    for bundle in bundles:
-        wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in nodes)
-        if room < wanted:
-            there_are = "; ".join(_words(node, bundle) for node in nodes)
-            raise StageError(
-                f"asked Ray for {wanted} times {_words(bundle, bundle)}, each on one node, but the nodes have room for "
-                f"{room} ({there_are}); ask for less, or for smaller parts"
-            )
-
-
-def _how_often(bundle: Bundle, node: Bundle) -> int:
-    """How many of such bundles an idle node holds."""
-    return min(math.floor(node.get(name, 0.0) / amount + _RESOLUTION) for name, amount in bundle.items() if amount > 0)
-
-
-def _total(bundles: Sequence[Bundle]) -> Bundle:
-    names = sorted({name for bundle in bundles for name in bundle})
-    return {name: sum(bundle.get(name, 0.0) for bundle in bundles) for name in names}
-
-
-def _words(resources: Bundle, names: Iterable[str]) -> str:
-    return " and ".join(_amount(name, resources.get(name, 0.0)) for name in names)
-
-
-def _amount(name: str, amount: float) -> str:
-    return f"{amount / 2**30:.3g} GiB of memory" if name == "memory" else f"{amount:g} {name}s"

@@ -8,7 +8,8 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
-from rlhf_core.actors.placement import Bundle, connect, halves, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
+from rlhf_core.actors.room import Bundle
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.contract import StageContext

@@ -8,6 +8,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -23,8 +24,9 @@ from tasks.job_log import LINE_OF_RAY
 from tasks.job_request import JobRequest
 from tasks.ray_jobs import RayJobs, _Client, connect
 from tasks.stage import _compute
-from tests.cluster import start_ray
+from tests.cluster import Service, start_ray
 
+STARTING = "waiting for Ray, which is starting: no node has a CPU yet"
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"
 
 RECEIVE = "from rlhf_core.actors.forwarding import receive; receive()"
@@ -196,6 +198,36 @@ def test_a_job_that_a_busy_cluster_has_no_room_for_is_waited_for(tmp_path: Path)
         assert watcher.jobs[:2] == [(f"{waits.id_prefix}{attempt}", False) for attempt in (1, 2)]
         assert jobs.running() == []
         assert not (tmp_path / "ran").exists()
+    finally:
+        head.end()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_cluster_whose_nodes_have_not_joined_yet_is_waited_for(tmp_path: Path) -> None:
+    """As after the restart of a killed head, which answers before they have."""
+    folder = Path(tempfile.mkdtemp(prefix="ray-"))
+    head, address = start_ray(tmp_path / "ray.log", folder, cpus=0)
+    try:
+        request, watcher = python("print('at last')", "h0"), Watcher()
+        follower = Follower(LocalStore(tmp_path / "store"), request.id_prefix, "run")
+        with pytest.raises(JobEndedError, match=r"^no node of the Ray cluster at http.* has had a CPU for 1 s: see"):
+            _compute(request, RayJobs(_Client(address), patience=1.0), watcher, follower)
+        assert not follower._update(lambda record: record).expires_at
+        assert [progress.phase for progress in watcher.seen] == [STARTING]
+        watcher.cancel.set()
+        jobs, again = RayJobs(_Client(address)), Watcher()
+        with pytest.raises(JobCancelledError, match="no job was submitted"):
+            jobs.submit_or_attach(request, watcher)
+
+        with ThreadPoolExecutor() as threads:
+            submitted = threads.submit(jobs.submit_or_attach, request, again)
+            while not again.seen:
+                time.sleep(0.1)
+            head.end(signal.SIGKILL)
+            command = [flag.replace("--num-cpus=0", "--num-cpus=4") for flag in head.command]
+            head = Service(command, tmp_path / "ray.log", head.environment)
+            jobs.follow(submitted.result()[0], again)
+        assert (again.seen[0].phase, again.lines) == (STARTING, ["at last"])
     finally:
         head.end()
         shutil.rmtree(folder, ignore_errors=True)
