@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import sys
 import warnings
 from typing import Any
 
@@ -18,6 +19,8 @@ from prefect.utilities.processutils import setup_signal_handlers_worker
 from prefect.workers.process import ProcessWorker, ProcessWorkerResult
 
 from flows.never_started import end_never_started
+from rlhf_core.errors import VariableError
+from rlhf_core.variables import check_all
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # that it replaces ProcessWorker: intended
@@ -40,6 +43,10 @@ def main() -> None:
     parser.add_argument("--pool", required=True)
     parser.add_argument("--name")
     arguments = parser.parse_args()
+    try:
+        check_all()
+    except VariableError as error:
+        sys.exit(f"error: {error}")
     setup_signal_handlers_worker(os.getpid(), "the worker", print)
     worker = FlowWorker(
         name=arguments.name,

@@ -14,6 +14,10 @@ class RecipeError(AlignmentError):
     """A recipe, an override or a file that the recipe names is wrong; nothing has been started."""
 
 
+class VariableError(AlignmentError):
+    """An environment variable of this system, ALIGNMENT_…, has a value that cannot be used."""
+
+
 class StoreError(AlignmentError):
     """The artifact store cannot be reached, or does not provide what the contract requires."""
 

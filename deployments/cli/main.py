@@ -18,10 +18,12 @@ from deployments.cli import artifacts, init, loop, merging, run, sampling, servi
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import did_you_mean
+from rlhf_core.variables import check_all
 
 _MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, verification)
 
 
+_WITH_ANY_VARIABLES = ("down", "status", "env")  # so that a stack can be ended whatever the shell's variables are
 INTERRUPTED = 130  # the exit code of what Ctrl-C ended
 
 
@@ -44,7 +46,10 @@ class _Commands(TyperGroup):
 
     def invoke(self, ctx: Any) -> Any:
         try:
-            require_unicode([*ctx._protected_args, *ctx.args])
+            arguments = [*ctx._protected_args, *ctx.args]
+            require_unicode(arguments)
+            if arguments[0] not in _WITH_ANY_VARIABLES:
+                check_all()
             load_stack_environment()
             return super().invoke(ctx)
         except TyperException as error:

@@ -14,12 +14,12 @@ from deployments.cli.signals import end_in_order
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import Dtype
-from rlhf_core.errors import StageError
 from rlhf_core.models.folder import stored_dtype
 from rlhf_core.serving.processes import RewardApplication, listening, serve
 from rlhf_core.serving.settings import Serving, require_reward_model
 from rlhf_core.tools.model_server import Address, running_server, served_model
 from rlhf_core.tools.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
+from rlhf_core.variables import value_of
 
 app = typer.Typer()
 
@@ -95,13 +95,8 @@ def serve_model(
 
 
 def _token() -> tuple[str, str]:
-    """The token of a server, and how it is shown. Raises StageError if no header could have it."""
-    if given := os.environ.get(TOKEN_VARIABLE, "").strip():
-        if not all("!" <= sign <= "~" for sign in given):
-            raise StageError(
-                f"{TOKEN_VARIABLE} has a sign that no HTTP header can have in a token: set it to printable ASCII "
-                "without spaces, such as `openssl rand -hex 32` prints"
-            )
+    """The token of a server, and how it is shown. Raises VariableError if no header could have it."""
+    if given := (value_of(TOKEN_VARIABLE) or "").strip():
         return given, f"${TOKEN_VARIABLE}"
     made = secrets.token_urlsafe(32)
     return made, made

@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from deployments.stack.files import read_variables
 from rlhf_core.config.texts import names_a_host
 from rlhf_core.errors import StackError, one_line
-from rlhf_core.paths import resolved
 from rlhf_core.pipeline.known_recipes import RECIPES_VARIABLE
+from rlhf_core.variables import folder_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"
@@ -51,9 +51,12 @@ QUIET: Mapping[str, str] = {
 
 
 def stack_folder() -> Path:
-    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository. Raises RecipeError."""
-    chosen = os.environ.get("ALIGNMENT_STACK_DIR")
-    return resolved(chosen, "ALIGNMENT_STACK_DIR") if chosen else REPOSITORY / ".local-stack"
+    """The folder of the stack's state: ALIGNMENT_STACK_DIR, or `.local-stack` in the repository.
+
+    Raises VariableError.
+    """
+    chosen = folder_of("ALIGNMENT_STACK_DIR")
+    return REPOSITORY / ".local-stack" if chosen is None else chosen.resolve()
 
 
 def environment_file(folder: Path) -> Path:

@@ -17,6 +17,7 @@ import psutil
 from deployments.stack.certificate import seaweedfs_variables
 from deployments.stack.environment import BUCKET, REPOSITORY
 from deployments.stack.settings import LOOPBACK, Stack
+from rlhf_core.variables import value_of
 from rlhf_core.warm.client import SOCKET_VARIABLE
 
 WORK_POOL = "alignment"
@@ -116,7 +117,7 @@ def _ray(stack: Stack) -> Service:
         f"--dashboard-agent-listen-port={ports['ray_agent']}",
         f"--ray-client-server-port={ports['ray_client']}",
         # One more than there are: for a job that computes in its own process, so that it waits for no training.
-        f"--num-cpus={os.environ.get('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0)) + 1}",
+        f"--num-cpus={value_of('ALIGNMENT_RAY_CPUS') or len(os.sched_getaffinity(0)) + 1}",
         f"--object-store-memory={_object_store_memory()}",
         f"--temp-dir={stack.link / 'ray'}",
         "--log-style=record",
@@ -138,7 +139,7 @@ def _warm_socket(stack: Stack) -> dict[str, str]:
 
 def _starts_warm() -> bool:
     """A fork cannot use a GPU that the process it comes from has touched, and imports may touch it."""
-    return os.environ.get("ALIGNMENT_WARM", "1") != "0" and not list(Path("/dev").glob("nvidia[0-9]*"))
+    return value_of("ALIGNMENT_WARM") != "0" and not list(Path("/dev").glob("nvidia[0-9]*"))
 
 
 def _warm(stack: Stack) -> Service:

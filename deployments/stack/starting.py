@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -14,9 +12,9 @@ from deployments.stack.services import Service
 from deployments.stack.settings import Stack
 from deployments.stack.supervision import Supervisor
 from rlhf_core.errors import StackError
+from rlhf_core.variables import value_of
 
 _LAST_LINES = 5
-_SECONDS = re.compile(r"[0-9]{1,6}(\.[0-9]+)?")
 
 
 def await_all(stack: Stack, supervisor: Supervisor, all_services: list[Service], report: Callable[[str], None]) -> None:
@@ -65,8 +63,5 @@ def _last_lines(log: Path) -> list[str]:
 
 
 def timeout() -> float:
-    """Seconds that a service may take to start or to stop."""
-    text = os.environ.get("ALIGNMENT_STACK_TIMEOUT") or "180"
-    if not _SECONDS.fullmatch(text):
-        raise StackError(f"ALIGNMENT_STACK_TIMEOUT is {text!r}: set it to a number of seconds, such as 180")
-    return float(text)
+    """Seconds that a service may take to start or to stop. Raises VariableError."""
+    return float(value_of("ALIGNMENT_STACK_TIMEOUT") or 180)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from rlhf_core.errors import StageError
+from rlhf_core.variables import value_of
 
 NODES = "/api/v0/nodes?limit=10000"  # of the dashboard; the most that it lists
 
@@ -28,8 +28,8 @@ def is_starting(nodes: Sequence[Bundle]) -> bool:
 
 
 def autoscaling() -> bool:
-    """Whether nodes come on demand, which Ray does not tell."""
-    return os.environ.get("ALIGNMENT_AUTOSCALING") == "1"
+    """Whether nodes come on demand, which Ray does not tell. Raises VariableError."""
+    return value_of("ALIGNMENT_AUTOSCALING") == "1"
 
 
 def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:

@@ -19,7 +19,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from rlhf_core.artifacts.scratch import new_folder, remove, scratch_folder
-from rlhf_core.errors import StoreError
+from rlhf_core.variables import value_of
 
 DEFAULT_GIB = 50.0
 
@@ -29,17 +29,8 @@ _in_use_guard = threading.Lock()
 
 
 def bound_from_environment() -> int:
-    """ALIGNMENT_CACHE_GIB in bytes. Raises StoreError if it is not a positive number."""
-    text = os.environ.get("ALIGNMENT_CACHE_GIB") or str(DEFAULT_GIB)
-    try:
-        gib = float(text)
-    except ValueError:
-        gib = 0.0
-    if not gib > 0:
-        raise StoreError(
-            f"ALIGNMENT_CACHE_GIB is `{text}`: set it to the number of GiB that the cache may hold, such as 50"
-        )
-    return int(min(gib, 2.0**40) * 2**30)
+    """ALIGNMENT_CACHE_GIB in bytes. Raises VariableError if it is not a positive number."""
+    return int(float(value_of("ALIGNMENT_CACHE_GIB") or DEFAULT_GIB) * 2**30)
 
 
 class NodeCache:

@@ -5,11 +5,10 @@
 
 from __future__ import annotations
 
-import os
-
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
 from rlhf_core.paths import user_path
+from rlhf_core.variables import store_problem, value_of
 
 STORE_VARIABLE = "ALIGNMENT_STORE"
 
@@ -23,23 +22,14 @@ def open_store(url: str) -> Store:
         return S3Store(url)
     from rlhf_core.artifacts.local_store import LocalStore
 
-    path = url.removeprefix("file://")
-    if path != path.strip():
-        raise StoreError(f"the store {url!r} begins or ends with a space: correct {STORE_VARIABLE}")
-    if "://" in path:
-        raise StoreError(f"{url}: unknown kind of store, give s3://bucket/prefix or the path of a folder")
-    folder = user_path(path)
-    if not path or not folder.is_absolute():
-        # Jobs run in another folder than the process that submits them: a relative path would be another store there.
-        raise StoreError(
-            f"the store `{url}` must be an absolute path, such as {folder.absolute()}, or a URL s3://bucket/prefix"
-        )
-    return LocalStore(folder)
+    if problem := store_problem(url):
+        raise StoreError(f"the store `{url}` cannot be opened: {problem}")
+    return LocalStore(user_path(url.removeprefix("file://")))
 
 
 def store_url() -> str:
-    """The store that the environment names. Raises StoreError if it names none."""
-    url = os.environ.get(STORE_VARIABLE)
+    """The store that the environment names. Raises StoreError if it names none, VariableError if it can be none."""
+    url = value_of(STORE_VARIABLE)
     if not url:
         raise StoreError(
             f"no artifact store is configured: run `alignment up`, or set {STORE_VARIABLE} to s3://bucket/prefix or a "

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import posixpath
 import tempfile
 from collections.abc import Callable, Collection, Mapping
@@ -23,6 +22,7 @@ from rlhf_core.errors import StageError, StoreError
 from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
+from rlhf_core.variables import folder_of
 
 
 class JobContext:
@@ -136,11 +136,11 @@ class JobContext:
 
 def node_cache() -> Path:
     """Where fetched files are kept on this node, for all jobs on it: ALIGNMENT_CACHE, or below the home folder."""
-    return Path(os.environ.get("ALIGNMENT_CACHE") or Path.home() / ".cache" / "alignment")
+    return folder_of("ALIGNMENT_CACHE") or Path.home() / ".cache" / "alignment"
 
 
 def workdir_root() -> Path:
     """Where jobs work: ALIGNMENT_WORKDIR, or the system's temporary folder."""
-    root = Path(os.environ.get("ALIGNMENT_WORKDIR") or tempfile.gettempdir())
+    root = folder_of("ALIGNMENT_WORKDIR") or Path(tempfile.gettempdir())
     root.mkdir(parents=True, exist_ok=True)
     return root

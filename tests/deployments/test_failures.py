@@ -73,11 +73,11 @@ def test_what_can_be_no_name_is_said_as_it_was_given(name: str) -> None:
 @pytest.mark.parametrize("variable", ["ALIGNMENT_STORE", "ALIGNMENT_STACK_DIR"])
 def test_paths_that_lead_nowhere(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     monkeypatch.setenv(variable, "~nobody-here/x")
-    assert "~nobody-here/x: ~nobody-here is the home folder of nobody here" in said("artifacts")
+    assert "is `~nobody-here/x`: ~nobody-here is the home folder of nobody here" in said("artifacts")
     if variable == "ALIGNMENT_STACK_DIR":
         Path("loop").symlink_to("loop")
         monkeypatch.setenv(variable, str(Path("loop").absolute()))
-        assert said("artifacts").endswith("here/loop: this link leads to itself: correct it, or give another path")
+        assert said("artifacts").endswith("here/loop`: this link leads to itself: correct it, or give another path")
 
 
 def test_a_recipe_without_rounds_has_none() -> None:

@@ -26,6 +26,7 @@ from deployments.stack.services import api_headers
 from deployments.stack.settings import LOOPBACK, open_stack
 from rlhf_core.errors import StackError
 from tests.deployments import anonymous
+from tests.services import free_ports
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]
@@ -277,7 +278,9 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
-    monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
+    (port,) = free_ports(1)
+    for name in ("ALIGNMENT_PORT_RAY", "ALIGNMENT_PORT_RAY_DASHBOARD"):
+        monkeypatch.setenv(name, str(port))
     monkeypatch.setenv("ALIGNMENT_WARM", "0")
     monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", "280")  # on a busy machine its attempts take minutes
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
@@ -286,7 +289,7 @@ def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monk
         done = command("up")
         assert done.returncode == 1
         assert done.stderr.startswith("error: ray fails repeatedly:\n")
-        assert "'many' is not a valid integer" in done.stderr
+        assert f"port number {port} that is used by other components" in done.stderr
         assert f"full log: {tmp_path / 'logs' / 'ray.log'}" in done.stderr
     finally:
         control.down(report=lambda line: None)

@@ -15,7 +15,7 @@ from deployments.stack import control
 from deployments.stack.environment import SELECTORS, external_services, merged_environment
 from deployments.stack.settings import LOOPBACK, open_stack
 from deployments.stack.starting import timeout
-from rlhf_core.errors import StackError
+from rlhf_core.errors import StackError, VariableError
 
 
 def test_a_taken_port_that_was_asked_for_is_one_sentence(tmp_path: Path) -> None:
@@ -121,5 +121,5 @@ def test_a_damaged_file_is_named(
 @pytest.mark.parametrize("wrong", ["x", "nan", "inf", "-1", "1e9"])
 def test_a_time_limit_that_is_none(monkeypatch: pytest.MonkeyPatch, wrong: str) -> None:
     monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", wrong)
-    with pytest.raises(StackError, match=f"ALIGNMENT_STACK_TIMEOUT is '{wrong}'"):
+    with pytest.raises(VariableError, match=f"ALIGNMENT_STACK_TIMEOUT is `{wrong}`"):
         timeout()

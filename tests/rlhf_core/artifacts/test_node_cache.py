@@ -14,7 +14,7 @@ import pytest
 
 from rlhf_core.artifacts.node_cache import NodeCache, bound_from_environment
 from rlhf_core.artifacts.scratch import scratch_folder
-from rlhf_core.errors import StoreError
+from rlhf_core.errors import VariableError
 
 SIZE = 1000  # bytes of a blob
 BOUND = 2500
@@ -98,5 +98,5 @@ def test_the_bound_is_read_from_the_environment(monkeypatch: pytest.MonkeyPatch,
     assert bound_from_environment() == 2**29
     for wrong in ("many", "-1", "0", "nan"):
         monkeypatch.setenv("ALIGNMENT_CACHE_GIB", wrong)
-        with pytest.raises(StoreError, match=f"^ALIGNMENT_CACHE_GIB is `{wrong}`: set it to the number of GiB"):
+        with pytest.raises(VariableError, match=f"^ALIGNMENT_CACHE_GIB is `{wrong}`: set it to the number of GiB"):
             NodeCache(tmp_path)

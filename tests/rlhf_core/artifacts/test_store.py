@@ -168,7 +168,7 @@ def test_the_probe_passes_and_leaves_nothing(store: Store) -> None:
     [
         ("relative/folder", "must be an absolute path"),
         ("", "must be an absolute path"),
-        ("gs://bucket", "unknown kind of store"),
+        ("gs://bucket", "this kind of store is unknown"),
         ("s3://", "write the store as"),
     ],
 )

@@ -142,7 +142,7 @@ def test_a_folder_without_a_whole_reward_model_is_refused(
 def test_a_token_that_no_header_can_have(folder: Path, monkeypatch: pytest.MonkeyPatch, token: str) -> None:
     monkeypatch.setenv("ALIGNMENT_SERVE_TOKEN", token)
     said = refused(str(folder))
-    assert said.startswith("error: ALIGNMENT_SERVE_TOKEN has a sign that no HTTP header can have in a token: ")
+    assert said.startswith("error: ALIGNMENT_SERVE_TOKEN: it has a sign that no HTTP header can have in a token: ")
     assert token not in said
 
 
