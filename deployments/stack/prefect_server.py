@@ -1,7 +1,7 @@
 """The Prefect server of the local stack: `python -m deployments.stack.prefect_server --host HOST --port PORT`.
 
-It is `prefect server start` with two differences (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1), each against a
-deadlock of its event loop, of which the server hangs.
+It is `prefect server start` with three differences (Prefect 3.7.7, SQLAlchemy 2.0.58, aiosqlite 0.22.1): two are
+against deadlocks of its event loop, of which the server hangs, and one against requests that fail.
 
 A statement that fails, most often since another one writes, leaves its cursor to the garbage collector. That resets the
 statement in the event loop's thread, which waits for the connection; if that is in use again and waits for another's
@@ -11,6 +11,11 @@ Here the cursor is closed by the connection's own thread, before anything else h
 An automation that is created or changed is loaded by another event loop, for which the server's waits, under a lock
 that a coroutine of the server's own loop may hold, as it compares automations with the database every few seconds: then
 it waits for ever. Here the server's loop loads it (PrefectHQ/prefect issue 23055).
+
+A transaction that reads and then writes fails with "database is locked" if another one wrote in between. SQLite does
+not wait then, whatever `busy_timeout` is (60 s, with a write-ahead log), since what was read is outdated. Requests
+fail, such as the toggle of a schedule, and so do tasks in the background, hundreds in an hour of load. Prefect can
+begin a transaction as one that writes, which waits for its turn, and does so for some: here for all of them.
 """
 
 from __future__ import annotations
@@ -18,9 +23,11 @@ from __future__ import annotations
 import asyncio
 import sys
 from collections.abc import Callable, Coroutine
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import aiosqlite
+from sqlalchemy.ext.asyncio import AsyncSession, AsyncSessionTransaction
 
 
 def close_failed_cursors() -> None:
@@ -52,9 +59,24 @@ def _in_the_loop(coroutine: Coroutine[Any, Any, Any]) -> None:
     task.add_done_callback(_tasks.discard)
 
 
+def begin_as_a_writer() -> None:
+    """For all transactions of this process. Those of Prefect open no second one inside, which would wait for ever."""
+    from prefect.server.database.configurations import AioSqliteConfiguration
+
+    begin = AioSqliteConfiguration.begin_transaction
+
+    def begin_transaction(
+        self: AioSqliteConfiguration, session: AsyncSession, with_for_update: bool = False
+    ) -> AbstractAsyncContextManager[AsyncSessionTransaction]:
+        return begin(self, session, with_for_update=True)
+
+    AioSqliteConfiguration.begin_transaction = begin_transaction  # type: ignore[method-assign, assignment]
+
+
 def main() -> None:
     close_failed_cursors()
     load_automations_in_the_loop()
+    begin_as_a_writer()
     from prefect.cli import app
 
     sys.argv = ["prefect", "server", "start", *sys.argv[1:]]
