@@ -10,6 +10,7 @@ from typing import Literal, Protocol
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.base import Role
+from rlhf_core.config.placement import Reservation, of_each
 from rlhf_core.config.stage import StageConfig
 
 # The kinds of artifact that serve in each role.
@@ -48,6 +49,11 @@ class Stage:
         None where actors compute: several such jobs would each hold what the actors of all wait for, for ever.
         """
         return float(config.job_processes) if self.runs == "job" else 0.0
+
+    def reserves(self, config: StageConfig) -> Reservation:
+        """What its job and its actors reserve."""
+        cpus = self.job_cpus(config)
+        return config.reserves() + (of_each(1, cpus, 0.0) if cpus else Reservation())
 
 
 @dataclass(frozen=True, slots=True)

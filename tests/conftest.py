@@ -45,6 +45,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 WITH_SERVICES = (
     "tests/chaos/",
     "tests/two_nodes/",
+    "tests/deployments/test_cluster_room.py",
     "tests/deployments/test_stack.py",
     "tests/flows/",
     "tests/tasks/",

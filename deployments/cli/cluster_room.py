@@ -1,38 +1,69 @@
-"""The GPUs of the Ray cluster that jobs are submitted to, against what a run reserves."""
+"""What a run reserves, against what the Ray cluster has that its jobs are submitted to."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Mapping
 
 import httpx
+
+from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_starting, require_reservable, total
+from rlhf_core.config.placement import Reservation
+from rlhf_core.errors import StageError
+from rlhf_core.pipeline.graph import Node
 
 _SECONDS = 3.0
 
 
-def gpu_notes(reserved: float) -> Iterator[str]:
-    """reserved: GPUs of the stage that reserves most."""
+def reservations(nodes: Iterable[Node]) -> dict[str, Reservation]:
+    return {node.name: node.stage.reserves(node.config) for node in nodes}
+
+
+def room_notes(reserved: Mapping[str, Reservation]) -> list[str]:
+    """Where what each stage reserves differs from what there is. None where no cluster is configured.
+
+    Raises StageError, as the job would, for what the cluster's nodes could not give if they were idle.
+    """
     address = os.environ.get("RAY_API_SERVER_ADDRESS") or ""
     if not address.startswith("http"):
-        return
+        return []
     try:
-        total = _gpus(address)
-    except (httpx.HTTPError, ValueError, KeyError, TypeError) as error:
-        yield f"the Ray cluster at {address} does not say how many GPUs it has ({type(error).__name__})"
-        return
-    if reserved > total:
-        yield f"a stage reserves {reserved:g} GPUs, and the Ray cluster has {total:g}: it would wait for more nodes"
-    elif reserved < total:
-        yield (
-            f"{total - reserved:g} of the {total:g} GPUs of the Ray cluster are used by no stage: raise "
-            "`placement.workers`, `placement.gpus_per_worker` or `rollout.engines`"
+        nodes = _nodes(address)
+    except (httpx.HTTPError, ValueError, LookupError, TypeError) as error:
+        return [f"the Ray cluster at {address} does not say what it has ({type(error).__name__})"]
+    if is_starting(nodes):
+        return [f"the Ray cluster at {address} is starting: no node has a CPU yet"]
+    problems = _problems(reserved, nodes)
+    if problems and not autoscaling():
+        raise StageError(
+            "; ".join(problems) + ". If nodes come on demand, set ALIGNMENT_AUTOSCALING=1 here and on the nodes"
         )
+    return [*(f"{problem}: it would wait for more nodes" for problem in problems), *_unused(reserved, nodes)]
 
 
-def _gpus(address: str) -> float:
-    """Of the nodes that are alive."""
+def _nodes(address: str) -> list[Bundle]:
     token = os.environ.get("RAY_AUTH_TOKEN")
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    answer = httpx.get(f"{address}/api/cluster_status", headers=headers, timeout=_SECONDS).raise_for_status().json()
-    usage = answer["data"]["clusterStatus"]["loadMetricsReport"]["usage"]
-    return float((usage.get("GPU") or [0.0, 0.0])[1])
+    return alive_nodes(httpx.get(f"{address}{NODES}", headers=headers, timeout=_SECONDS).raise_for_status().json())
+
+
+def _problems(reserved: Mapping[str, Reservation], nodes: list[Bundle]) -> list[str]:
+    """One sentence for the stages with the same."""
+    stages: dict[str, list[str]] = {}
+    for name, reservation in reserved.items():
+        try:
+            require_reservable(reservation, nodes)
+        except StageError as error:
+            stages.setdefault(str(error), []).append(name)
+    return [f"{', '.join(names)}: {problem}" for problem, names in stages.items()]
+
+
+def _unused(reserved: Mapping[str, Reservation], nodes: list[Bundle]) -> list[str]:
+    gpus = total(nodes).get("GPU", 0.0)
+    idle = gpus - max((reservation.gpus for reservation in reserved.values()), default=0.0)
+    if not reserved or idle <= 0:
+        return []
+    return [
+        f"{idle:g} of the {gpus:g} GPUs of the Ray cluster are used by no stage: raise `placement.workers`, "
+        "`placement.gpus_per_worker` or `rollout.engines`"
+    ]

@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from deployments.cli.cluster_gpus import gpu_notes
+from deployments.cli.cluster_room import reservations, room_notes
 from deployments.cli.console import console
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_report
@@ -49,6 +49,8 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
         console.print(f"{stage} is left out: {why}", style="dim")
     for note in (*checked.notes, *asked):
         console.print(note)
+    for note in _room_notes(checked, planned):
+        console.print(note)
 
 
 def planned_nodes(
@@ -65,9 +67,11 @@ def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: S
     if not found:
         return
     console.print(estimate_table(found))
-    gpus = max(estimate.reserves.gpus for estimate in found.values())
-    for line in gpu_notes(gpus):
-        console.print(line)
+
+
+def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
+    """Raises StageError if the cluster has no room for what is to be computed."""
+    return room_notes(reservations(checked.graph[node.name] for node in planned if node.action == "compute"))
 
 
 @app.command()
@@ -78,6 +82,7 @@ def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] 
     prepared.require_single_run()
     planned = planned_nodes(prepared, prepared.repository)
     console.print(plan_table(prepared.loaded.recipe.name, planned))
+    _room_notes(prepared, planned)
 
     import_prefect()
     from deployments.cli.following import follow  # Prefect takes a second to import, and `plan` does not need it

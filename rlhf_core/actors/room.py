@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from rlhf_core.config.placement import Reservation
 from rlhf_core.errors import StageError
 from rlhf_core.variables import value_of
 
@@ -34,12 +35,7 @@ def autoscaling() -> bool:
 
 def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None:
     """Raises StageError if idle `nodes` lack room for all bundles together, or for all those of one kind."""
-    asked, available = total(bundles), total(nodes)
-    if any(available.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
-        raise StageError(
-            f"asked Ray for {in_words(asked, asked)}, the whole cluster has {in_words(available, asked)}; "
-            "ask for less of it"
-        )
+    _require_total(total(bundles), nodes)
     for bundle in bundles:
         wanted, room = bundles.count(bundle), sum(_how_often(bundle, node) for node in nodes)
         if room < wanted:
@@ -48,6 +44,23 @@ def require_possible(bundles: Sequence[Bundle], nodes: Sequence[Bundle]) -> None
                 f"asked Ray for {wanted} times {in_words(bundle, bundle)}, each on one node, but the nodes have room "
                 f"for {room} ({there_are}); ask for less, or for smaller parts"
             )
+
+
+def require_reservable(reserved: Reservation, nodes: Sequence[Bundle]) -> None:
+    """Raises StageError if idle `nodes` lack room for it. A job asks again by `require_possible`, with how many actors
+    it has of each kind."""
+    _require_total({"CPU": reserved.cpus, **({"GPU": reserved.gpus} if reserved.gpus else {})}, nodes)
+    for cpus, gpus in sorted(reserved.parts):
+        require_possible([{"CPU": cpus, **({"GPU": gpus} if gpus else {})}], nodes)
+
+
+def _require_total(asked: Bundle, nodes: Sequence[Bundle]) -> None:
+    available = total(nodes)
+    if any(available.get(name, 0.0) + _RESOLUTION < amount for name, amount in asked.items()):
+        raise StageError(
+            f"asked Ray for {in_words(asked, asked)}, the whole cluster has {in_words(available, asked)}; "
+            "ask for less of it"
+        )
 
 
 def _how_often(bundle: Bundle, node: Bundle) -> int:

@@ -17,6 +17,7 @@ class Reservation:
 
     cpus: float = 0.0
     gpus: float = 0.0
+    parts: frozenset[tuple[float, float]] = frozenset()  # CPUs and GPUs of the actors, each of which is on one node
 
     @property
     def devices(self) -> float:
@@ -24,11 +25,16 @@ class Reservation:
         return self.gpus or self.cpus
 
     def __add__(self, other: Reservation) -> Reservation:
-        return Reservation(self.cpus + other.cpus, self.gpus + other.gpus)
+        return Reservation(self.cpus + other.cpus, self.gpus + other.gpus, self.parts | other.parts)
 
     def __or__(self, other: Reservation) -> Reservation:
         """What is enough for either, where the one is given back before the other begins."""
-        return Reservation(max(self.cpus, other.cpus), max(self.gpus, other.gpus))
+        return Reservation(max(self.cpus, other.cpus), max(self.gpus, other.gpus), self.parts | other.parts)
+
+
+def of_each(count: int, cpus: float, gpus: float) -> Reservation:
+    """Of `count` actors with so much each."""
+    return Reservation(count * cpus, count * gpus, frozenset({(cpus, gpus)}))
 
 
 class Placement(Config):
@@ -54,4 +60,4 @@ class Placement(Config):
         return self.threads or max(1, math.ceil(self.cpus_per_worker))
 
     def reserves(self) -> Reservation:
-        return Reservation(cpus=self.workers * self.cpus_per_worker, gpus=self.workers * self.gpus_per_worker)
+        return of_each(self.workers, self.cpus_per_worker, self.gpus_per_worker)

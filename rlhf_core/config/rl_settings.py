@@ -16,7 +16,7 @@ from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
-from rlhf_core.config.placement import Placement, Reservation
+from rlhf_core.config.placement import Placement, Reservation, of_each
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.scorers import MonitorConfig
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
@@ -200,8 +200,12 @@ class RLSettings(EnginesConfig, KeyedConfig):
 
     def reserves(self) -> Reservation:
         ranks, engines = self.placement.reserves(), super().reserves()
-        shared = Reservation(gpus=-ranks.gpus) if self.hybrid else Reservation()  # the GPUs of both are the same
-        return sum(self._own_reservations(), ranks + engines + shared)
+        if not self.hybrid:
+            return sum(self._own_reservations(), ranks + engines)
+        # Worker i and engine i are one actor's place, and the GPU of both is the same.
+        cpus = self.placement.cpus_per_worker + self.rollout.cpus_per_engine
+        shared = of_each(self.placement.workers, cpus, self.placement.gpus_per_worker)
+        return sum(self._own_reservations(), shared)
 
     def _own_reservations(self) -> list[Reservation]:
         """One for each frozen model in workers of its own; rewards of one model, run in the same way, share it."""

@@ -26,7 +26,7 @@ from rlhf_core.config.numbers import (
     Tokens,
     TopK,
 )
-from rlhf_core.config.placement import Reservation
+from rlhf_core.config.placement import Reservation, of_each
 
 
 class SamplingConfig(Config):
@@ -158,4 +158,4 @@ class RolloutEngineConfig(Config):
         return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
 
     def reserves(self) -> Reservation:
-        return Reservation(cpus=self.engines * self.cpus_per_engine, gpus=self.engines * self.gpus_per_engine)
+        return of_each(self.engines, self.cpus_per_engine, self.gpus_per_engine)
