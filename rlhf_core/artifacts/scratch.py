@@ -52,7 +52,7 @@ def new_folder(name: str, root: Path | None = None) -> Path:
 def remove(folder: Path) -> None:
     handle = _held.pop(folder, None)
     if handle is not None:
-        shutil.rmtree(folder, ignore_errors=True)
+        remove_tree(folder)
         os.close(handle)
 
 
@@ -69,8 +69,31 @@ def sweep(root: Path) -> None:
             continue
         handle = _locked(folder)
         if handle is not None:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_tree(folder)
             os.close(handle)
+
+
+def remove_tree(folder: Path) -> None:
+    """Removes what can be removed of a folder, however deep it is: shutil.rmtree recurses, and a program may not."""
+    with suppress(RecursionError):
+        shutil.rmtree(folder, ignore_errors=True)
+    if folder.is_dir():
+        with suppress(OSError):
+            _flatten(folder)
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _flatten(folder: Path) -> None:
+    """Moves every folder inside of it, at any depth, to the same depth of two."""
+    shallow = tempfile.mkdtemp(dir=folder)
+    pending = [str(folder)]
+    for path in pending:
+        with os.scandir(path) as entries:
+            inner = [entry.path for entry in entries if entry.is_dir(follow_symlinks=False)]
+        for found in inner:
+            if found != shallow:
+                pending.append(f"{shallow}/{len(pending)}")
+                os.rename(found, pending[-1])
 
 
 def _locked(folder: Path) -> int | None:

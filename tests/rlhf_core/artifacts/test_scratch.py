@@ -58,6 +58,15 @@ def test_all_of_a_process_can_be_removed(tmp_path: Path) -> None:
     assert [folder for folder in folders if folder.exists()] == []
 
 
+def test_a_folder_too_deep_for_recursion_is_removed(tmp_path: Path) -> None:
+    """Left by a process that nested folders until it was killed."""
+    (folder := tmp_path / "alignment-scratch-deep").mkdir()
+    deep = "import os\nfor _ in range(3000):\n    os.mkdir('a')\n    os.chdir('a')"
+    subprocess.run([sys.executable, "-c", deep], cwd=folder, check=True)
+    sweep(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "kept").mkdir()
     (tmp_path / "alignment-scratch-link").symlink_to(tmp_path / "kept")
