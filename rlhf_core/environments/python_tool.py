@@ -54,7 +54,7 @@ class _Calls:
         self._stopped = {
             "time": f"it ran longer than {seconds:g} s",
             "output": f"it printed more than {MOST_OUTPUT // 1024} KiB",
-            "files": f"it wrote more than {MOST_FILE_BYTES // 2**20} MiB or {MOST_FILES} files",
+            "files": f"it wrote more than {MOST_FILE_BYTES // 2**20} MiB or {MOST_FILES} files, or too deep folders",
         }
 
     async def reset(self, row: Mapping[str, Any], seed: int) -> None:

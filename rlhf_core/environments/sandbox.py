@@ -10,11 +10,14 @@ import socket
 import subprocess
 import sys
 import sysconfig
+import tempfile
+import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from rlhf_core.artifacts.scratch import new_folder, remove
+from rlhf_core.artifacts.scratch import new_folder, remove, remove_tree
 from rlhf_core.environments.seccomp import seccomp_filter
 from rlhf_core.errors import EpisodeError, StageError
 
@@ -41,75 +44,109 @@ class Ran:
     status: int  # its exit status, 0 if it raised nothing
 
 
+@dataclass(frozen=True, slots=True)
+class _Host:
+    process: subprocess.Popen[bytes]
+    control: socket.socket
+
+
 class Sandbox:
-    """A process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
+    """A host process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
 
     def __init__(self, seconds: float, memory_gib: float, modules: Sequence[str] = ()) -> None:
         """seconds, memory_gib: that each piece of code may take. modules: loaded once, for all of them.
 
         Raises StageError if this node cannot confine it, or a module cannot be loaded.
         """
-        self._folder = new_folder("python-tool")
-        self._control, theirs = socket.socketpair()
-        settings = {
-            "folder": str(self._folder), "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
+        self._settings = {
+            "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
             "processes": len(os.sched_getaffinity(0)), "readable": _readable(),
             "filter": base64.b64encode(seccomp_filter()).decode(),
         }  # fmt: skip
+        self._folder = new_folder("python-tool")
+        self._starting = threading.Lock()
+        try:
+            self._host = self._started()
+        except StageError:
+            remove(self._folder)
+            raise
+
+    def _started(self) -> _Host:
+        control, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            process = subprocess.Popen(
                 [sys.executable, "-s", "-P", "-B", str(_PROGRAM), str(theirs.fileno())],
                 stdin=subprocess.DEVNULL, env=_VARIABLES, cwd=self._folder, start_new_session=True,
                 pass_fds=[theirs.fileno()],
             )  # fmt: skip
+        host = _Host(process, control)
+        control.settimeout(_LOADING_SECONDS)
         try:
-            self._start(settings)
-        except StageError:
-            self.close()
-            raise
-
-    def _start(self, settings: dict[str, object]) -> None:
-        self._control.settimeout(_LOADING_SECONDS)
-        try:
-            self._control.sendall(json.dumps(settings).encode() + b"\n")
-            with self._control.makefile("r") as lines:
+            control.sendall(json.dumps({"folder": str(self._folder), **self._settings}).encode() + b"\n")
+            with control.makefile("r") as lines:
                 answer = json.loads(lines.readline() or '{"error": "its process ended; see the log"}')
         except OSError as error:
             answer = {"error": f"it did not start ({error})"}
-        self._control.settimeout(None)
+        control.settimeout(None)
         if "error" in answer:
+            _end(host)
             raise StageError(
                 f"this node cannot run the code of the Python tool confined ({answer['error']}): it needs Linux 5.13 "
                 "or later with Landlock and seccomp, and what `modules` names; use another node, or leave the tool out"
             )
+        return host
+
+    def _start_again(self) -> None:
+        with self._starting:
+            status = self._host.process.poll()
+            if status is None:
+                return  # another call has done it
+            print(f"the host of the Python tool has ended ({status}): it is started again", file=sys.stderr)
+            _end(self._host)
+            for left in self._folder.iterdir():
+                remove_tree(left)
+            self._host = self._started()
 
     async def run(self, code: str) -> Ran:
-        """Raises EpisodeError if the process that runs it has ended."""
+        """Raises EpisodeError if a process that it needs has ended; StageError if a new host cannot be started."""
         if len(code) > _MOST_CODE:
             return Ran(f"the code has more than {_MOST_CODE} characters", "", 1)
+        if self._host.process.poll() is not None:
+            await asyncio.to_thread(self._start_again)
+        try:
+            folder = Path(tempfile.mkdtemp(dir=self._folder))
+        except OSError as error:
+            raise EpisodeError(f"there can be no folder for code of the Python tool: {error}") from error
         ours, theirs = socket.socketpair()
-        with theirs:
-            reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
-            try:
-                socket.send_fds(self._control, [b"c"], [theirs.fileno()])
-                writer.write(json.dumps({"code": code}).encode() + b"\n")
-                await writer.drain()
-                theirs.close()  # else its end would not be seen
-                return Ran(**json.loads(await reader.readuntil(b"\n")))
-            except (OSError, asyncio.IncompleteReadError) as error:
-                raise EpisodeError("the process that runs code of the Python tool has ended; see the log") from error
-            finally:
-                writer.close()
+        reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
+        try:
+            with theirs:  # closed here, or its end would not be seen
+                socket.send_fds(self._host.control, [b"c"], [theirs.fileno()])
+            writer.write(json.dumps({"folder": str(folder), "code": code}).encode() + b"\n")
+            await writer.drain()
+            return Ran(**json.loads(await reader.readuntil(b"\n")))
+        except (OSError, asyncio.IncompleteReadError) as error:
+            raise EpisodeError("the process that runs code of the Python tool has ended; see the log") from error
+        finally:
+            with suppress(OSError):  # it has ended
+                writer.write_eof()
+                await reader.read()  # then no process is left that could write into the folder
+            writer.close()
+            await asyncio.to_thread(remove_tree, folder)
 
     def close(self) -> None:
         """End it, with all code that runs."""
-        self._control.close()
-        try:
-            self._process.wait(5.0)
-        except subprocess.TimeoutExpired:
-            self._process.kill()
-            self._process.wait()
+        _end(self._host)
         remove(self._folder)
+
+
+def _end(host: _Host) -> None:
+    host.control.close()
+    try:
+        host.process.wait(5.0)
+    except subprocess.TimeoutExpired:
+        host.process.kill()
+        host.process.wait()
 
 
 def _readable() -> list[str]:

@@ -1,8 +1,9 @@
-"""The process that runs code of the Python tool: it forks for each piece of code, and the fork confines itself.
+"""The host of the Python tool: each piece of code gets a keeper, a fork of the host, and runs in a fork of its keeper.
 
-A fork reads the Python installation and its own empty folder, writes in that folder, computes, and can do nothing else:
-Landlock (files), seccomp (everything else) and resource limits are the kernel's, and need no privileges. This program
-has the standard library alone and none of the job's environment variables, so that a fork has nothing to give away.
+The code's process confines itself before it runs any: it reads the Python installation and its own empty folder, writes
+in that folder, computes, and can do nothing else. Landlock (files), seccomp (everything else) and resource limits are
+the kernel's, and need no privileges. The host has the standard library alone, none of the job's environment variables,
+and never reads a request or an answer, so that a fork has nothing to give away.
 Started by sandbox.py as a file, with a socket that brings one socket for each piece of code.
 """
 
@@ -11,12 +12,14 @@ from __future__ import annotations
 import ast
 import base64
 import ctypes
+import gc
 import io
 import json
 import linecache
 import os
 import random
 import resource
+import select
 import selectors
 import shutil
 import signal
@@ -37,7 +40,7 @@ _NAME = "<code>"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, alike on all architectures
-_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL = 38, 22, 2, 1  # of prctl
+_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL, _SET_SUBREAPER = 38, 22, 2, 1, 36  # of prctl
 # Rights of Landlock: how many there are in each version of it, and those that are given.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
@@ -70,151 +73,166 @@ def main() -> None:
         _Host(control, settings).run()
 
 
-class _Call:
-    """One piece of code: asked for, waiting for its turn, running, answered."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.connection = connection
-        self.received = b""
-        self.process = self.pipe = -1
-        self.folder = ""
-        self.output = b""
-        self.deadline = 0.0
-        self.stopped = ""
-
-
 class _Host:
-    """One thread, so that it may fork."""
+    """Hands each call to a fork, its keeper, and reads nothing of it: no keeper has seen another call.
+
+    One thread, so that it may fork.
+    """
 
     def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
         self._control, self._settings = control, settings
         self._selector = selectors.DefaultSelector()
-        self._waiting: deque[_Call] = deque()
-        self._running: set[_Call] = set()
+        self._waiting: deque[socket.socket] = deque()
+        self._keepers: set[int] = set()
 
     def run(self) -> None:
-        """Until the other end of `control` is closed."""
+        """Until the other end of `control` is closed. Ends all keepers, and the code that they leave."""
+        _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)
+        gc.freeze()  # a collection in a fork would write to, and so copy, the memory of all modules
+        woken, wake = os.pipe()
+        os.set_blocking(wake, False)
+        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
         self._selector.register(self._control, selectors.EVENT_READ)
+        self._selector.register(woken, selectors.EVENT_READ)
         while True:
-            for key, _ in self._selector.select(_LOOK_SECONDS if self._running else None):
-                call = key.data
-                if call is None:
-                    if not self._accept():
-                        for left in list(self._running):
-                            self._end(left)
-                        return
-                elif key.fd == call.pipe:
-                    self._read(call)
-                else:
-                    self._listen(call)
-            for call in list(self._running):
-                self._look(call)
-            while self._waiting and len(self._running) < self._settings["processes"]:
+            for key, _ in self._selector.select():
+                if key.fd == woken:
+                    os.read(woken, 1 << 16)
+                    self._reap()
+                elif not self._accept():
+                    for keeper in self._keepers:
+                        os.kill(keeper, signal.SIGKILL)  # not reaped before: no other process can have its id
+                    with suppress(ChildProcessError):  # there is none any more
+                        while True:
+                            os.wait()
+                    return
+            while self._waiting and len(self._keepers) < self._settings["processes"]:
                 self._start(self._waiting.popleft())
 
     def _accept(self) -> bool:
         """False: there is nothing to come."""
         mark, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-        if not mark:
-            return False
-        connection = socket.socket(fileno=descriptors[0])
-        self._selector.register(connection, selectors.EVENT_READ, _Call(connection))
-        return True
+        # No descriptor: this process can have no more, so that the kernel has closed it.
+        self._waiting.extend(socket.socket(fileno=descriptor) for descriptor in descriptors)
+        return bool(mark)
 
-    def _listen(self, call: _Call) -> None:
-        """The code, as a line of JSON; or the end of who asked, and so of the code."""
-        received = call.connection.recv(1 << 16)
-        call.received += received
-        if received and not call.received.endswith(b"\n"):
-            return
-        if received:
-            self._waiting.append(call)
-            return
-        self._selector.unregister(call.connection)
-        call.connection.close()
-        if call in self._running:
-            self._end(call)
-        elif call in self._waiting:
-            self._waiting.remove(call)
+    def _start(self, connection: socket.socket) -> None:
+        host = os.getpid()
+        with connection:  # closed without an answer, it says that the call has failed
+            try:
+                process = os.fork()
+            except OSError:
+                traceback.print_exc()
+                return
+            if process == 0:
+                _keep(connection, self._settings, host)
+        self._keepers.add(process)
 
-    def _start(self, call: _Call) -> None:
-        asked = json.loads(call.received)
-        call.folder = tempfile.mkdtemp(dir=self._settings["folder"])
-        call.pipe, written = os.pipe()
-        call.process = os.fork()
-        if call.process == 0:
-            _confined(self._settings, call.folder, written, asked["code"])
-        os.close(written)
-        call.deadline = time.monotonic() + self._settings["seconds"]
-        self._running.add(call)
-        self._selector.register(call.pipe, selectors.EVENT_READ, call)
+    def _reap(self) -> None:
+        with suppress(ChildProcessError):
+            while process := os.waitpid(-1, os.WNOHANG)[0]:
+                self._keepers.discard(process)
 
-    def _read(self, call: _Call) -> None:
-        printed = os.read(call.pipe, 1 << 16)
-        call.output += printed
-        if len(call.output) > MOST_OUTPUT:
-            call.output, call.stopped = call.output[:MOST_OUTPUT], "output"
-        if not printed or call.stopped:
-            self._answer(call)
 
-    def _look(self, call: _Call) -> None:
-        if time.monotonic() > call.deadline:
-            call.stopped = "time"
-        elif not _few_files(call.folder):
-            call.stopped = "files"
-        if call.stopped:
-            self._answer(call)
+def _keep(connection: socket.socket, settings: dict[str, Any], host: int) -> None:
+    """Of a fork of the host: one call, from its request to its answer; never returns."""
+    status = 1
+    try:
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        _end_with(host)
+        os.dup2(connection.detach(), 3)
+        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+        connection = socket.socket(fileno=3)
+        with connection.makefile("r") as lines:
+            line = lines.readline()
+        if line.endswith("\n"):  # else who asked has gone
+            answer = json.dumps(_answer(connection, settings, **json.loads(line)))
+            with suppress(BrokenPipeError):
+                connection.sendall(answer.encode() + b"\n")
+        status = 0
+    except BaseException:  # whatever it is, a fork must not become a second host
+        traceback.print_exc()
+    finally:
+        os._exit(status)
 
-    def _answer(self, call: _Call) -> None:
-        """What it printed, and how it ended: its exit status, or why it was stopped."""
-        if call not in self._running:
-            return
-        status = self._end(call)
-        answer = {"output": call.output.decode("utf-8", "replace"), "stopped": call.stopped, "status": status}
-        with suppress(BrokenPipeError):  # who asked has gone
-            call.connection.sendall(json.dumps(answer).encode() + b"\n")
-        self._selector.unregister(call.connection)
-        call.connection.close()
 
-    def _end(self, call: _Call) -> int:
-        """Its exit status. It may have closed its output and run on."""
-        self._running.remove(call)
-        self._selector.unregister(call.pipe)
-        os.close(call.pipe)
-        limit = time.monotonic() + _LOOK_SECONDS
-        ended, status = (0, 0) if call.stopped else os.waitpid(call.process, os.WNOHANG)
-        while not ended:
-            if call.stopped or time.monotonic() > limit:
-                os.kill(call.process, signal.SIGKILL)  # not reaped before: no other process can have its id
-                ended, status = os.waitpid(call.process, 0)
-            else:
-                time.sleep(0.001)
-                ended, status = os.waitpid(call.process, os.WNOHANG)
-        shutil.rmtree(call.folder, ignore_errors=True)
-        return os.waitstatus_to_exitcode(status)
+def _answer(connection: socket.socket, settings: dict[str, Any], folder: str, code: str) -> dict[str, Any]:
+    """The output of the code, and how it ended: its exit status, or why it was stopped."""
+    keeper = os.getpid()
+    pipe, written = os.pipe()
+    process = os.fork()
+    if process == 0:
+        _confined(settings, folder, written, code, keeper)
+    os.close(written)
+    output, stopped = _watched(connection.fileno(), pipe, folder, time.monotonic() + settings["seconds"])
+    status = _ended(process, 0.0 if stopped else _LOOK_SECONDS)
+    return {"output": output.decode("utf-8", "replace"), "stopped": stopped, "status": status}
+
+
+def _watched(connection: int, pipe: int, folder: str, deadline: float) -> tuple[bytes, str]:
+    """The output until it is closed, or until something is too much; and what that is."""
+    output = b""
+    poll = select.poll()
+    for descriptor in (connection, pipe):
+        poll.register(descriptor, select.POLLIN)
+    while True:
+        for descriptor, _ in poll.poll(1000 * _LOOK_SECONDS):
+            if descriptor == connection:
+                return output, "gone"  # who asked
+            printed = os.read(pipe, 1 << 16)
+            output += printed
+            if len(output) > MOST_OUTPUT:
+                return output[:MOST_OUTPUT], "output"
+            if not printed:
+                return output, ""
+        if time.monotonic() > deadline:
+            return output, "time"
+        if not _few_files(folder):
+            return output, "files"
+
+
+def _ended(process: int, seconds: float) -> int:
+    """Its exit status. It may have closed its output and run on: after `seconds` it is killed."""
+    deadline = time.monotonic() + seconds
+    ended, status = os.waitpid(process, os.WNOHANG)
+    while not ended:
+        if time.monotonic() >= deadline:
+            os.kill(process, signal.SIGKILL)  # not reaped before: no other process can have its id
+            ended, status = os.waitpid(process, 0)
+        else:
+            time.sleep(0.001)
+            ended, status = os.waitpid(process, os.WNOHANG)
+    return os.waitstatus_to_exitcode(status)
 
 
 def _few_files(folder: str) -> bool:
+    """False too for what cannot be counted, such as a path that is too long for the kernel."""
     left, size, pending = MOST_FILES, 0, [folder]
     while pending:
         try:
             with os.scandir(pending.pop()) as entries:
                 for entry in entries:
                     left -= 1
-                    size += entry.stat(follow_symlinks=False).st_size
+                    with suppress(FileNotFoundError):  # removed since
+                        size += entry.stat(follow_symlinks=False).st_size
                     if left < 0 or size > MOST_FILE_BYTES:
                         return False
                     if entry.is_dir(follow_symlinks=False):
                         pending.append(entry.path)
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue  # removed since
+        except OSError:
+            return False
     return True
 
 
-def _confined(settings: dict[str, Any], folder: str, output: int, code: str) -> None:
-    """Of a fork: run the code, and never return."""
+def _confined(settings: dict[str, Any], folder: str, output: int, code: str, keeper: int) -> None:
+    """Of a fork of `keeper`: run the code, and never return."""
     status = 1
     try:
+        _end_with(keeper)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -267,10 +285,17 @@ def _run(code: str) -> int:
     return 0
 
 
+def _end_with(parent: int) -> None:
+    """Have the kernel kill this process when `parent` ends."""
+    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:  # it has ended already
+        os._exit(1)
+
+
 def _confine(settings: dict[str, Any], folder: str) -> None:
     """Raises OSError if the kernel cannot."""
     os.setsid()
-    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
+    os.umask(0o077)
     with open("/proc/self/statm") as statistics:
         taken = int(statistics.read().split()[0]) * resource.getpagesize()
     seconds = int(settings["seconds"]) + 1
@@ -341,9 +366,9 @@ def _unconfined(settings: dict[str, Any]) -> str:
     outside = os.path.join(settings["folder"], "probe")
     open(outside, "w").close()
     pipe, written = os.pipe()
-    process = os.fork()
+    host, process = os.getpid(), os.fork()
     if process == 0:
-        _confined(settings, folder, written, _PROBE.replace("PATH", repr(outside)))
+        _confined(settings, folder, written, _PROBE.replace("PATH", repr(outside)), host)
     os.close(written)
     with open(pipe, errors="replace") as output:
         said = output.read().strip()

@@ -47,6 +47,12 @@ def result(tools: PythonTools, code: str) -> tuple[str, str | None]:
         ("with open('a', 'w') as f:\n    f.write('own')\nopen('a').read()", "'own'"),
         ("import os\nos.listdir()", "[]"),
         ("exit()", "[no output]"),
+        ("import sqlite3\nc = sqlite3.connect('a')\nc.execute('create table t (x)')\nc.commit()", "[no output]"),
+        ("import os\nos.makedirs('a/b')\nos.dup(os.open('a/c', os.O_CREAT | os.O_WRONLY)) > 2", "True"),
+        (
+            "import tempfile\nwith tempfile.TemporaryDirectory(dir='.') as t:\n    open(t + '/a', 'w').close()",
+            "[no output]",
+        ),
     ],
 )
 def test_what_code_prints_and_its_last_value_come_back(tools: PythonTools, code: str, text: str) -> None:
@@ -66,6 +72,7 @@ def test_a_traceback_shows_the_code_alone(tools: PythonTools) -> None:
     assert "sandbox" not in text
 
 
+NESTED = "import os, time\nfor _ in range({count}):\n    os.mkdir({name})\n    os.chdir({name})\ntime.sleep(9)"
 HOSTILE = {
     "reads /etc/passwd": ("open('/etc/passwd').read()", "PermissionError"),
     "lists a folder": ("import os\nos.listdir('/')", "PermissionError"),
@@ -86,7 +93,9 @@ HOSTILE = {
     "writes beside its folder": ("open('../of-the-tool', 'w')", "PermissionError"),
     "changes rights": ("import os\nos.chmod('/etc/passwd', 0o777)", "PermissionError"),
     "fills the disk": ("i = 0\nwhile True:\n    open(str(i), 'wb').write(bytes(2**20))\n    i += 1", "it wrote more"),
-    "writes many files": ("i = 0\nwhile True:\n    open(str(i), 'w').close()\n    i += 1", "or 1000 files]"),
+    "writes many files": ("i = 0\nwhile True:\n    open(str(i), 'w').close()\n    i += 1", "or 1000 files, or"),
+    "nests long names": (NESTED.format(count=40, name="'x' * 250"), "or too deep folders]"),
+    "nests without end": (NESTED.format(count=10**6, name="'x'"), "or too deep folders]"),
     "kills its parent": ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
     "kills all": ("import os\nos.kill(-1, 9)", "PermissionError"),
     "raises its limits": ("import resource as r\nr.setrlimit(r.RLIMIT_AS, (-1, -1))", "not allowed to raise"),
@@ -112,6 +121,37 @@ def test_hostile_code_ends_as_documented_and_touches_no_other(tools: PythonTools
     assert (before, after) == ("2", "4")
     assert hostile.endswith(expected) or expected in hostile.splitlines()[-1]
     assert not os.path.exists("/tmp/of-the-tool")
+    assert not list(tools._sandbox._folder.iterdir())
+
+
+def test_no_call_sees_the_code_or_the_output_of_another(tools: PythonTools) -> None:
+    """Of calls that ran before, that run, and that wait for their turn."""
+    secret = f"import time\nprint('{SECRET}', flush=True)\ntime.sleep(1)"
+    search = f"""
+import gc
+mark = {SECRET[::-1]!r}[::-1]
+found, seen, pending = [], set(), gc.get_objects()
+while pending:
+    value = pending.pop()
+    if id(value) in seen or value is mark:
+        continue
+    seen.add(id(value))
+    if mark in (value if isinstance(value, str) else str(value) if isinstance(value, (bytes, bytearray)) else ''):
+        found.append(value)
+    if len(seen) < 10**6:
+        pending += gc.get_referents(value)
+found"""
+
+    async def together() -> str:
+        busy = [asyncio.create_task(tools.new().call("python", {"code": secret})) for _ in range(2)]
+        await asyncio.sleep(0.3)
+        busy += [asyncio.create_task(tools.new().call("python", {"code": secret})) for _ in range(2)]
+        made = await tools.new().call("python", {"code": search})
+        assert {call.text for call in await asyncio.gather(*busy)} == {SECRET}
+        return made.text
+
+    assert result(tools, "print(1)") == ("1", None)
+    assert asyncio.run(together()) == "[]"
 
 
 def test_the_environment_has_none_of_the_jobs_variables(tools: PythonTools) -> None:
@@ -127,7 +167,7 @@ def test_nothing_is_left_of_a_call_or_of_the_sandbox() -> None:
     thread = threading.Thread(target=run_for_ever, args=(box,))
     thread.start()
     deadline = time.monotonic() + 20
-    while not (running := psutil.Process(box._process.pid).children()) or not list(folder.iterdir()):
+    while len(running := psutil.Process(box._host.process.pid).children(recursive=True)) < 2:  # keeper, code
         assert time.monotonic() < deadline
         time.sleep(0.02)
     assert asyncio.run(box.run("open('left', 'w').close()")).status == 0
@@ -138,6 +178,46 @@ def test_nothing_is_left_of_a_call_or_of_the_sandbox() -> None:
     psutil.wait_procs(running, timeout=10)
     assert not any(process.is_running() for process in running)
     assert not folder.exists()
+
+
+def test_a_host_that_has_died_is_started_again() -> None:
+    box = Sandbox(60.0, 0.25)
+    host = psutil.Process(box._host.process.pid)
+    thread = threading.Thread(target=run_for_ever, args=(box,))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while len(running := host.children(recursive=True)) < 2:
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    host.kill()
+    thread.join(20)
+    assert not thread.is_alive()
+    psutil.wait_procs(running, timeout=10)
+    assert not any(process.is_running() for process in running), "the code that ran has ended with it"
+
+    async def together() -> list[str]:
+        return [ran.output for ran in await asyncio.gather(*(box.run(f"{number}") for number in range(3)))]
+
+    assert asyncio.run(together()) == ["0\n", "1\n", "2\n"]
+    assert not list(box._folder.iterdir())
+    box.close()
+
+
+def test_the_failure_of_a_call_is_that_calls() -> None:
+    """Its keeper, a fork of the host, is killed."""
+    box = Sandbox(60.0, 0.25)
+    thread = threading.Thread(target=run_for_ever, args=(box,))
+    thread.start()
+    deadline = time.monotonic() + 20
+    while not (keepers := psutil.Process(box._host.process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    first = box._host
+    keepers[0].kill()
+    thread.join(20)
+    assert asyncio.run(box.run("1")).output == "1\n"
+    assert box._host is first
+    box.close()
 
 
 def run_for_ever(box: Sandbox) -> None:
