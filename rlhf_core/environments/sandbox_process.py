@@ -342,7 +342,11 @@ def _call(name: str, *arguments: object) -> int:
 
 
 _PROBE = """
-import os, socket
+import ctypes, fcntl, os, signal, socket
+libc = ctypes.CDLL(None)
+def system(name, *arguments):
+    if getattr(libc, name)(*arguments) < 0:
+        raise OSError(name)
 def refused(name, function, *arguments):
     try:
         function(*arguments)
@@ -355,6 +359,16 @@ refused("write outside of its folder", open, os.path.join(os.path.dirname(os.get
 refused("open a socket", socket.socket)
 refused("start a process", os.fork)
 refused("send a signal", os.kill, os.getpid(), 0)
+for command in (fcntl.F_SETOWN, fcntl.F_SETSIG, 15, fcntl.F_NOTIFY, fcntl.F_SETLEASE):
+    refused("have the kernel send a signal", fcntl.fcntl, 1, command, 0)
+refused("have the kernel send a signal", fcntl.fcntl, 1, fcntl.F_SETFL, os.O_ASYNC)
+for command in (0x5452, 0x8901, 0x8902):
+    refused("have the kernel send a signal", fcntl.ioctl, 1, command, bytes(4))
+refused("have the kernel send a signal", signal.setitimer, signal.ITIMER_REAL, 0)
+refused("have the kernel send a signal", system, "prctl", 1, 0, 0, 0, 0)
+refused("make a set-uid file", os.open, "set-uid", os.O_CREAT, 0o4700)
+refused("hide a folder", os.mkdir, "hidden", 0)
+refused("hide folders", os.umask, 0o777)
 with open("own", "w") as file:
     file.write("1")
 """

@@ -1,7 +1,7 @@
 """The system calls that the code of the Python tool may make, as a filter for the kernel (seccomp).
 
 An allow-list: what is not on it fails with EPERM, so that there are no sockets, processes, threads, signals, devices or
-shared memory, and nothing outlives the process. Files are Landlock's business (sandbox_process.py).
+shared memory, and nothing outlives the process. Which files can be opened is left to Landlock (sandbox_process.py).
 """
 
 from __future__ import annotations
@@ -15,30 +15,47 @@ from rlhf_core.errors import StageError
 
 # Number of each call on x86_64 and on aarch64; None: that architecture has no such call.
 _ALLOWED: dict[str, tuple[int | None, int | None]] = {
-    "read": (0, 63), "write": (1, 64), "open": (2, None), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
+    "read": (0, 63), "write": (1, 64), "close": (3, 57), "stat": (4, None), "fstat": (5, 80),
     "lstat": (6, None), "poll": (7, None), "lseek": (8, 62), "mmap": (9, 222), "mprotect": (10, 226),
     "munmap": (11, 215), "brk": (12, 214), "rt_sigaction": (13, 134), "rt_sigprocmask": (14, 135),
     "rt_sigreturn": (15, 139), "pread64": (17, 67), "pwrite64": (18, 68), "readv": (19, 65), "writev": (20, 66),
     "access": (21, None), "select": (23, None), "sched_yield": (24, 124), "mremap": (25, 216), "madvise": (28, 233),
     "dup": (32, 23), "dup2": (33, None), "nanosleep": (35, 101), "getpid": (39, 172), "exit": (60, 93),
-    "uname": (63, 160), "fcntl": (72, 25), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46),
+    "uname": (63, 160), "fsync": (74, 82), "fdatasync": (75, 83), "ftruncate": (77, 46),
     "getdents": (78, None), "getcwd": (79, 17), "chdir": (80, 49), "fchdir": (81, 50), "rename": (82, None),
-    "mkdir": (83, None), "rmdir": (84, None), "unlink": (87, None), "readlink": (89, None), "umask": (95, 166),
+    "rmdir": (84, None), "unlink": (87, None), "readlink": (89, None),
     "gettimeofday": (96, 169), "getrlimit": (97, 163), "getrusage": (98, 165), "sysinfo": (99, 179),
     "times": (100, 153), "getuid": (102, 174), "getgid": (104, 176), "geteuid": (107, 175), "getegid": (108, 177),
     "getppid": (110, 173), "sigaltstack": (131, 132), "gettid": (186, 178), "time": (201, None), "futex": (202, 98),
     "sched_getaffinity": (204, 123), "getdents64": (217, 61), "clock_gettime": (228, 113), "clock_getres": (229, 114),
-    "clock_nanosleep": (230, 115), "exit_group": (231, 94), "openat": (257, 56), "mkdirat": (258, 34),
+    "clock_nanosleep": (230, 115), "exit_group": (231, 94),
     "newfstatat": (262, 79), "unlinkat": (263, 35), "renameat": (264, 38), "readlinkat": (267, 78),
     "faccessat": (269, 48), "pselect6": (270, 72), "ppoll": (271, 73), "set_robust_list": (273, 99), "dup3": (292, 24),
     "preadv": (295, 69), "pwritev": (296, 70), "getcpu": (309, 168), "renameat2": (316, 276), "getrandom": (318, 278),
     "statx": (332, 291), "rseq": (334, 293), "faccessat2": (439, 439),
 }  # fmt: skip
-_PRLIMIT, _IOCTL, _CLONE3 = (302, 261), (16, 29), (435, 435)
-_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
+_ANY = 0xFFFFFFFFFFFFFFFF  # the mask of a whole argument
+_NO_SET_UID, _OPEN_FOLDER = (0o7000, 0), (0o700, 0o700)  # mask and value of a mode
+_OPEN, _OPENAT, _MKDIR, _MKDIRAT = (2, None), (257, 56), (83, None), (258, 34)
+_FCNTL, _IOCTL, _PRLIMIT, _CLONE3 = (72, 25), (16, 29), (302, 261), (435, 435)
 _TERMINAL_SETTINGS = 0x5401  # TCGETS, by which Python asks whether a file is a terminal
+_FCNTL_COMMANDS = (0, 1, 2, 3, 6, 7, 1030)  # F_DUPFD, F_GETFD, F_SETFD, F_GETFL, F_SETLK, F_SETLKW, F_DUPFD_CLOEXEC
+_SET_FLAGS, _ASYNC = 4, 0o20000  # F_SETFL, O_ASYNC
+# Allowed if, for each (place, mask, value), the argument's bits in `mask` are `value`; several lines of a call: if one
+# of them holds. Of fcntl nothing by which the kernel sends a signal (F_SETOWN, F_SETSIG, F_NOTIFY, F_SETLEASE), and not
+# F_GETLK, which shows the locks of other processes. A folder that its owner cannot enter could not be looked into from
+# outside, and umask, which could make one, is not on the list.
+_CONDITIONS: list[tuple[tuple[int | None, int | None], list[tuple[int, int, int]]]] = [
+    (_OPEN, [(2, *_NO_SET_UID)]), (_OPENAT, [(3, *_NO_SET_UID)]),
+    (_MKDIR, [(1, *_OPEN_FOLDER)]), (_MKDIRAT, [(2, *_OPEN_FOLDER)]),
+    *((_FCNTL, [(1, _ANY, command)]) for command in _FCNTL_COMMANDS),
+    (_FCNTL, [(1, _ANY, _SET_FLAGS), (2, _ASYNC, 0)]),
+    (_IOCTL, [(1, _ANY, _TERMINAL_SETTINGS)]),
+    (_PRLIMIT, [(0, _ANY, 0), (2, _ANY, 0)]),  # pid 0, new NULL: own limits may be read, not set
+]  # fmt: skip
+_ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column above, AUDIT_ARCH
 
-_LOAD, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x15, 0x35, 0x06  # BPF: ld [k]; jeq; jge; ret
+_LOAD, _AND, _EQUAL, _AT_LEAST, _RETURN = 0x20, 0x54, 0x15, 0x35, 0x06  # BPF: ld [k]; and; jeq; jge; ret
 _ALLOW, _KILL, _ERROR = 0x7FFF0000, 0x80000000, 0x00050000
 _NUMBER, _ARCHITECTURE, _ARGUMENTS = 0, 4, 16  # offsets in struct seccomp_data
 
@@ -62,21 +79,22 @@ def seccomp_filter() -> bytes:
             program += [(_EQUAL, 0, 1, number), (_RETURN, 0, 0, _ALLOW)]
     # glibc asks for clone3 first, and for clone only where the kernel does not know it.
     program += [(_EQUAL, 0, 1, _CLONE3[column]), (_RETURN, 0, 0, _ERROR | errno.ENOSYS)]
-    # prlimit64(pid 0, resource, new NULL, old): own limits may be read, not set.
-    program += _allowed_with(_PRLIMIT[column], [(0, 0), (2, 0)], denied)
-    program += _allowed_with(_IOCTL[column], [(1, _TERMINAL_SETTINGS)], denied)
+    for numbers, tests in _CONDITIONS:
+        if (number := numbers[column]) is not None:
+            program += _allowed_if(number, tests)
     program += [(_RETURN, 0, 0, denied)]
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in program)
 
 
-def _allowed_with(number: int, arguments: Sequence[tuple[int, int]], denied: int) -> list[tuple[int, int, int, int]]:
-    """The call `number`, if each of `arguments` (place, 64-bit value) is what is given here."""
+def _allowed_if(number: int, tests: Sequence[tuple[int, int, int]]) -> list[tuple[int, int, int, int]]:
+    """The call `number`, if each of `tests` (place, mask, value) holds; otherwise what follows decides."""
     words = [
-        (_ARGUMENTS + 8 * place + 4 * half, value >> 32 * half & 0xFFFFFFFF)
-        for place, value in arguments
+        (_ARGUMENTS + 8 * place + 4 * half, mask >> 32 * half & 0xFFFFFFFF, value >> 32 * half & 0xFFFFFFFF)
+        for place, mask, value in tests
         for half in (0, 1)  # little-endian
+        if mask >> 32 * half & 0xFFFFFFFF
     ]
-    program = [(_EQUAL, 0, 2 * len(words) + 2, number)]
-    for left, (offset, value) in zip(range(len(words) - 1, -1, -1), words, strict=True):
-        program += [(_LOAD, 0, 0, offset), (_EQUAL, 0, 2 * left + 1, value)]
-    return [*program, (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, denied)]
+    program = [(_LOAD, 0, 0, _NUMBER), (_EQUAL, 0, 3 * len(words) + 1, number)]
+    for left, (offset, mask, value) in zip(range(len(words) - 1, -1, -1), words, strict=True):
+        program += [(_LOAD, 0, 0, offset), (_AND, 0, 0, mask), (_EQUAL, 0, 3 * left + 1, value)]
+    return [*program, (_RETURN, 0, 0, _ALLOW)]

@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from rlhf_core.config.tools import PythonTool
-from rlhf_core.environments import sandbox_process
+from rlhf_core.environments import sandbox_process, seccomp
 from rlhf_core.environments.python_tool import PythonTools
 from rlhf_core.environments.sandbox import Sandbox
 from rlhf_core.errors import EpisodeError, StageError
@@ -94,8 +94,12 @@ HOSTILE = {
     "changes rights": ("import os\nos.chmod('/etc/passwd', 0o777)", "PermissionError"),
     "fills the disk": ("i = 0\nwhile True:\n    open(str(i), 'wb').write(bytes(2**20))\n    i += 1", "it wrote more"),
     "writes many files": ("i = 0\nwhile True:\n    open(str(i), 'w').close()\n    i += 1", "or 1000 files, or"),
+    "hides a folder": ("import os\nos.mkdir('x', 0)", "PermissionError"),
+    "hides folders": ("import os\nos.umask(0o777)", "OSError"),
     "nests long names": (NESTED.format(count=40, name="'x' * 250"), "or too deep folders]"),
     "nests without end": (NESTED.format(count=10**6, name="'x'"), "or too deep folders]"),
+    "makes a set-uid file": ("import os\nos.open('x', os.O_CREAT, 0o4755)", "PermissionError"),
+    "makes a set-gid file": ("import os\nos.open('.', os.O_TMPFILE | os.O_RDWR, 0o2755)", "PermissionError"),
     "kills its parent": ("import os\nos.kill(os.getppid(), 9)", "PermissionError"),
     "kills all": ("import os\nos.kill(-1, 9)", "PermissionError"),
     "raises its limits": ("import resource as r\nr.setrlimit(r.RLIMIT_AS, (-1, -1))", "not allowed to raise"),
@@ -122,6 +126,27 @@ def test_hostile_code_ends_as_documented_and_touches_no_other(tools: PythonTools
     assert hostile.endswith(expected) or expected in hostile.splitlines()[-1]
     assert not os.path.exists("/tmp/of-the-tool")
     assert not list(tools._sandbox._folder.iterdir())
+
+
+@pytest.mark.parametrize(
+    "attempt",
+    [
+        "fcntl.fcntl(1, fcntl.F_SETOWN, os.getppid())", "fcntl.fcntl(1, 15, struct.pack('ii', 1, os.getppid()))",
+        "fcntl.fcntl(1, fcntl.F_SETSIG, 9)", "fcntl.fcntl(1, fcntl.F_SETFL, os.O_ASYNC)",
+        "fcntl.fcntl(1, fcntl.F_SETLEASE, fcntl.F_RDLCK)", "fcntl.fcntl(os.open('.', 0), fcntl.F_NOTIFY, 1)",
+        "fcntl.fcntl(1, fcntl.F_GETLK, bytes(32))", "fcntl.ioctl(1, 0x5452, bytes(4))",
+        "fcntl.ioctl(1, 0x8901, struct.pack('i', os.getppid()))", "fcntl.ioctl(1, 0x8902, struct.pack('i', 1))",
+        "signal.setitimer(signal.ITIMER_REAL, 1)",
+    ],
+)  # fmt: skip
+def test_code_cannot_have_the_kernel_send_a_signal(tools: PythonTools, attempt: str) -> None:
+    text, _ = result(tools, f"import fcntl, os, signal, struct\n{attempt}")
+    assert "Operation not permitted" in text
+
+
+def test_code_may_set_the_flags_of_a_file_that_send_nothing(tools: PythonTools) -> None:
+    code = "import fcntl, os\nfcntl.fcntl(1, fcntl.F_SETFL, os.O_APPEND)\nfcntl.fcntl(1, fcntl.F_GETFL) & os.O_APPEND"
+    assert result(tools, code) == (str(os.O_APPEND), None)
 
 
 def test_no_call_sees_the_code_or_the_output_of_another(tools: PythonTools) -> None:
@@ -239,6 +264,13 @@ def test_a_node_that_cannot_confine_code_is_refused(
     (copy := tmp_path / "sandbox_process.py").write_text(program)
     monkeypatch.setattr("rlhf_core.environments.sandbox._PROGRAM", copy)
     with pytest.raises(StageError, match=rf"cannot run the code of the Python tool confined \(it could {could}"):
+        Sandbox(5.0, 0.25)
+
+
+def test_a_node_that_lets_code_send_signals_by_the_kernel_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before Linux 6.12 Landlock does not keep such a signal from other processes."""
+    monkeypatch.setitem(seccomp._ALLOWED, "fcntl", seccomp._FCNTL)
+    with pytest.raises(StageError, match="it could have the kernel send a signal"):
         Sandbox(5.0, 0.25)
 
 
