@@ -124,7 +124,7 @@ def main() -> None:
     given = options.parse_args()
     where = machine()
     os.environ.setdefault("ALIGNMENT_SERVE_TOKEN", secrets.token_urlsafe(32))
-    os.environ["REWARD_HEADER"] = f"Authorization: Bearer {os.environ['ALIGNMENT_SERVE_TOKEN']}"
+    os.environ["ALIGNMENT_HEADER_REWARD"] = f"Authorization: Bearer {os.environ['ALIGNMENT_SERVE_TOKEN']}"
     asked = texts(given.texts)
     requests = [
         range(start, min(start + given.per_request, len(asked))) for start in range(0, len(asked), given.per_request)
@@ -138,7 +138,11 @@ def main() -> None:
         parameters = make_model(folder, given.hidden, given.layers)
         with server(folder, given.workers) as (url, process):
             config = HTTPReward(
-                type="http", url=url, header_variable="REWARD_HEADER", timeout_seconds=300.0, attempts=given.attempts
+                type="http",
+                url=url,
+                header_variable="ALIGNMENT_HEADER_REWARD",
+                timeout_seconds=300.0,
+                attempts=given.attempts,
             )
 
             def client(number: int) -> None:

@@ -17,7 +17,7 @@ from rlhf_core.errors import StageError
 NAME_VARIABLE = "ALIGNMENT_FORWARDED"  # in the job's environment: under what name its variables are stored
 
 _HEADER = b"# variables of a job\n"  # Ray quotes the first 15 bytes of what it cannot store
-_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE", re.IGNORECASE)
+_SECRET = re.compile(r"KEY|TOKEN|SECRET|PASSW|CREDENTIAL|AUTH|SIGNATURE|HEADER", re.IGNORECASE)
 _STANDARD = ("AWS_", "HF_", "WANDB_")  # a variable of another name is one that the recipe names: a URL or a header
 # Settings of the hub's library, which are read when it is imported, and our own.
 _HARMLESS = ("HF_HUB_", "HF_HOME", "HF_ENDPOINT", "HF_DATASETS_", "ALIGNMENT_")

@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, model_validator
 
 from rlhf_core.config.base import Config, operational
 from rlhf_core.config.numbers import Attempts, Requests, Seconds
-from rlhf_core.config.texts import Variable
+from rlhf_core.config.texts import HeaderVariable, Variable
 
 _JINJA_NAMES = {"loop", "caller", "varargs", "kwargs", "self"}  # in loops and macros
 _URL = re.compile(r"https?://(?P<user>[^/@]*@)?[^/@\s]+\S*")
@@ -28,8 +28,9 @@ class ServerConfig(Config):
     url_variable: Variable | None = Field(
         default=None, description="environment variable that holds the URL instead, or several with spaces between"
     )
-    header_variable: Variable | None = Field(
-        default=None, description="environment variable that holds a header to send, as `Authorization: Bearer abc`"
+    header_variable: HeaderVariable | None = Field(
+        default=None,
+        description="environment variable `ALIGNMENT_HEADER_…` with a header to send, as `Authorization: Bearer abc`",
     )
     timeout_seconds: Seconds = Field(default=60.0, description="longest wait for an answer; it is not repeated")
     attempts: Attempts = operational(

@@ -68,6 +68,20 @@ Requirement = Annotated[
 Variable = Annotated[
     str, AfterValidator(_of_form(r"[A-Za-z_]\w*", "the name of an environment variable: letters, digits and `_`"))
 ]
+HEADER_PREFIX = "ALIGNMENT_HEADER_"
+
+
+def _header_variable(name: str) -> str:
+    if not name.startswith(HEADER_PREFIX) or name == HEADER_PREFIX:
+        raise ValueError(
+            f"a recipe sends no other variables to servers than those whose names begin with {HEADER_PREFIX}: set "
+            f"{HEADER_PREFIX}{name} to the header, and name that"
+        )
+    return name
+
+
+# The recipe names the server too: its author must not choose which variable of the environment is sent there.
+HeaderVariable = Annotated[Variable, AfterValidator(_header_variable)]
 # A part of the names of metrics.
 JudgeName = Annotated[
     str, AfterValidator(_of_form(r"\w[\w.-]{0,99}", "the name of a reward: up to 100 letters, digits and `_.-`"))

@@ -55,11 +55,12 @@ def test_the_same_shell_differs_in_nothing(stack: Stack) -> None:
 def test_each_setting_is_one_line_and_no_secret_is_shown(stack: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
     now = {
         **SHELL, "PATH": "/another", "ALIGNMENT_RAY_CPUS": "7", "ALIGNMENT_PORT_S3": "1234", "HF_TOKEN": "planted too",
-        "HTTPS_PROXY": "http://user:planted@proxy",
+        "HTTPS_PROXY": "http://user:planted@proxy", "ALIGNMENT_HEADER_JUDGE": "Authorization: planted",
     }  # fmt: skip
     monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "7")  # it is in Ray's command too, which is not said twice
     assert said(stack, now, configuration(stack, services(stack))) == [
         f"ALIGNMENT_PORT_S3: {stack.ports['s3']} → 1234",
+        "ALIGNMENT_HEADER_JUDGE: (unset) → (a secret)",
         "ALIGNMENT_RAY_CPUS: (unset) → 7",
         "HF_TOKEN: (a secret) → (a secret)",
         "HTTPS_PROXY: (unset) → http://…@proxy",

@@ -30,7 +30,7 @@ TRAINING = {
     "optimizer": {"learning_rate": 1e-2}, "engine": {"dtype": "float32", "zero_stage": 0},
 }  # fmt: skip
 ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24}}
-JUDGE = {"type": "http", "url_variable": "JUDGE_URL", "header_variable": "JUDGE_HEADER"}
+JUDGE = {"type": "http", "url_variable": "JUDGE_URL", "header_variable": "ALIGNMENT_HEADER_JUDGE"}
 JUDGING = {
     "scorers": {"exact": {"type": "verifier", "kind": "exact"}, "judge": JUDGE},
     "samples": 2,
@@ -132,7 +132,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
     monkeypatch.setenv("WANDB_MODE", "offline")
     for name in ("HF_TOKEN", "WANDB_API_KEY", "PREFECT_API_KEY"):
         monkeypatch.setenv(name, found[name])
-    monkeypatch.setenv("JUDGE_HEADER", f"Authorization: Bearer {found['token of the judge']}")
+    monkeypatch.setenv("ALIGNMENT_HEADER_JUDGE", f"Authorization: Bearer {found['token of the judge']}")
     with http_server(Judge) as url:
         monkeypatch.setenv("JUDGE_URL", f"{url}/{found['path of the judge']}")
         with temporary_settings({PREFECT_API_KEY: found["PREFECT_API_KEY"]}):

@@ -26,7 +26,7 @@ rl:
   sampling: {max_tokens: 8}
   rollout: {max_length: 64}
   grpo:
-    rewards: {judge: {type: http, url_variable: JUDGE_URL, header_variable: JUDGE_HEADER}}
+    rewards: {judge: {type: http, url_variable: JUDGE_URL, header_variable: ALIGNMENT_HEADER_JUDGE}}
     optimizer: {learning_rate: 1e-3}
 """
 
@@ -34,7 +34,7 @@ rl:
 def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in ("JUDGE_URL", "JUDGE_HEADER", "ANOTHER", "HF_TEST"):
+    for name in ("JUDGE_URL", "ALIGNMENT_HEADER_JUDGE", "ANOTHER", "HF_TEST"):
         monkeypatch.setenv(name, f"of {name}")
     (tmp_path / "d.jsonl").write_text("{}\n", encoding="utf-8")
     (tmp_path / "r.yaml").write_text(RECIPE, encoding="utf-8")
@@ -42,7 +42,7 @@ def test_a_job_gets_the_variables_that_its_config_names_and_no_others(
     settings = RunSettings("run", "store", tmp_path, 0, {}, {}, "recipe")
     environment = _request(graph["rl"], settings, 0).environment
     assert environment["JUDGE_URL"] == "of JUDGE_URL"
-    assert environment["JUDGE_HEADER"] == "of JUDGE_HEADER"
+    assert environment["ALIGNMENT_HEADER_JUDGE"] == "of ALIGNMENT_HEADER_JUDGE"
     assert "ANOTHER" not in environment
     others = _request(graph["base"], settings, 0).environment
     assert others["HF_TEST"] == "of HF_TEST"

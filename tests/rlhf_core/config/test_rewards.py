@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,15 +11,17 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.environments import AgentEnvironment
+from rlhf_core.config.environments import AgentEnvironment, NemoGymEnvironment
 from rlhf_core.config.evaluation import EvaluationConfig
 from rlhf_core.config.rewards import (
     FunctionReward,
     HTTPReward,
+    JudgeReward,
     RewardConfig,
 )
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.scorers import MonitorConfig, ScorerConfig
+from rlhf_core.config.servers import ServerConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
 EXACT = {"type": "verifier"}
@@ -185,6 +188,24 @@ def test_no_option_has_the_name_of_what_every_call_passes() -> None:
 def test_a_variable_of_a_function_is_a_name_of_the_environment() -> None:
     with pytest.raises(ValidationError, match="'A=B' is not the name of an environment variable"):
         FunctionReward(type="function", path="reward.py", variables=("A=B",))
+
+
+@pytest.mark.parametrize(
+    "variable", ["PREFECT_API_AUTH_STRING", "JUDGE_HEADER", "ALIGNMENT_HEADER_", "alignment_header_a"]
+)
+@pytest.mark.parametrize("settings", [
+    lambda header: HTTPReward(type="http", url="http://a.b", header_variable=header),
+    lambda header: JudgeReward(
+        type="judge", url="http://a.b", model="m", template="{{ completion }}", pattern="(.)", header_variable=header
+    ),
+    lambda header: NemoGymEnvironment(type="nemo_gym", url="http://a.b", header_variable=header),
+])  # fmt: skip
+def test_a_recipe_cannot_have_any_variable_sent_to_the_server_that_it_names(
+    settings: Callable[[str], ServerConfig], variable: str
+) -> None:
+    with pytest.raises(ValidationError, match=f"set ALIGNMENT_HEADER_{variable} to the header, and name that"):
+        settings(variable)
+    assert [*settings("ALIGNMENT_HEADER_JUDGE").named_variables()] == ["ALIGNMENT_HEADER_JUDGE"]
 
 
 @pytest.mark.parametrize("file", ["../secret.py", "/etc/passwd", "code/../../x.py", "other/x.py", "code", "code/", "."])

@@ -339,8 +339,8 @@ def test_addresses_and_headers_come_from_variables(
     with pytest.raises(RewardError, match="the environment variable GYM, which the recipe names, is not set"):
         environments(url_variable="GYM")
     monkeypatch.setenv("GYM", f"{server.url}/")
-    monkeypatch.setenv("GYM_HEADER", "Authorization: Bearer abc")
-    own = environments(url_variable="GYM", header_variable="GYM_HEADER", parser=None)
+    monkeypatch.setenv("ALIGNMENT_HEADER_GYM", "Authorization: Bearer abc")
+    own = environments(url_variable="GYM", header_variable="ALIGNMENT_HEADER_GYM", parser=None)
     with pytest.raises(EpisodeError, match="the resource server has its tools behind MCP"):
         played(own, of=row(tools=[]))
     assert seen == ["Bearer abc"]

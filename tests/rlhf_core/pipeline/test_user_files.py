@@ -13,16 +13,16 @@ OPTIMIZER = {"learning_rate": 1e-3}
 
 
 def test_variables_of_reward_servers_are_found_where_they_are_used() -> None:
-    judge = {"type": "http", "url_variable": "JUDGE", "header_variable": "TOKEN"}
-    other = {"type": "http", "url": "http://judge.example", "header_variable": "OTHER"}
+    judge = {"type": "http", "url_variable": "JUDGE", "header_variable": "ALIGNMENT_HEADER_A"}
+    other = {"type": "http", "url": "http://judge.example", "header_variable": "ALIGNMENT_HEADER_B"}
     config = RLConfig.model_validate({
         "algorithm": "grpo", "dataset": "d", "steps": 1, "prompts_per_step": 1, "sampling": {"max_tokens": 8},
         "rollout": {"max_length": 16}, "monitors": {"m": {"type": "http", "url_variable": "WATCH"}},
         "grpo": {"rewards": {"a": judge, "b": {"type": "verifier"}}, "optimizer": OPTIMIZER},
         "rloo": {"rewards": {"c": other}, "optimizer": OPTIMIZER},
     })  # fmt: skip
-    assert named_variables(config) == {"JUDGE", "TOKEN", "WATCH"}
-    assert named_variables(config.model_copy(update={"algorithm": "rloo"})) == {"OTHER", "WATCH"}
+    assert named_variables(config) == {"JUDGE", "ALIGNMENT_HEADER_A", "WATCH"}
+    assert named_variables(config.model_copy(update={"algorithm": "rloo"})) == {"ALIGNMENT_HEADER_B", "WATCH"}
 
 
 def test_a_chat_template_file_is_the_users_and_a_name_is_not(tmp_path: Path) -> None:

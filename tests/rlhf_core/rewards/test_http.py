@@ -252,10 +252,10 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
     server: Server, reward: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("JUDGE_URL", f"{server.url}?key=secret-1")
-    monkeypatch.setenv("JUDGE_HEADER", "Authorization: Bearer secret-2")
+    monkeypatch.setenv("ALIGNMENT_HEADER_JUDGE", "Authorization: Bearer secret-2")
     server.answer = lambda request: (404, b"no such judge")
     with pytest.raises(RewardError) as raised:
-        reward(url_variable="JUDGE_URL", header_variable="JUDGE_HEADER")(["a"], ["p"], [{}])
+        reward(url_variable="JUDGE_URL", header_variable="ALIGNMENT_HEADER_JUDGE")(["a"], ["p"], [{}])
     assert str(raised.value) == "reward server of JUDGE_URL answered with status 404: no such judge"
     assert raised.value.__cause__ is None
     assert server.headers[0]["Authorization"] == "Bearer secret-2"
@@ -264,7 +264,7 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
 @pytest.mark.parametrize(
     ("variable", "value", "message"),
     [
-        ("url_variable", None, "the environment variable JUDGE, which the recipe names, is not set"),
+        ("url_variable", None, "the environment variable ALIGNMENT_HEADER_JUDGE, which the recipe names, is not set"),
         ("url_variable", "judge.example:80", "must begin with http:// or https://"),
         ("header_variable", "Bearer abc", "must be a header such as `Authorization: Bearer abc`"),
     ],
@@ -272,9 +272,9 @@ def test_url_and_header_come_from_the_environment_and_stay_out_of_errors(
 def test_a_variable_that_is_not_what_it_should_be_is_named_before_anything_runs(
     reward: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch, variable: str, value: str | None, message: str
 ) -> None:
-    monkeypatch.delenv("JUDGE", raising=False)
+    monkeypatch.delenv("ALIGNMENT_HEADER_JUDGE", raising=False)
     if value is not None:
-        monkeypatch.setenv("JUDGE", value)
-    with pytest.raises(RewardError, match="JUDGE") as raised:
-        reward(**{variable: "JUDGE"})
+        monkeypatch.setenv("ALIGNMENT_HEADER_JUDGE", value)
+    with pytest.raises(RewardError, match="ALIGNMENT_HEADER_JUDGE") as raised:
+        reward(**{variable: "ALIGNMENT_HEADER_JUDGE"})
     assert message in str(raised.value)

@@ -76,9 +76,9 @@ def judge(endpoint: Endpoint, tmp_path: Path) -> Iterator[Callable[..., Reward]]
 def test_its_verdicts_are_rewards_and_scores(
     endpoint: Endpoint, judge: Callable[..., Reward], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("JUDGE_KEY", "Authorization: Bearer secret")
+    monkeypatch.setenv("ALIGNMENT_HEADER_JUDGE", "Authorization: Bearer secret")
     endpoint.reply = lambda text: f"Score: 1. No. Score: {len(text) - 8}"
-    reward = judge(range=[0, 10], system="Be strict.", header_variable="JUDGE_KEY", max_tokens=7)
+    reward = judge(range=[0, 10], system="Be strict.", header_variable="ALIGNMENT_HEADER_JUDGE", max_tokens=7)
     result = reward(["a", "bcd"], ["p", "p"], [{}, {}])
     assert (result.rewards, result.scores) == ([1.0, 3.0], [0.1, 0.3])
     assert sorted(endpoint.requests, key=lambda request: str(request["messages"]))[0] == {
