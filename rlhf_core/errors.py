@@ -1,8 +1,11 @@
 """The exceptions that a caller may catch. Every message says what is wrong, where, and what to do next."""
 
 import difflib
+import re
 from collections.abc import Iterable
 
+_ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-fA-F]+")  # as Python writes what has no text of its own
+_LONGEST_REASON = 300  # characters
 _LONGEST_COMPARED = 200  # characters: comparing takes time with the square of them
 
 
@@ -66,6 +69,17 @@ def shortened(text: str, characters: int) -> str:
 def one_line(text: str) -> str:
     """`text` as it can be printed in one line: line ends, control characters and broken Unicode are escaped."""
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+
+
+def without_addresses(text: str) -> str:
+    """`text` without the addresses of objects in memory, which say nothing and differ from run to run."""
+    return _ADDRESS.sub("", text)
+
+
+def reason(error: BaseException) -> str:
+    """A library's exception as a part of a sentence: its message in one line, or its type if it has none."""
+    said = one_line(without_addresses(" ".join(str(error).split())))
+    return shortened(said, _LONGEST_REASON) or type(error).__name__
 
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:

@@ -22,11 +22,12 @@ from rlhf_core.config.data import ImagesConfig
 from rlhf_core.data.formats.base import Row, RowError
 from rlhf_core.data.formats.messages import role_of
 from rlhf_core.data.image_messages import ImagePart
+from rlhf_core.errors import reason
+from rlhf_core.models.image_decoding import FORMATS, as_rgb, encoded_image
 
 IMAGE_PART, IMAGE_URL_PART = "image", "image_url"
 _COLUMNS = ("images", "image")
 _MESSAGE_COLUMNS = ("messages", "conversations", "conversation", "prompt", "question")
-_FORMATS = ("PNG", "JPEG", "WEBP")
 _KEYS = ("image", "image_url", "bytes", "base64", "path", "url")  # of a part, or of a value of the column
 _IN_TEXT = "<image>"  # how data sets whose contents are plain text write it
 _DATA_URL = re.compile(r"data:image/[\w.+-]+;base64,", re.IGNORECASE)
@@ -86,10 +87,10 @@ class ImageReader:
         return digest
 
     def _verify(self, content: bytes, place: str) -> None:
-        from PIL import Image
+        from PIL import Image, UnidentifiedImageError
 
         try:
-            with Image.open(io.BytesIO(content), formats=_FORMATS) as image:
+            with Image.open(io.BytesIO(content), formats=FORMATS) as image:
                 width, height = image.size
                 if width * height > self.config.max_pixels:
                     raise RowError(
@@ -100,13 +101,14 @@ class ImageReader:
                 if getattr(image, "is_animated", False):
                     raise RowError(f"`{place}` is animated, and models read still images", "an image is animated")
                 if self.store is not None:  # before a run only the header is read
-                    image.load()
+                    as_rgb(image)
         except RowError:
             raise
         except Exception as error:  # PIL raises many types; all mean that these bytes are no image
+            unknown = isinstance(error, UnidentifiedImageError)
+            why = "its bytes are none of these" if unknown else reason(error)
             raise RowError(
-                f"`{place}` is no image that can be read ({' '.join(str(error).split())}): give {', '.join(_FORMATS)}",
-                "an image cannot be read",
+                f"`{place}` is no image that can be read ({why}): give {', '.join(FORMATS)}", "an image cannot be read"
             ) from error
 
     def _keep(self, content: bytes, digest: str) -> None:
@@ -252,7 +254,7 @@ def _content(value: Any, place: str, reader: ImageReader) -> bytes | None:
             return _decoded(value, place)
         return _of_file(value, place, reader)
     elif hasattr(value, "save"):  # a picture of PIL, as data sets of the hub and functions give it
-        return _encoded(value)
+        return _of_picture(value, place)
     raise RowError(
         f"`{place}` is no image: give a file's bytes, a data URL, or the name of a file in images.folder",
         "an image is given in another way than is read",
@@ -296,8 +298,10 @@ def _of_file(name: str, place: str, reader: ImageReader) -> bytes | None:
         ) from error
 
 
-def _encoded(picture: Any) -> bytes:
-    """The same pixels as a file: PNG loses none."""
-    written = io.BytesIO()
-    picture.convert("RGB").save(written, "PNG")
-    return written.getvalue()
+def _of_picture(picture: Any, place: str) -> bytes:
+    try:
+        return encoded_image(picture)
+    except Exception as error:  # PIL raises many types; all mean that this picture has no pixels
+        raise RowError(
+            f"`{place}` is a picture that cannot be read ({reason(error)})", "an image cannot be read"
+        ) from error

@@ -11,7 +11,6 @@ import asyncio
 import base64
 import gc
 import inspect
-import io
 import json
 import os
 import random
@@ -37,6 +36,7 @@ from rlhf_core.data.tool_functions import CalledTools, tools_of
 from rlhf_core.data.user_code import check_function, check_maker, check_no_threads, function_of, run_file, user_error
 from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.models.image_decoding import encoded_image
 from rlhf_core.rewards.function_process import check_signature
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
@@ -266,9 +266,7 @@ def _seed(seed: int) -> None:
 def _as_json(value: Any) -> Any:
     """A number of numpy or torch as JSON has it; an image, as a file's bytes or of PIL, as a data URL."""
     if hasattr(value, "save") and hasattr(value, "convert"):
-        written = io.BytesIO()
-        value.convert("RGB").save(written, "PNG")
-        value = written.getvalue()
+        value = encoded_image(value)
     if isinstance(value, bytes):
         return f"data:image/png;base64,{base64.b64encode(value).decode()}"
     with suppress(AttributeError, ValueError, RuntimeError):  # it is none, or several

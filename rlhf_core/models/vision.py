@@ -13,6 +13,7 @@ from torch import Tensor
 
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.folder import read_config
+from rlhf_core.models.image_decoding import decoded_image
 from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
 from rlhf_core.types import PackedBatch, Pixels, SequenceImage
 
@@ -64,10 +65,7 @@ class ImageProcessor:
         return found
 
     def _read(self, path: str) -> ReadImage:
-        from PIL import Image
-
-        with Image.open(path) as opened:
-            image = opened.convert("RGB")
+        image = decoded_image(Path(path))
         found = self._processor(
             text=self._processor.image_token, images=[[image]], add_special_tokens=False, return_tensors="pt"
         )

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 from rlhf_core.errors import StageError
+from rlhf_core.models.image_decoding import decoded_image
 from rlhf_core.rollout.engine import Request
 
 
@@ -19,11 +19,9 @@ def prompt_of(request: Request, image_token: int | None) -> Any:
         return {"prompt_token_ids": ids}
     if image_token is None:
         raise ValueError("a request has images, but the model that is served reads text alone")
-    from PIL import Image
-
     for image in reversed(request.images):
         ids[image.start : image.start + image.length] = [image_token]
-    images = [Image.open(io.BytesIO(image.content)).convert("RGB") for image in request.images]
+    images = [decoded_image(image.content) for image in request.images]
     return {"prompt_token_ids": ids, "multi_modal_data": {"image": images}}
 
 

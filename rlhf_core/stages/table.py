@@ -38,7 +38,7 @@ def _only(kind: Kind) -> frozenset[Kind]:
 
 
 _STAGES = (
-    Stage("dataset", 8, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
+    Stage("dataset", 9, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
     Stage("overlap", 2, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run"),
     Stage("base", 4, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),

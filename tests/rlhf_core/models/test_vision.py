@@ -93,6 +93,21 @@ def test_log_probs_are_those_of_the_models_own_forward(
         assert torch.allclose(found[index][1:], logprobs[:-1].gather(-1, ids[1:, None])[:, 0], atol=1e-5)
 
 
+def test_a_photo_is_read_upright_and_transparency_as_white(
+    folder: Path, processor: ImageProcessor, tmp_path: Path
+) -> None:
+    upright = Image.open(colours_of(folder) / "red")
+    exif = Image.Exif()
+    exif[0x0112] = 6  # turn it clockwise
+    upright.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "photo.png", exif=exif)
+    clear = Image.new("RGBA", upright.size, (0, 0, 0, 0))
+    clear.paste(upright, mask=upright.convert("L").point([255] * 255 + [0]))  # all but what is white
+    clear.save(tmp_path / "clear.png")
+    expected = processor.read(str(colours_of(folder) / "red")).pixels
+    for name in ("photo.png", "clear.png"):
+        assert torch.equal(processor.read(str(tmp_path / name)).pixels.values, expected.values)
+
+
 def gradients(model: Any, batches: Sequence[PackedBatch]) -> dict[str, Tensor]:
     model.zero_grad()
     for part in batches:
