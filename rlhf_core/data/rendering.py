@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
+from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.image_messages import for_template, without_images
-from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.errors import ConversationError, StageError, reason
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -37,6 +38,7 @@ NO_DEFAULT = (
 DATE = datetime(2025, 1, 1)
 _OPTIONAL_KEYS = ("tool_calls", "reasoning_content")  # of an assistant message, beside its content
 _REMEDY = "give the base stage a chat_template that does, or take them out of the rows"
+_CALLS = "; where it writes the `arguments` of tool calls, write `arguments | tojson`"
 _GENERATION_TAG = re.compile(r"\{%-?\s*generation\s*-?%\}")
 
 
@@ -64,12 +66,14 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
     if tokenizer.chat_template is None:
         raise StageError(NO_TEMPLATE)
     conversation = for_template(tokenizer, messages)
+    calls = any(message.get("tool_calls") for message in messages)
     from jinja2 import TemplateSyntaxError
 
     try:
         text = tokenizer.apply_chat_template(
             conversation,
             tools=_schemas(tools),
+            chat_template=_template(tokenizer, tools) if calls else None,
             tokenize=False,
             add_generation_prompt=generation_prompt,
             strftime_now=DATE.strftime,
@@ -77,7 +81,8 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
     except TemplateSyntaxError as error:
         raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
     except Exception as error:  # a template is a program: it may raise anything, also on purpose
-        raise ConversationError(f"the chat template refuses a conversation: {error}") from error
+        hint = _CALLS if calls and isinstance(error, TypeError) else ""
+        raise ConversationError(f"the chat template refuses a conversation: {reason(error)}{hint}") from error
     return str(text)
 
 
@@ -212,7 +217,7 @@ def _rendered(
 
 def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | None, start: int) -> str:
     """What the template writes from character `start` on outside of `{% generation %}`; empty if it has no such tag."""
-    template = tokenizer.get_chat_template(tools=_schemas(tools))
+    template = _template(tokenizer, tools)
     if not _GENERATION_TAG.search(template):
         return ""
     from transformers.utils.chat_template_utils import render_jinja_template
@@ -227,6 +232,11 @@ def untagged(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | N
     )
     (text,), (tags,) = rendered
     return "".join(_outside(text, tags, start))
+
+
+def _template(tokenizer: Tokenizer, tools: Tools | None) -> str:
+    """The one that conversations with tool calls are written by."""
+    return with_call_form(tokenizer, tokenizer.get_chat_template(tools=_schemas(tools)))
 
 
 def _schemas(tools: Tools | None) -> list[Any] | None:

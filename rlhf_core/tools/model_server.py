@@ -17,6 +17,7 @@ import httpx
 
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base import Dtype
+from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import context_length, stored_dtype
@@ -68,7 +69,7 @@ def served_model(
     config = engine_config(rollout, max_length=length, engines=engines)
     return Served(
         name, folder, config, dtype or stored_dtype(folder), stop_token_ids(tokenizer),
-        str(tokenizer.get_chat_template()), token,
+        with_call_form(tokenizer, str(tokenizer.get_chat_template())), token,
     )  # fmt: skip
 
 

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from rlhf_core.data.chat import encode_completion, encode_conversation, encode_prompt, stop_token_ids
+from rlhf_core.data.rendering import render
 from rlhf_core.errors import StageError
+from rlhf_core.tools.model_server import served_model
 from tests.rlhf_core.data.families import TALK, TURNS, WITH_TOOLS, assistant, byte_level, tagged, texts, user
 
 TOOL = {"type": "function", "function": {"name": "add", "parameters": {"type": "object"}}}
@@ -73,6 +76,68 @@ def test_tools_that_a_template_drops_are_refused(template: str, messages: Any, t
         encode_prompt(tokenizer, [*messages, user("more")], tools)
     with pytest.raises(StageError, match=message):
         encode_completion(tokenizer, [*messages, user("more")], "r", tools)
+
+
+WRITES_CALLS = {
+    "mapping": "call.function.arguments | tojson",
+    "text": "call.function.arguments",
+    "either": "call.function.arguments if call.function.arguments is string else call.function.arguments | tojson",
+}
+
+
+def joining(arguments: str, *, beside: str = "{{ m.content or '' }}") -> str:
+    """WITH_TOOLS, whose calls are joined as text."""
+    return WITH_TOOLS.replace(
+        "{{ 'call ' + call.function | tojson }}",
+        beside + "{{ 'call ' + call.function.name + '\\n' + (" + arguments + ") }}",
+    )
+
+
+@pytest.mark.parametrize("arguments", WRITES_CALLS.values(), ids=WRITES_CALLS)
+def test_arguments_are_written_as_json_by_templates_that_take_either_form(arguments: str) -> None:
+    call = {"type": "function", "function": {"name": "add", "arguments": {"a": [1, "&<eos>"], "b": None}}}
+    messages = [CALLING[0], assistant("I add.", tool_calls=[call]), *CALLING[2:]]
+    tokenizer = byte_level(joining(arguments))
+    [text] = texts(tokenizer, messages, [TOOL])
+    assert '⟦I add.call add\n{"a": [1, "&<eos>"], "b": null}<|eom|>⟧' in text
+    prompt = encode_prompt(tokenizer, messages[:3], [TOOL])
+    assert prompt == encode_conversation(tokenizer, messages, [TOOL])[0][0][: len(prompt)]
+    assert tokenizer.convert_tokens_to_ids("<|eom|>") in stop_token_ids(tokenizer)
+
+
+def test_a_server_of_vllm_is_given_a_template_that_writes_the_same(tmp_path: Path) -> None:
+    tokenizer = byte_level(joining("call.function.arguments"))
+    (tmp_path / "config.json").write_text('{"model_type": "llama", "max_position_embeddings": 64}')
+    template = served_model("name", tmp_path, tokenizer, "float32", []).chat_template
+    rendered = tokenizer.apply_chat_template(CALLING, tools=[TOOL], chat_template=template, tokenize=False)
+    assert rendered == render(tokenizer, CALLING, [TOOL], generation_prompt=False)
+    plain = byte_level(WITH_TOOLS)
+    assert served_model("name", tmp_path, plain, "float32", []).chat_template == WITH_TOOLS
+
+
+@pytest.mark.parametrize("written", ["~ call.function.arguments", "~ call.function.arguments | tojson"])
+def test_arguments_are_not_written_as_python_writes_them(written: str) -> None:
+    [text] = texts(byte_level(joining("''" + written)), CALLING, [TOOL])
+    assert '⟦call add\n{"a": 1}<|eom|>⟧' in text
+
+
+def test_calls_are_written_by_a_template_that_takes_them_beside_no_content_alone() -> None:
+    # As that of DeepSeek R1.
+    template = WITH_TOOLS.replace("{% if m.tool_calls %}", "{% if m.role == 'assistant' and m.content is none %}")
+    template = template.replace("call.function | tojson", "call['function']['arguments']")
+    [text] = texts(byte_level(template.replace("'call '", "call.function.name")), CALLING, [TOOL])
+    assert '⟦add{"a": 1}<|eom|>⟧' in text
+
+
+def test_tags_are_found_where_arguments_are_text() -> None:
+    inside = "{{ m.content }}{% for call in m.tool_calls or [] %}{{ call.function.name + call.function.arguments }}"
+    template = tagged(inside + "{% endfor %}{{ '<|im_end|>' }}", before=HEADER, after=r"{{ '\n' }}")
+    assert '⟦add{"a": 1}<|im_end|>⟧' in texts(byte_level(template), CALLING)[0]
+
+
+def test_a_template_that_takes_neither_form_says_what_to_write() -> None:
+    with pytest.raises(StageError, match=r"refuses a conversation: can only .* write `arguments \| tojson`"):
+        encode_conversation(byte_level(joining("'' + call.function")), CALLING, [TOOL])
 
 
 HEADER = r"{{ '<|im_start|>assistant\n' }}"
