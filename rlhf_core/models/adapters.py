@@ -7,7 +7,7 @@ driver names the classes of its ranks and loads no model: it should not wait for
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeGuard
 
@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlhf_core.config.training import LoraConfig
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason
 from rlhf_core.models.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
 from rlhf_core.models.targets import target_problem
@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 # An adapter changes the text model alone, whose layers have the names of the vision encoder's.
 _BESIDE_THE_TEXT = rf"({re.escape(VISION_ENCODER)}|{re.escape(VISION_CONNECTOR)})\..*"
+
+_INSIDE = re.compile(r"\.(token_adapter\.)?base_layer\.")  # where peft keeps a layer that it adapts
 
 
 def is_adapted(model: object) -> TypeGuard[PeftModel]:
@@ -130,13 +132,18 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
     try:
         with safe_open(folder / ADAPTER_WEIGHTS, framework="pt") as file:
             stored = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+        brought = _brought_embeddings(model, stored)
+        _resize(model, {end: stored[name][0] for name, end in brought.items()}, folder)
         adapted = PeftModel.from_pretrained(model, str(folder), use_safetensors=True, **options)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
-        raise StageError(f"{folder}: this adapter does not fit the model that it is put on ({error})") from error
-    # peft saves an embedding or a head with the factors that change it.
-    brings_base = any(".base_layer." in name for name in stored)
-    state = get_peft_model_state_dict(adapted, save_embedding_layers=brings_base)
-    expected = {name: tuple(tensor.shape) for name, tensor in state.items()}
+        raise StageError(
+            f"{folder}: this adapter does not fit the model that it is put on ({reason(error)})"
+        ) from error
+    adapter, with_ends = (
+        {n: tuple(t.shape) for n, t in get_peft_model_state_dict(adapted, save_embedding_layers=ends).items()}
+        for ends in (False, bool(brought))
+    )
+    expected = adapter | {name: shape for name, shape in with_ends.items() if name in stored}
     wrong = sorted(name for name in {*stored, *expected} if stored.get(name) != expected.get(name))
     if wrong:
         name = wrong[0]
@@ -146,6 +153,36 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
             f"{stored.get(name, 'absent')} in {ADAPTER_WEIGHTS} and {expected.get(name, 'absent')} in the model"
         )
     return adapted
+
+
+def _brought_embeddings(model: Any, names: Iterable[str]) -> dict[str, nn.Module]:
+    """By their names in the adapter, the embedding and the head of the model that the adapter brings whole.
+
+    peft saves them where they were resized or trained, or with the factors that change them.
+    """
+    ends = [model.get_input_embeddings(), model.get_output_embeddings()]
+    weights = {f"{name}.weight": module for name, module in model.named_modules() if any(module is e for e in ends)}
+    plain = {name: _INSIDE.sub(".", name.removeprefix("base_model.model.")) for name in names}
+    return {name: weights[shown] for name, shown in plain.items() if shown in weights}
+
+
+def _resize(model: Any, rows: Mapping[nn.Module, int], folder: Path) -> None:
+    """Give `model` the rows of an adapter that was made after `resize_token_embeddings`, which brings them all.
+
+    rows: of the embedding and the head that the adapter brings.
+    """
+    embedding, head = model.get_input_embeddings(), model.get_output_embeddings()
+    before = embedding.num_embeddings
+    if set(rows.values()) <= {before}:
+        return
+    tied = head is not None and head.weight is embedding.weight
+    brings_all = tied or all(end is None or end in rows for end in (embedding, head))
+    if len({*rows.values()}) > 1 or not brings_all:
+        raise StageError(
+            f"{folder}: its embedding was resized from {before} rows to {max(rows.values())}, "
+            "but it does not bring embedding and output head: save it again with save_embedding_layers=True"
+        )
+    model.resize_token_embeddings(max(rows.values()), mean_resizing=False)
 
 
 def adapter_state(model: PeftModel, state_dict: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

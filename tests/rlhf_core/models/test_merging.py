@@ -12,6 +12,7 @@ import pytest
 import torch
 from peft import LoraConfig as PeftLoraConfig
 from peft import PeftModel, get_peft_model, get_peft_model_state_dict
+from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
 from rlhf_core.config.training import LoraConfig
@@ -104,9 +105,14 @@ def test_an_adapter_of_another_model_is_refused(model_folder: Path, tmp_path: Pa
         merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
 
 
-def foreign(model_folder: Path, folder: Path, **settings: Any) -> PeftModel:
-    """An adapter that peft made by itself and saved in `folder`, none of its tensors as they are initialised."""
+def foreign(model_folder: Path, folder: Path, rows: int | None = None, **settings: Any) -> PeftModel:
+    """An adapter that peft made by itself and saved in `folder`, none of its tensors as they are initialised.
+
+    rows: to which the embedding is resized before.
+    """
     base = LlamaForCausalLM.from_pretrained(model_folder, dtype=torch.float32)
+    if rows is not None:
+        base.resize_token_embeddings(rows)
     options = {"r": 2, "target_modules": ["q_proj", "down_proj"], "task_type": "CAUSAL_LM", **settings}
     with warnings.catch_warnings(action="ignore"):
         adapted = get_peft_model(base, PeftLoraConfig(**options))
@@ -151,6 +157,44 @@ def test_an_adapter_of_an_untied_head_or_embedding_is_merged(untied_folder: Path
     merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
     merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged")(input_ids=IDS).logits
     torch.testing.assert_close(merged, given, rtol=0, atol=1e-5)
+
+
+RESIZED: dict[str, dict[str, Any]] = {
+    "brought": {},
+    "trained": {"modules_to_save": ["embed_tokens", "lm_head"]},
+    "adapted": {"target_modules": ["embed_tokens", "lm_head", "q_proj"]},
+    "new tokens": {"trainable_token_indices": [3, 30]},
+}
+
+
+@pytest.mark.parametrize("rows", [40, 20])
+@pytest.mark.parametrize("settings", RESIZED.values(), ids=RESIZED.keys())
+def test_an_adapter_of_a_resized_model_brings_its_rows(
+    untied_folder: Path, tmp_path: Path, settings: dict[str, Any], rows: int
+) -> None:
+    if rows == 20 and "trainable_token_indices" in settings:
+        settings = {"trainable_token_indices": [3, 4]}
+    given = foreign(untied_folder, tmp_path / "adapter", rows, **settings)(input_ids=IDS).logits
+    merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.config.vocab_size == merged.lm_head.out_features == rows
+    torch.testing.assert_close(merged(input_ids=IDS).logits, given, rtol=0, atol=1e-5)
+
+
+def test_a_resized_model_with_tied_embeddings_stays_tied(model_folder: Path, tmp_path: Path) -> None:
+    given = foreign(model_folder, tmp_path / "adapter", 40)(input_ids=IDS).logits
+    merge_adapter(model_folder, tmp_path / "adapter", tmp_path / "merged")
+    merged = LlamaForCausalLM.from_pretrained(tmp_path / "merged")
+    assert merged.lm_head.weight is merged.model.embed_tokens.weight
+    torch.testing.assert_close(merged(input_ids=IDS).logits, given, rtol=0, atol=1e-5)
+
+
+def test_an_adapter_that_brings_one_of_two_resized_ends_is_refused(untied_folder: Path, tmp_path: Path) -> None:
+    foreign(untied_folder, tmp_path / "adapter", 40)
+    path = tmp_path / "adapter" / ADAPTER_WEIGHTS
+    save_file({name: tensor for name, tensor in load_file(path).items() if "lm_head" not in name}, path)
+    with pytest.raises(StageError, match=r"resized from 31 rows to 40, but .* save_embedding_layers=True"):
+        merge_adapter(untied_folder, tmp_path / "adapter", tmp_path / "merged")
 
 
 @pytest.mark.parametrize(
