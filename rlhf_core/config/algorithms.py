@@ -1,4 +1,8 @@
-"""Settings of the RL algorithms: one block class each, and what they share. Defaults are those of the papers."""
+"""Settings of the RL algorithms: one block class each, and what they share.
+
+The form of each loss and advantage, and its clips, are by default those of its paper. Sizes are not: the KL has the
+coefficient 0, whatever the paper's, and groups and optimizers have defaults of their own.
+"""
 
 from __future__ import annotations
 
@@ -84,7 +88,9 @@ class AlgorithmConfig(Config):
         default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
     )
     mismatch: MismatchConfig | None = Field(
-        default=None, description="correction for engine and trainer disagreeing; none: it is only measured"
+        default=None,
+        description="correction for engine and trainer disagreeing; none: it is only measured; with `asynchronous` "
+        "give a correction, or `null`",
     )
 
     @model_validator(mode="after")

@@ -61,6 +61,7 @@ def playing(kind: str, *, row: str | None = None, **settings: Any) -> Change:
         file("plays.py", f"def run({parameters}):\n    return 1.0\n"),
         put("rl", "environment", value=environment),
         put("rl", "rollout", "repeatable", value=False),
+        put("rl", "grpo", "mismatch", value=None),
         *(put("rl", name, value=value) for name, value in settings.items()),
     )
 

@@ -38,10 +38,13 @@ SETTINGS: dict[str, Any] = {
     "rollout": {"max_length": 40, "repeatable": False}, "engine": {"dtype": "float32", "zero_stage": 0},
     "probe_tolerance": 100.0, "asynchronous": {"max_lag": 1},
     "grpo": {
-        "rewards": {"exact": {"type": "verifier"}}, "group_size": 2,
+        "rewards": {"exact": {"type": "verifier"}}, "group_size": 2, "mismatch": None,
         "optimizer": {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0},
     },
 }  # fmt: skip
+
+
+UNCORRECTED = {name: value for name, value in SETTINGS["grpo"].items() if name != "mismatch"}
 
 
 class SlowEngine(ScriptedEngine):
@@ -288,6 +291,7 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
         ({"asynchronous": {"in_flight": 1}}, "in_flight is 1, less than the 2 prompts of a step"),
         ({"hybrid": True}, "engines sleep while the ranks train"),
         ({"lora": {"rank": 4}, "rollout": {**SETTINGS["rollout"], "serve_adapter": "adapter"}}, "between_replies"),
+        ({"grpo": UNCORRECTED}, "nothing corrects for it: give grpo.mismatch, .* or, .* grpo.mismatch: null"),
         ({"asynchronous": {"max_lag": -1}}, "from 0 to 100"),
         ({"asynchronous": {"max_lag": 0, "publish": "between_replies"}}, "publish has no effect with max_lag: 0"),
     ],
@@ -295,3 +299,10 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
 def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         RLConfig.model_validate({**SETTINGS, **settings})
+
+
+def test_a_mismatch_of_null_is_one_that_a_job_reads_again() -> None:
+    written = RLConfig.model_validate(SETTINGS).model_dump(mode="json")
+    assert RLConfig.model_validate(written).settings.mismatch is None
+    for given in ({"asynchronous": None}, {"asynchronous": {"max_lag": 0}}):
+        RLConfig.model_validate({**SETTINGS, "grpo": UNCORRECTED, **given})
