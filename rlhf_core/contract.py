@@ -78,9 +78,12 @@ class StageContext(Protocol):
 
     name: str
     key: str
-    seed: int
     workdir: Path  # empty at start; on this node
     libraries: Mapping[str, str]  # that compute, with their versions
+
+    @property
+    def seed(self) -> int:
+        """Of random numbers. Raises StageError in a stage whose settings say that it draws none."""
 
     @property
     def checkpoints(self) -> Checkpoints:

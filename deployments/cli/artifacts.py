@@ -130,7 +130,8 @@ def lineage(artifact: Annotated[str, ARTIFACT]) -> None:
 
 def _described(manifest: Manifest, role: str) -> Text:
     seconds = duration((manifest.finished_at - manifest.started_at).total_seconds())
-    made = f" {manifest.kind}, seed {manifest.seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
+    seed = "" if manifest.seed is None else f", seed {manifest.seed}"
+    made = f" {manifest.kind}{seed}, code {manifest.code_revision[:12]}, {seconds} on {manifest.device}"
     prefix = f"{role}: " if role else ""
     return Text.assemble((prefix, "dim"), (manifest.name, "bold"), f" {manifest.ref}", (made, "dim"))
 

@@ -56,8 +56,8 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
 def planned_nodes(
     checked: Checked, repository: ArtifactRepository | None, earlier: list[Manifest] | None = None
 ) -> list[PlannedNode]:
-    recipe = checked.loaded.recipe
-    return make_plan(checked.graph, checked.libraries, recipe.seed, repository, recipe=recipe.name, found=earlier)
+    name = checked.loaded.recipe.name
+    return make_plan(checked.graph, checked.libraries, repository, recipe=name, found=earlier)
 
 
 def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:

@@ -72,7 +72,7 @@ class Manifest(Config):
     user_files: dict[str, str] = Field({})  # path as the recipe names it -> sha256
     pins: dict[str, str] = Field({})  # URL of a remote source -> its content's identity
     config: dict[str, Any]
-    seed: int
+    seed: int | None  # None: nothing was drawn at random
     metrics: dict[str, MetricValue] = Field({})
     code_revision: str
     libraries: dict[str, str]

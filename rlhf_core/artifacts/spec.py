@@ -21,7 +21,7 @@ class StageSpec(Config):
     inputs: dict[str, ArtifactRef]
     user_files: dict[str, str]  # path as the recipe names it -> sha256 of a blob in the store
     pins: dict[str, str] = Field(default_factory=dict)  # URL of a remote source -> its content's identity
-    seed: int
+    seed: int | None  # None: the stage draws no random numbers
     libraries: dict[str, str]
     tracking: dict[str, Any] = Field(default_factory=dict)
     run_id: str = ""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from rlhf_core.config.base import Config, Dtype, Role
 from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
-from rlhf_core.config.stage import NamedStageConfig
+from rlhf_core.config.stage import NamedStageConfig, SeededConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Requirement, Revision
 
 MODEL_SUFFIXES = (".safetensors", ".json", ".jinja", ".model", ".txt")  # of the files that make up a model folder
@@ -85,7 +85,7 @@ class ScratchModel(Config):
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]
 
 
-class BaseModelConfig(NamedStageConfig):
+class BaseModelConfig(SeededConfig, NamedStageConfig):
     source: BaseModelSource = Field(description="where the model comes from")
     chat_template: str | None = Field(
         default=None,
@@ -103,6 +103,10 @@ class BaseModelConfig(NamedStageConfig):
     @property
     def makes(self) -> Role:
         return "model" if self.kind == "policy" else "reward_model"
+
+    @property
+    def draws(self) -> bool:
+        return isinstance(self.source, ScratchModel)
 
     def named_files(self) -> tuple[str, ...]:
         return () if self.template_file is None else (self.template_file,)

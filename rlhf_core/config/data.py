@@ -20,7 +20,7 @@ from rlhf_core.config.numbers import (
     Similarity,
     Weight,
 )
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stage import SeededConfig, StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
 from rlhf_core.config.user_code import UserFile
 
@@ -109,7 +109,7 @@ class ImagesConfig(Config):
     max_pixels: ImagePixels = Field(default=40_000_000, description="an image of more pixels is a bad row")
 
 
-class DatasetConfig(StageConfig):
+class DatasetConfig(SeededConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
         description="what a row means, see Rows", json_schema_extra={"enum": [*FORMATS]}
     )
@@ -156,13 +156,17 @@ class DatasetConfig(StageConfig):
         default=0.8,
         description="similarity of near-duplicates, at least: the share of all sequences of five words in common",
     )
-    shuffle: bool = Field(default=True, description="put the rows into a random order made from the recipe's seed")
+    shuffle: bool = Field(default=True, description="put the rows into a random order made from the seed")
 
     processes: Processes = operational(1, description="that check its rows; the job reserves as many CPUs")
 
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def draws(self) -> bool:
+        return self.shuffle or bool(self.mix)
 
     @property
     def job_processes(self) -> int:

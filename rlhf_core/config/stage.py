@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from rlhf_core.config.base import Config, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.environments import AnyEnvironment
+from rlhf_core.config.numbers import Seed
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.rewards import RewardConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
@@ -133,7 +134,25 @@ class NamedStageConfig(StageConfig):
     stage: str | None = operational(None, description="which stage this is; none: the one that it is named after")
 
 
-class EnginesConfig(NamedStageConfig):
+class SeededConfig(StageConfig):
+    """A stage that draws random numbers, at least with some settings. Only such a stage has a seed in its key, and can
+    read one."""
+
+    seed: Seed | None = operational(None, description="of the stage's random numbers; none: the recipe's `seed`")
+
+    @property
+    def draws(self) -> bool:
+        """Whether it draws random numbers with these settings."""
+        return True
+
+    @model_validator(mode="after")
+    def _a_seed_is_used(self) -> Self:
+        if self.seed is not None and not self.draws:
+            raise ValueError("seed: nothing is drawn at random here; leave it out")
+        return self
+
+
+class EnginesConfig(SeededConfig, NamedStageConfig):
     """A stage whose engines answer the prompts of a dataset. Each subclass declares the dataset with its format."""
 
     dataset: str

@@ -29,7 +29,7 @@ from rlhf_core.config.numbers import (
     WeightDecay,
 )
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.stage import NamedStageConfig, RowLimit
+from rlhf_core.config.stage import NamedStageConfig, RowLimit, SeededConfig
 from rlhf_core.config.texts import NonEmpty
 from rlhf_core.config.validation import SupervisedValidationConfig
 
@@ -168,7 +168,7 @@ class RanksConfig(NamedStageConfig):
         return self
 
 
-class SupervisedConfig(RanksConfig):
+class SupervisedConfig(SeededConfig, RanksConfig):
     """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
 
     LABELLED: ClassVar[str] = "row has the label"  # what has one of `labels`

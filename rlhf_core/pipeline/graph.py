@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stage import SeededConfig, StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.drafting import Draft
@@ -26,6 +26,7 @@ class Node:
     input_refs: Mapping[str, ArtifactRef]  # input name -> the artifact that this node makes
     user_files: Mapping[str, str]  # path as the recipe names it -> sha256
     pins: Mapping[str, str]  # URL of a remote source -> its content's identity
+    seed: int | None  # of its random numbers; None: it draws none
     ref: ArtifactRef
     after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
 
@@ -46,10 +47,10 @@ def build_graph(
     pinned = {} if resolved is None else resolved
     for draft in (drafts or outline(loaded.recipe)).nodes.values():
         if draft.existing is not None:
-            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, draft.existing.ref)
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, None, draft.existing.ref)
         elif not draft.stage.entry:  # the result of the node that it reads, by another name
             same = nodes[draft.inputs["model"]].ref
-            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, same)
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, None, same)
         else:
             nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned)
     return nodes
@@ -68,9 +69,19 @@ def _node(
         sources = pins(draft.config, resolved)
     except RecipeError as error:
         raise RecipeError(f"{draft.section}: {error}") from error
+    seed = _seed(draft.config, loaded.recipe.seed)
     key = stage_key(
         draft.stage, draft.config,
-        inputs=refs, user_files=files, pins=sources, seed=loaded.recipe.seed, libraries=libraries,
+        inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries,
     )  # fmt: skip
     ref = ArtifactRef(stage=draft.stage.name, key=key)
-    return Node(draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, ref, draft.after)
+    return Node(
+        draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref, draft.after
+    )  # fmt: skip
+
+
+def _seed(config: StageConfig, of_recipe: int) -> int | None:
+    """Of the stage's random numbers; None: it draws none."""
+    if not isinstance(config, SeededConfig) or not config.draws:
+        return None
+    return of_recipe if config.seed is None else config.seed

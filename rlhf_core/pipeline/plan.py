@@ -31,7 +31,6 @@ class PlannedNode:
 def plan(
     graph: Mapping[str, Node],
     libraries: Mapping[str, str],
-    seed: int,
     repository: ArtifactRepository | None,
     *,
     recipe: str = "",
@@ -53,7 +52,7 @@ def plan(
         newest = _newest_by_name(manifest for manifest in listed if manifest.recipe == recipe)
         if found is not None:
             found += listed
-    planned = [_planned(node, manifests[node.name], newest.get(node.name), libraries, seed) for node in graph.values()]
+    planned = [_planned(node, manifests[node.name], newest.get(node.name), libraries) for node in graph.values()]
     return [
         replace(planned_node, why=planned_node.why + _resumes(node, repository.store))
         if planned_node.action == "compute"
@@ -70,13 +69,13 @@ def _resumes(node: Node, store: Store) -> str:
 
 
 def _planned(
-    node: Node, manifest: Manifest | None, before: Manifest | None, libraries: Mapping[str, str], seed: int
+    node: Node, manifest: Manifest | None, before: Manifest | None, libraries: Mapping[str, str]
 ) -> PlannedNode:
     if manifest is not None:
         return _entry(node, "reuse", f"made {manifest.finished_at:%Y-%m-%d %H:%M}", manifest)
     if before is None or before.stage != node.stage.name:
         return _entry(node, "compute", "never computed", None)
-    differences = list(_differences(node, before, libraries, seed))
+    differences = list(_differences(node, before, libraries))
     if not differences:
         gone = before.ref == node.ref
         differences = ["its files are gone from the store" if gone else "the stage's code has a new version"]
@@ -88,7 +87,7 @@ def _entry(node: Node, action: Literal["reuse", "compute"], why: str, manifest: 
     return PlannedNode(node.name, node.ref, action, why, reads, manifest)
 
 
-def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], seed: int) -> Iterator[str]:
+def _differences(node: Node, before: Manifest, libraries: Mapping[str, str]) -> Iterator[str]:
     """What changed since the manifest `before` of the same node, the nearest causes first."""
     try:
         old = result_settings(node.stage.config.model_validate_json(json.dumps(before.config)))
@@ -107,8 +106,8 @@ def _differences(node: Node, before: Manifest, libraries: Mapping[str, str], see
     changed = [node.inputs[name] for name, ref in node.input_refs.items() if before.parents.get(name) != ref]
     if changed:
         yield f"after {', '.join(changed)}"
-    if seed != before.seed:
-        yield f"seed: {before.seed} → {seed}"
+    if node.seed != before.seed:
+        yield f"seed: {_short(before.seed)} → {_short(node.seed)}"
     for name in sorted(libraries.keys() | before.libraries.keys()):
         if libraries.get(name) != before.libraries.get(name):
             yield f"{name}: {before.libraries.get(name, 'none')} → {libraries.get(name, 'none')}"

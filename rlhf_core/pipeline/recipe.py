@@ -50,7 +50,11 @@ class Recipe(KeyedConfig):
 
     name: Annotated[str, AfterValidator(_recipe_name)] = Field(description="lower-case letters, digits, `_`, `.`, `-`")
     description: str = Field(default="", description="one line for people")
-    seed: Seed = Field(default=0, description="of everything random")
+    seed: Seed = Field(
+        default=0,
+        description="of all random numbers, in stages without a `seed` of their own; only stages that draw some "
+        "have it in their key",
+    )
     data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
         min_length=1, description="datasets by name"
     )

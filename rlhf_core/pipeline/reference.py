@@ -98,9 +98,9 @@ def _table(config: type[Config], places: list[str], counts: bool) -> str:
         if name == "type":
             continue
         shown = _value(schema["properties"][name], schema.get("$defs", {}))
-        # Of the recipe itself, a stage key has the seed and the stage's own section.
-        own = config is not Recipe or name == "seed" or any(_configs(field.annotation))
-        in_key = "yes" if counts and own and not is_operational(config, name) else "no"
+        # Of the recipe itself, a stage key has the stage's own section, and one seed: the stage's or the recipe's.
+        own = config is not Recipe or any(_configs(field.annotation))
+        in_key = "yes" if name == "seed" or (counts and own and not is_operational(config, name)) else "no"
         meaning = (field.description or "").replace("|", "\\|")
         lines.append(f"| `{name}` | {shown} | {_default(field)} | {in_key} | {meaning} |")
     for name, block in _blocks(config).items():

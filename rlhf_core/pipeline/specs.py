@@ -21,7 +21,6 @@ class RunSettings:
     run_id: str
     store_url: str
     root: Path  # the recipe's folder, where the user's files are
-    seed: int
     libraries: Mapping[str, str]
     tracking: Mapping[str, Any]
     recipe: str  # its name
@@ -33,7 +32,6 @@ def run_settings(prepared: Prepared, run_id: str = "") -> RunSettings:
         run_id=run_id,
         store_url=prepared.store.url,
         root=prepared.loaded.root,
-        seed=recipe.seed,
         libraries=prepared.libraries,
         tracking=recipe.tracking.model_dump(mode="json"),
         recipe=recipe.name,
@@ -60,7 +58,7 @@ def _spec(node: Node, settings: RunSettings) -> StageSpec:
         inputs=dict(node.input_refs),
         user_files=dict(node.user_files),
         pins=dict(node.pins),
-        seed=settings.seed,
+        seed=node.seed,
         libraries=dict(settings.libraries),
         tracking=dict(settings.tracking),
         run_id=settings.run_id,

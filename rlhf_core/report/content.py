@@ -27,6 +27,7 @@ class StageRow:
     seconds: float
     device_seconds: float
     device: str
+    seed: int | None  # none: nothing was drawn at random
     metrics: str
 
 
@@ -83,6 +84,7 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seconds=(m.finished_at - m.started_at).total_seconds(),
         device_seconds=m.device_seconds,
         device=m.device,
+        seed=m.seed,
         metrics=main_metrics(m.metrics),
     )
 

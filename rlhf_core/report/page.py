@@ -10,7 +10,7 @@ from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 from rlhf_core.report.templating import environment
 
 
-def render(content: Content, *, title: str, seed: int, revision: str, libraries: dict[str, str]) -> str:
+def render(content: Content, *, title: str, revision: str, libraries: dict[str, str]) -> str:
     """Escapes all text from models and data; only the pictures drawn here are inserted unescaped."""
     return (
         environment()
@@ -18,7 +18,7 @@ def render(content: Content, *, title: str, seed: int, revision: str, libraries:
         .render(
             content=content,
             title=title,
-            seed=seed,
+            seeds=sorted({stage.seed for stage in content.stages if stage.seed is not None}),
             revision=revision,
             libraries=libraries,
             metrics=compared_metrics(content.evaluations),

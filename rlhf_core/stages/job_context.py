@@ -36,7 +36,7 @@ class JobContext:
         tracker: Tracker | None = None,
         progress: ProgressReporter | None = None,
     ):
-        self.name, self.key, self.seed, self.libraries = spec.name, spec.key, spec.seed, spec.libraries
+        self.name, self.key, self.libraries = spec.name, spec.key, spec.libraries
         self.checkpoints = Checkpoints(store, spec.ref)
         self._spec = spec
         self._store = store
@@ -46,6 +46,14 @@ class JobContext:
 
     def __reduce__(self) -> tuple[Callable[..., JobContext], tuple[StageSpec, Store]]:
         return JobContext, (self._spec, self._store)
+
+    @property
+    def seed(self) -> int:
+        if self._spec.seed is None:
+            raise StageError(
+                f"{self._spec.stage}: its settings say that it draws no random numbers (`draws`): its key has no seed"
+            )
+        return self._spec.seed
 
     @property
     def workdir(self) -> Path:

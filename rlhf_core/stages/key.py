@@ -26,20 +26,24 @@ def stage_key(
     *,
     inputs: Mapping[str, ArtifactRef],
     user_files: Mapping[str, str],
-    seed: int,
+    seed: int | None,
     libraries: Mapping[str, str],
     pins: Mapping[str, str] = MappingProxyType({}),
 ) -> str:
-    """SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment."""
+    """SHA-256 (hex) over canonical JSON of all that can change the result. Pure: no clock, no environment.
+
+    seed: of a stage that draws random numbers; None: this one draws none.
+    """
     identity: dict[str, Any] = {
         "stage": stage.name,
         "version": stage.version,
         "config": result_settings(config),
         "inputs": _without_chosen_names(config, {name: f"{ref.stage}/{ref.key}" for name, ref in inputs.items()}),
         "user_files": dict(user_files),
-        "seed": seed,
         "libraries": dict(libraries),
     }
+    if seed is not None:
+        identity["seed"] = seed
     if pins:  # a stage without remote sources keeps the key that it had before there were pins
         identity["pins"] = dict(pins)
     canonical = json.dumps(identity, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)

@@ -45,11 +45,11 @@ def run(config: LogprobsConfig, inputs: Mapping[str, Input], context: StageConte
     folder = context.workdir / "logprobs"
     folder.mkdir()
     write_logprobs(folder, examples, found)
-    metrics = {**preferred(examples, found.double(), context.seed), "pairs": len(examples), **fitted.metrics()}
+    metrics = {**preferred(examples, found.double()), "pairs": len(examples), **fitted.metrics()}
     return Output(Kind.LOGPROBS, folder, metrics)
 
 
-def preferred(examples: Sequence[Example], logprobs: torch.Tensor, seed: int) -> dict[str, float]:
+def preferred(examples: Sequence[Example], logprobs: torch.Tensor) -> dict[str, float]:
     """How often a model prefers the chosen completion (a tie is wrong), and by how much, with 95 % intervals over the
     pairs: `accuracy` and `gap` by the log-probs of whole completions, in nats; `token_accuracy` by their means over
     tokens; where the examples have a reference's log-probs, `reward_accuracy` and `reward_gap` by log p - log p of the
@@ -67,7 +67,8 @@ def preferred(examples: Sequence[Example], logprobs: torch.Tensor, seed: int) ->
         gaps = values[:, 0] - values[:, 1]
         estimates = {"accuracy": wilson(int((gaps > 0).sum()), len(examples))}
         if prefix != "token_":
-            estimates["gap"] = bootstrap(gaps.tolist(), seed=seed)
+            # One seed for all runs: a stage that trains nothing is not computed again for another one.
+            estimates["gap"] = bootstrap(gaps.tolist(), seed=0)
         for name, found in estimates.items():
             metrics |= {f"{prefix}{name}{end}": value for end, value in
                         (("", found.value), ("_low", found.low), ("_high", found.high))}  # fmt: skip

@@ -17,7 +17,7 @@ def run(config: ReportConfig, inputs: Mapping[str, Input], context: StageContext
     nodes = {name.removeprefix("node."): item for name, item in inputs.items()}
     content = gather(nodes, samples=config.samples)
     last = list(nodes.values())[-1].manifest
-    page = render(content, title=config.title, seed=context.seed, revision=last.code_revision, libraries=last.libraries)
+    page = render(content, title=config.title, revision=last.code_revision, libraries=last.libraries)
     folder = context.workdir / "report"
     folder.mkdir()
     (folder / "report.html").write_text(page, encoding="utf-8")

@@ -11,14 +11,12 @@ from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.models.distillation import TopModel
 from rlhf_core.supervised.referenced import sequence_logprobs
-from rlhf_core.training.randomness import seed_everything
 from rlhf_core.training.reference import FrozenCopy
 from rlhf_core.types import PackedBatch
 
 
 class LogprobsWorker:
     def __init__(self, config: LogprobsConfig, context: StageContext, model: ArtifactRef) -> None:
-        seed_everything(context.seed)
         self._model = FrozenCopy(context.fetch(model).folder, config.engine)
 
     def logprobs(self, micro_batches: Sequence[PackedBatch]) -> list[Tensor]:
@@ -28,7 +26,6 @@ class LogprobsWorker:
 
 class TopLogprobsWorker:
     def __init__(self, config: TopLogprobsConfig, context: StageContext, model: ArtifactRef) -> None:
-        seed_everything(context.seed)
         self._model = FrozenCopy(context.fetch(model).folder, config.engine, wrapper=TopModel)
         self._config = config
 

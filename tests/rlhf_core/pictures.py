@@ -30,7 +30,7 @@ def vision_model(folder: Path, *, seed: int = 0, tied: bool = True, words: tuple
         type="scratch", words=("red", "blue", *words), hidden_size=64, intermediate_size=96, layers=2, heads=2,
         context_length=96, tie_word_embeddings=tied, vision=ScratchVision(hidden_size=64, intermediate_size=64),
     )  # fmt: skip
-    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, given_seed=seed))
     return local_input(output.folder, Kind.BASE_MODEL)
 
 

@@ -49,7 +49,7 @@ def compare(seed: int, folder: Path, policy: str) -> str:
     for sentence in (*sample.problems, *([sample.bad.sentence()] if sample.bad.count else [])):
         assert sentence.isprintable(), sentence
         assert file.name in sentence, sentence
-    context = LocalContext(folder / "work", user_files_root=folder, name="data.d", seed=0)
+    context = LocalContext(folder / "work", user_files_root=folder, name="data.d", given_seed=0)
     if sample.problems:
         with pytest.raises(StageError):
             run(config, {}, context)

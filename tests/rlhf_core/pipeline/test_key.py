@@ -95,7 +95,9 @@ def test_the_canonical_form_is_pinned() -> None:
         ("sft.epochs=2", {"sft", "evaluation.sft"} | AFTER_RL),
         ("evaluation.samples=16", {"evaluation.base", "evaluation.sft", "evaluation.rl", "report"}),
         ("name=another", {"report"}),  # its title
-        ("seed=1", ALL),
+        ("seed=1", ALL),  # every dataset is shuffled, and the base model has random weights
+        ("rl.seed=1", AFTER_RL),
+        ("sft.seed=1", {"sft", "evaluation.sft"} | AFTER_RL),
         ("base.dtype=float32", ALL - DATA),
     ],
 )
@@ -106,6 +108,7 @@ def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: 
 @pytest.mark.parametrize(
     "override",
     [
+        "rl.seed=0",  # the recipe's
         "rl.placement.workers=2",
         "rl.rollout.engines=2",
         "rl.rollout.memory_share=0.5",
@@ -122,6 +125,13 @@ def test_a_setting_changes_its_stage_and_what_follows(folder: Folder, override: 
 )
 def test_what_cannot_change_a_result_changes_no_key(folder: Folder, override: str) -> None:
     assert folder.changed(override) == set()
+
+
+def test_what_draws_no_random_numbers_is_reused_with_another_seed(folder: Folder) -> None:
+    model = "base.source={type: wheel, requirement: tiny-model==1, file: model.gguf}"
+    fixed = ("data.talks.shuffle=false", "data.questions.shuffle=false", model)
+    before, after = folder.keys(*fixed), folder.keys(*fixed, "seed=1")
+    assert {name for name in before if before[name] != after[name]} == ALL - DATA - {"base"}
 
 
 def test_choosing_the_other_algorithm_changes_rl_and_adds_its_reward_model(folder: Folder) -> None:

@@ -202,7 +202,7 @@ def planned_or_refused(path: str, overrides: list[str]) -> Checked | None:
     try:
         with few_calls():
             checked = check(path, overrides)
-            plan(checked.graph, checked.libraries, checked.loaded.recipe.seed, None)
+            plan(checked.graph, checked.libraries, None)
             estimates(checked.graph, Known(checked.seen.samples, checked.seen.models, checked.loaded.root, {}, []))
             return checked
     except AlignmentError as error:

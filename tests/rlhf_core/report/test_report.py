@@ -69,7 +69,7 @@ def test_only_evaluations_of_the_same_prompts_are_compared(nodes: dict[str, Inpu
     ]  # fmt: skip
     near, more = ["sft", "rl"], ["evaluation_far.rl", "evaluation_far.sft"]
     assert [list(row.completions) for row in content.samples] == [near, near, more, more]
-    page = render(content, title="t", seed=1, revision="abc", libraries={})
+    page = render(content, title="t", revision="abc", libraries={})
     assert page.count("<td>–</td>") == 8  # two models have not answered each of the four
 
 
@@ -85,7 +85,7 @@ def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:
 
 
 def test_the_page_stands_alone_and_escapes_what_models_and_data_say(nodes: dict[str, Input]) -> None:
-    page = render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={"torch": "1"})
+    page = render(gather(nodes, samples=2), title="t", revision="abc", libraries={"torch": "1"})
     assert "<b>question" not in page
     assert "&lt;b&gt;question" in page
     assert page.count("<svg") == 3  # the curves, the phases, the lineage
@@ -95,7 +95,7 @@ def test_the_page_stands_alone_and_escapes_what_models_and_data_say(nodes: dict[
 
 def test_whole_numbers_have_no_fraction_and_others_three_digits(nodes: dict[str, Input]) -> None:
     content = gather(nodes, samples=2)
-    page = " ".join(render(content, title="t", seed=1, revision="abc", libraries={}).split())
+    page = " ".join(render(content, title="t", revision="abc", libraries={}).split())
     assert '<tr><td>pass@1</td> <td class="number">0.500 </td> <td class="number">1 </td> </tr>' in page
     assert '<tr><td>prompts</td> <td class="number">40 </td> <td class="number">40 </td> </tr>' in page
     assert [stage.metrics for stage in content.stages] == [
@@ -106,7 +106,7 @@ def test_whole_numbers_have_no_fraction_and_others_three_digits(nodes: dict[str,
 
 
 def test_the_same_artifacts_give_the_same_page(nodes: dict[str, Input]) -> None:
-    pages = [render(gather(nodes, samples=2), title="t", seed=1, revision="abc", libraries={}) for _ in range(2)]
+    pages = [render(gather(nodes, samples=2), title="t", revision="abc", libraries={}) for _ in range(2)]
     assert pages[0] == pages[1]
 
 
@@ -120,6 +120,6 @@ def test_validations_are_drawn_at_the_steps_that_they_were_made(nodes: dict[str,
         file.write("".join(json.dumps(line) + "\n" for line in lines))
     content = gather(nodes, samples=2)
     assert content.curves["sft"]["validation/loss"] == [(5, 1 / 5), (7, 1 / 7)]
-    page = render(content, title="t", seed=1, revision="abc", libraries={})
+    page = render(content, title="t", revision="abc", libraries={})
     titles = [name for name in ("loss", "far/loss", "best", "best_step") if f">validation/{name}<" in page]
     assert titles == ["loss", "far/loss"]

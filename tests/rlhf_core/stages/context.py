@@ -33,7 +33,7 @@ class LocalContext:
     user_files_root: Path | None = None
     name: str = "test"
     key: str = "0" * 64
-    seed: int = 0
+    given_seed: int | None = 0
     artifacts: dict[str, Input] = field(default_factory=dict)  # "stage/key" -> what fetch returns
     logs: list[tuple[int, dict[str, float]]] = field(default_factory=list)
     progresses: list[tuple[int, int, str, dict[str, float]]] = field(default_factory=list)
@@ -42,6 +42,11 @@ class LocalContext:
 
     def __post_init__(self) -> None:
         self.workdir.mkdir(parents=True, exist_ok=True)
+
+    @property
+    def seed(self) -> int:
+        assert self.given_seed is not None, "the stage draws no random numbers, and reads a seed"
+        return self.given_seed
 
     @property
     def checkpoints(self) -> Checkpoints:

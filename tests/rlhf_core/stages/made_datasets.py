@@ -54,7 +54,7 @@ def produce(
     inputs: dict[str, Input] = {}
     if exclude is not None:
         inputs["exclude.test"] = local_input(exclude, Kind.DATASET)
-    context = LocalContext(tmp_path / name, user_files_root=tmp_path, name="data.train", seed=seed)
+    context = LocalContext(tmp_path / name, user_files_root=tmp_path, name="data.train", given_seed=seed)
     context.pins = pins or {}
     return run(DatasetConfig.model_validate_json(json.dumps({"format": "prompts"} | settings)), inputs, context)
 

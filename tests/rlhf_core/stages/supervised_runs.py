@@ -42,7 +42,7 @@ def base_model(folder: Path, *, tied: bool = True, heads: int = 2, seed: int = 0
         type="scratch", words=(), hidden_size=hidden, intermediate_size=64, layers=2, heads=heads, context_length=64,
         tie_word_embeddings=tied,
     )  # fmt: skip
-    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=seed))
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, given_seed=seed))
     return local_input(output.folder, Kind.BASE_MODEL)
 
 
@@ -63,8 +63,8 @@ def dataset(
     return local_input(folder, Kind.DATASET)
 
 
-def context_of(workdir: Path, inputs: Mapping[str, Input], seed: int = 0) -> LocalContext:
-    return LocalContext(workdir, seed=seed, artifacts={i.manifest.ref.path: i for i in inputs.values()})
+def context_of(workdir: Path, inputs: Mapping[str, Input], seed: int | None = 0) -> LocalContext:
+    return LocalContext(workdir, given_seed=seed, artifacts={i.manifest.ref.path: i for i in inputs.values()})
 
 
 def conversations(count: int) -> list[dict[str, Any]]:

@@ -89,7 +89,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Input:
     source = ScratchModel(
         type="scratch", words=(), hidden_size=32, intermediate_size=64, layers=2, heads=2, context_length=256
     )
-    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, seed=0))
+    output = base.run(BaseModelConfig(source=source, dtype="float32"), {}, LocalContext(folder, given_seed=0))
     return local_input(output.folder, Kind.BASE_MODEL)
 
 

@@ -34,7 +34,7 @@ def make(
     name: str = "work",
     **settings: str,
 ) -> Path:
-    context = LocalContext(tmp_path / name, user_files_root=tmp_path, seed=seed)
+    context = LocalContext(tmp_path / name, user_files_root=tmp_path, given_seed=seed)
     config = BaseModelConfig.model_validate_json(json.dumps({"source": source, "dtype": dtype, **settings}))
     output = run(config, {}, context)
     assert output.kind is Kind.BASE_MODEL

@@ -58,7 +58,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> Inputs:
 def stored(folder: Path, inputs: Inputs, rows: str, **settings: Any) -> Input:
     config = TopLogprobsConfig.model_validate({"dataset": "d", "max_length": 48, "engine": ENGINE, **settings})
     given = {"model": inputs["teacher.model"], "dataset": inputs[rows]}
-    output = top_logprobs.run(config, given, context_of(folder, given), inline)
+    output = top_logprobs.run(config, given, context_of(folder, given, seed=None), inline)
     assert output.kind == Kind.TOP_LOGPROBS
     return local_input(output.folder, Kind.TOP_LOGPROBS)
 

@@ -39,7 +39,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
 def read(folder: Path, model: Input, rows: Input, **settings: Any) -> Input:
     config = LogprobsConfig.model_validate({"dataset": "d", "max_length": 32, "engine": ENGINE, **settings})
     given = {"model": model, "dataset": rows}
-    output = logprobs.run(config, given, context_of(folder, given), inline)
+    output = logprobs.run(config, given, context_of(folder, given, seed=None), inline)
     assert output.kind == Kind.LOGPROBS
     return local_input(output.folder, Kind.LOGPROBS)
 
@@ -61,7 +61,7 @@ def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], 
         for i, both in enumerate(lengths)
     ]
     found = torch.tensor([[-1.0, -2.0], [-4.0, -3.0], [-2.0, -2.0]], dtype=torch.float64)
-    metrics = preferred(examples, found, seed=0)
+    metrics = preferred(examples, found)
     assert metrics["accuracy"] == pytest.approx(1 / 3)
     assert metrics["token_accuracy"] == pytest.approx(2 / 3)
     assert metrics["gap"] == pytest.approx(0.0)

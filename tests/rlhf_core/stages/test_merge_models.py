@@ -32,7 +32,7 @@ def inputs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Input]:
 def run(workdir: Path, inputs: dict[str, Input], *weights: float, **settings: Any) -> Output:
     others = [{"model": str(place), "weight": weight} for place, weight in enumerate(weights)]
     config = MergeModelsConfig.model_validate_json(json.dumps({"others": others, **settings}))
-    return merge_models.run(config, inputs, LocalContext(workdir))
+    return merge_models.run(config, inputs, LocalContext(workdir, given_seed=None))
 
 
 def logprobs(model: Any) -> torch.Tensor:

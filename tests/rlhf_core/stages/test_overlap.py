@@ -29,7 +29,7 @@ def compare(tmp_path: Path, *asked: str) -> Output:
         "held_out.far": dataset(tmp_path / "far", "y", *asked),
     }
     config = OverlapConfig(dataset="d", held_out=("near", "far"))
-    return run(config, inputs, LocalContext(tmp_path / "work", name="overlap.d"))
+    return run(config, inputs, LocalContext(tmp_path / "work", name="overlap.d", given_seed=None))
 
 
 def test_rows_with_a_held_out_prompt_are_refused_by_number(tmp_path: Path) -> None:

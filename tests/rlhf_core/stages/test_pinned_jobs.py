@@ -50,16 +50,14 @@ def planned(
     loaded = load_recipe(str(folder / "pinned.yaml"))
     libraries = computing_libraries()
     tracking = loaded.recipe.tracking.model_dump(mode="json")
-    settings = RunSettings(
-        "run", repository.store.url, folder, loaded.recipe.seed, libraries, tracking, loaded.recipe.name
-    )
+    settings = RunSettings("run", repository.store.url, folder, libraries, tracking, loaded.recipe.name)
     chosen = build_graph(loaded, libraries)[node]
     store_spec(chosen, settings, repository)
     return repository.read_spec(chosen.ref)
 
 
 def model_files(folder: Path, seed: int) -> dict[str, bytes]:
-    output = make_base(BaseModelConfig(source=SCRATCH, dtype="float32"), {}, LocalContext(folder, seed=seed))
+    output = make_base(BaseModelConfig(source=SCRATCH, dtype="float32"), {}, LocalContext(folder, given_seed=seed))
     return {path.name: path.read_bytes() for path in output.folder.iterdir()}
 
 

@@ -26,10 +26,10 @@ def test_it_reads_manifests_and_metrics_and_fetches_no_weights(local: ArtifactRe
     policy = local.publish(manifest("policy"), made)
     stage, config, libraries = STAGES["report"], ReportConfig(title="Alignment run tiny"), computing_libraries()
     inputs = {"node.sft": policy.ref}
-    key = stage_key(stage, config, inputs=inputs, user_files={}, seed=1, libraries=libraries)
+    key = stage_key(stage, config, inputs=inputs, user_files={}, seed=None, libraries=libraries)
     spec = StageSpec(
         name="report", stage=stage.name, stage_version=stage.version, key=key, config=config.model_dump(mode="json"),
-        inputs=inputs, user_files={}, seed=1, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
+        inputs=inputs, user_files={}, seed=None, libraries=libraries, tracking={"wandb": False, "tensorboard": False},
     )  # fmt: skip
     local.write_spec(spec)
     assert run_job(local.store.url, spec.ref).kind is Kind.REPORT

@@ -82,7 +82,7 @@ def trained_on_images(
         "dataset": "d", "batch_size": len(MIXED), "max_length": 64, "optimizer": OPTIMIZER,
         "engine": {"dtype": "float32", "tokens_per_micro_batch": tokens, **settings},
     })  # fmt: skip
-    context = LocalContext(work, seed=3, artifacts={model.manifest.ref.path: model})
+    context = LocalContext(work, given_seed=3, artifacts={model.manifest.ref.path: model})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(deepspeed_engine, "deepspeed_settings", _small_buckets)
         worker = LanguageModelWorker(config, context, model.manifest.ref, STEPS)

@@ -40,7 +40,7 @@ def one_step(
 ) -> tuple[SupervisedWorker[Any], StepMetrics]:
     """folder: with the models `words` and `other words`. On one rank the step is one micro-batch."""
     policy, other = (local_input(folder / name / "model", Kind.BASE_MODEL) for name in ("words", "other words"))
-    context = LocalContext(work, seed=3, artifacts={each.manifest.ref.path: each for each in (policy, other)})
+    context = LocalContext(work, given_seed=3, artifacts={each.manifest.ref.path: each for each in (policy, other)})
     settings: dict[str, Any] = {
         "dataset": "d", "batch_size": 5, "max_length": 64, "optimizer": GRADIENT,
         "engine": EngineConfig(dtype="float32", zero_stage=zero_stage),

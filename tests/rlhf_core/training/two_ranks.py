@@ -171,7 +171,7 @@ def rows(rank: int, folder: Path) -> Iterator[Answer]:
 def dropout(rank: int, folder: Path) -> Iterator[Answer]:
     """Of each kind of worker: the weights that it starts with, and the same forward in train mode."""
     model = local_input(folder / "dense", Kind.POLICY)
-    context = LocalContext(folder / f"work{rank}", seed=3, artifacts={model.manifest.ref.path: model})
+    context = LocalContext(folder / f"work{rank}", given_seed=3, artifacts={model.manifest.ref.path: model})
     shared = {"dataset": "d", "lora": {"rank": 2, "dropout": 0.5}, "engine": {"dtype": "float32", "zero_stage": 0}}
     optimizer = {"learning_rate": 0.01}
     sft = SFTConfig.model_validate({**shared, "batch_size": 4, "max_length": 8, "optimizer": optimizer})
@@ -200,7 +200,7 @@ def dropout(rank: int, folder: Path) -> Iterator[Answer]:
 def validation(rank: int, folder: Path) -> Iterator[Answer]:
     """Of a new model; and two steps, of which the first is validated or not."""
     model = local_input(folder / "dense", Kind.POLICY)
-    context = LocalContext(folder / f"work{rank}", seed=3, artifacts={model.manifest.ref.path: model})
+    context = LocalContext(folder / f"work{rank}", given_seed=3, artifacts={model.manifest.ref.path: model})
     settings = {
         "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": {"learning_rate": 0.01},
         "lora": {"rank": 2, "dropout": 0.5}, "validation": {"dataset": "v", "every_steps": 1},
@@ -240,7 +240,7 @@ def distillation(rank: int, folder: Path) -> Iterator[Answer]:
 def distillation_worker(folder: Path, work: Path, student: int, teacher: int) -> DistillationWorker:
     """student, teacher: the ZeRO stage of each."""
     models = [local_input(folder / name, Kind.POLICY) for name in ("dense", "teacher")]
-    context = LocalContext(work, seed=3, artifacts={model.manifest.ref.path: model for model in models})
+    context = LocalContext(work, given_seed=3, artifacts={model.manifest.ref.path: model for model in models})
     config = DistillationConfig.model_validate({
         "dataset": "d", "batch_size": 4, "max_length": 8, "optimizer": OPTIMIZER, "temperature": 2.0,
         "engine": {"dtype": "float32", "zero_stage": student}, "divergence": "reverse_kl",

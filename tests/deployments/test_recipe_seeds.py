@@ -1,0 +1,82 @@
+"""Which stages draw random numbers: their keys have the seed, and the others cannot read one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.artifacts.local_store import LocalStore
+from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.pipeline.graph import Node, build_graph
+from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.stages.job_context import JobContext
+from rlhf_core.stages.key import stage_key
+from rlhf_core.stages.table import STAGES
+
+# Recipes that have every stage between them.
+TOP = "{stage: top_logprobs, dataset: conversations, max_length: 64}"
+RECIPES = {
+    "tiny": ("rl.algorithm=ppo", "data.prompts.shuffle=false"),
+    "tiny-best-of-n": ("judged={stage: unpaired, dataset: sampled, threshold: 0.5}",),
+    "tiny-conditional": (),
+    "tiny-distillation": (f"top={TOP}",),
+    "tiny-kto": (),
+    "tiny-dpo": (),
+    "tiny-loop": (),
+    "tiny-merge": (),
+    "tiny-online-dpo": (),
+    "tiny-process": (),
+    "tiny-ratings": (),
+    "smollm2-dpo": (),
+}
+# Whether nodes of a stage draw random numbers; both, where it depends on their settings.
+DRAWS = {
+    **{name: {True} for name in STAGES},
+    **{name: {False} for name in (
+        "overlap", "logprobs", "top_logprobs", "merge", "merge_models", "pairs", "unpaired", "best_of_n", "conditional",
+        "conditional_prompts", "round_prompts", "round", "report", "artifact",
+    )},
+    "dataset": {True, False},  # whether it shuffles or mixes
+    "base": {True, False},  # random weights or those of a folder
+}  # fmt: skip
+
+
+def test_every_stage_has_the_seed_in_its_key_or_cannot_read_it(tmp_path: Path) -> None:
+    found: dict[str, set[bool]] = {}
+    for recipe, overrides in RECIPES.items():
+        before, after = (build_graph(load_recipe(recipe, (*overrides, f"seed={seed}")), {}) for seed in (3, 4))
+        for name, node in before.items():
+            draws = _own_key(node, node.seed) != _own_key(node, after[name].seed)
+            found.setdefault(node.stage.name, set()).add(draws)
+            context = JobContext(_spec(node), LocalStore(tmp_path))
+            if draws:
+                assert context.seed == 3
+            else:
+                with pytest.raises(StageError, match=f"^{node.stage.name}: its settings say that it draws no random"):
+                    context.seed  # noqa: B018
+    assert found == DRAWS
+
+
+def test_a_seed_where_nothing_is_drawn_is_an_error() -> None:
+    with pytest.raises(RecipeError, match=r"`data\.prompts`: seed: nothing is drawn at random here; leave it out"):
+        load_recipe("tiny", ("data.prompts.shuffle=false", "data.prompts.seed=1"))
+    with pytest.raises(RecipeError, match="seed"):
+        load_recipe("tiny-online-dpo", ("own_pairs.seed=1",))
+
+
+def _own_key(node: Node, seed: int | None) -> str:
+    """The key of `node` with `seed`, after the same inputs."""
+    return stage_key(
+        node.stage, node.config,
+        inputs=node.input_refs, user_files=node.user_files, pins=node.pins, seed=seed, libraries={},
+    )  # fmt: skip
+
+
+def _spec(node: Node) -> StageSpec:
+    return StageSpec(
+        name=node.name, stage=node.stage.name, stage_version=node.stage.version, key=node.ref.key,
+        config=node.config.model_dump(mode="json"), inputs=dict(node.input_refs), user_files=dict(node.user_files),
+        pins=dict(node.pins), seed=node.seed, libraries={},
+    )  # fmt: skip
