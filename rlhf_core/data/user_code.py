@@ -7,6 +7,8 @@ import asyncio
 import hashlib
 import inspect
 import os
+import posixpath
+import re
 import sys
 import threading
 import traceback
@@ -25,6 +27,9 @@ _SHOWN = 200  # characters
 _SHOWN_OF_ERRORS = 300  # characters
 # Code that calls the user's: its lines say nothing about an error in theirs.
 _CALLERS = (f"{Path(__file__).parents[1]}{os.sep}", f"{Path(asyncio.__file__).parent}{os.sep}")
+_copies: dict[
+    str, str
+] = {}  # folder of code that was run here -> the folder of which it is a copy, as the recipe writes it
 
 
 def check_function(file: Path, function: str, shown: str) -> None:
@@ -52,6 +57,7 @@ def load_function(file: Path, function: str, shown: str) -> Callable[..., Any]:
 def run_file(file: Path, shown: str) -> ModuleType:
     """The Python file as a module. Raises StageError with the traceback if running it raises."""
     module = _module(file)
+    _copies[f"{file.parent}{os.sep}"] = _folder(shown)
     try:
         exec(compile(file.read_bytes(), str(file), "exec"), module.__dict__)  # noqa: S102  running it is what this is for
     except SystemExit as error:
@@ -77,7 +83,22 @@ def user_error(error: BaseException) -> str:
     while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
         theirs = theirs.tb_next
     shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
-    return "\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
+    text = "\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
+    for copy, original in _copies.items():
+        text = text.replace(copy, original)
+    return text
+
+
+def last_place(traceback: str, shown: str) -> str:
+    """`file, line number` of the last line in a traceback of `user_error` that is in the folder of `shown`; empty: none
+    is."""
+    found = re.findall(rf'File "({re.escape(_folder(shown))}[^"/<][^"]*)", line (\d+)', traceback)
+    return f"{found[-1][0]}, line {found[-1][1]}" if found else ""
+
+
+def _folder(shown: str) -> str:
+    folder = posixpath.dirname(posixpath.normpath(shown))
+    return f"{folder}/" if folder.strip("/") else folder
 
 
 def _said(error: BaseException) -> str:

@@ -20,7 +20,7 @@ from rlhf_core.config.environments import CodeEnvironment, FunctionEnvironment, 
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.config.user_code import beside
-from rlhf_core.data.user_code import CodeKind, check_function
+from rlhf_core.data.user_code import CodeKind, check_function, last_place
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.pipeline.preflight_code import UserCode, check_files
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
@@ -65,7 +65,7 @@ def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str
     try:
         with _PARSING:
             check_files(first, root)
-        with _placed(root, first) as file:
+        with placed(root, first) as file:
             problems |= _refused(left, file)
     except RecipeError as error:  # of the file: of all its functions
         problems |= dict.fromkeys(left, str(error))
@@ -95,8 +95,8 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
         text, path = str(error), config.path
         missing = _MODULE_MISSING.search(text)
         if missing is None:
-            raise RecipeError(_why(text, file, path, _last_line(log))) from error
-        if missing[1].partition(".")[0] not in _NOT_WITH_AN_ORCHESTRATOR:
+            raise RecipeError(_why(text, path, _last_line(log))) from error
+        if missing_here(text) is None:
             raise RecipeError(
                 f"{path} imports `{missing[1]}`, which is not installed here: install it, here and on the "
                 "cluster's nodes, or name it in `files` if it is a file of yours"
@@ -105,6 +105,13 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
         if process is not None:
             process.close()
     return problems
+
+
+def missing_here(text: str) -> str | None:
+    """The library that a process lacked, as its error says, where that is one that only jobs must have."""
+    missing = _MODULE_MISSING.search(text)
+    library = missing[1].partition(".")[0] if missing else ""
+    return library if library in _NOT_WITH_AN_ORCHESTRATOR else None
 
 
 def _kind(config: UserCode) -> CodeKind:
@@ -124,16 +131,14 @@ def _last_line(log: IO[bytes]) -> str:
     return next((" ".join(line.split())[:_SHOWN] for line in reversed(lines) if line.strip()), "")
 
 
-def _why(text: str, file: Path, path: str, last_line: str) -> str:
-    """One sentence of the error of a process that has not loaded `file`. last_line: of what it has written."""
+def _why(text: str, path: str, last_line: str) -> str:
+    """One sentence of the error of a process that has not loaded the file. last_line: of what it has written."""
     if ended := _ENDED.search(text):
         said = f"; the last it wrote: {last_line}" if last_line else ""
         return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
-    found = list(re.finditer(rf'File "{re.escape(str(file.parent))}/([^"]+)", line (\d+)', text))
-    raised = _RAISED.search(text)
-    if found and raised:
-        where = posixpath.join(posixpath.dirname(path), found[-1][1])
-        return f"{path} cannot be loaded: {where}, line {found[-1][2]}: {_with_hint(raised[1])}"
+    place, raised = last_place(text, path), _RAISED.search(text)
+    if place and raised:
+        return f"{path} cannot be loaded: {place}: {_with_hint(raised[1])}"
     return f"{text}; load what takes long at the first call" if "within" in text else text
 
 
@@ -145,7 +150,7 @@ def _with_hint(raised: str) -> str:
 
 
 @contextmanager
-def _placed(root: Path, config: UserCode) -> Iterator[Path]:
+def placed(root: Path, config: UserCode) -> Iterator[Path]:
     """The Python file in a folder that has only what its job has."""
     with scratch_folder("check") as folder:
         for file in (config.path, *config.files):

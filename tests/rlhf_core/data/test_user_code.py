@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.data.user_code import check_function, check_maker, load_function
+from rlhf_core.data.user_code import check_function, check_maker, last_place, load_function, user_error
 from rlhf_core.errors import RecipeError, StageError
 
 GOOD = """
@@ -82,6 +82,24 @@ def test_a_file_that_raises_shows_its_traceback(tmp_path: Path) -> None:
     path = write(tmp_path, "def reward(): ...\nimport no_such_module\n")
     with pytest.raises(StageError, match=r"(?s)rewards\.py.*line 2.*No module named 'no_such_module'"):
         load_function(path, "reward", "rewards.py")
+
+
+@pytest.mark.parametrize("folder", ["", "../mine/", "/mine/"])
+def test_a_traceback_names_the_files_of_the_recipe_and_not_their_copies(tmp_path: Path, folder: str) -> None:
+    beside = f"beside_{len(folder)}"  # modules stay
+    path = write(tmp_path, f"def reward(x):\n    from {beside} import inner\n    return inner(x)\n")
+    (tmp_path / f"{beside}.py").write_text("def inner(x):\n    return open(__file__ + x['key'])\n")
+    function = load_function(path, "reward", f"{folder}rewards.py")
+    with pytest.raises(KeyError) as caught:
+        function({})
+    text = user_error(caught.value)
+    assert f'File "{folder}rewards.py", line 3, in reward\n    return inner(x)' in text
+    assert f"File \"{folder}{beside}.py\", line 2, in inner\n    return open(__file__ + x['key'])" in text
+    assert last_place(text, f"{folder}rewards.py") == f"{folder}{beside}.py, line 2"
+    with pytest.raises(FileNotFoundError) as missing:
+        function({"key": ".txt"})
+    assert f"No such file or directory: '{folder}{beside}.py.txt'" in user_error(missing.value)
+    assert str(tmp_path) not in text + user_error(missing.value)
 
 
 @pytest.mark.parametrize(

@@ -61,7 +61,10 @@ def test_an_object_for_each_episode_and_what_it_says(hostile: FunctionEnvironmen
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [
-        ("raises", "it raised KeyError: 'no such move'\nTraceback"),
+        (
+            "raises",
+            "it raised KeyError: 'no such move'\nTraceback (most recent call last):\n  File \"hostile.py\", line ",
+        ),
         ("hangs", "it did not return within 3 s and was stopped"),
         ("hangs_in_c", "it did not return within 3 s and was stopped"),
         ("exits", "SystemExit: 3"),
