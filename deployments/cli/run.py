@@ -40,7 +40,7 @@ def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str]
         store = open_store(store_url())
         store.reach()
         repository = ArtifactRepository(store)
-    asked = checked.ask_servers(repository)
+    asked = [*checked.ask_servers(repository), *checked.call_functions(repository)]
     earlier: list[Manifest] = []
     planned = planned_nodes(checked, repository, earlier)
     console.print(plan_table(checked.loaded.recipe.name, planned))

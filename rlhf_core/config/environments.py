@@ -18,7 +18,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
 from rlhf_core.config.tools import CallsTools, FunctionTool, ToolConfig
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import UserProgram, check_options
+from rlhf_core.config.user_code import CalledBeforeJob, UserProgram, check_options
 from rlhf_core.errors import RecipeError, did_you_mean
 
 ToolParserName = Literal["hermes"]
@@ -199,7 +199,7 @@ class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
         return {"": self}
 
 
-class FunctionEnvironment(CodeEnvironment, TimedEpisodes):
+class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
     """An object of the user's Python file, made for each episode in a process of its own.
 
     It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages

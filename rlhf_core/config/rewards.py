@@ -20,7 +20,7 @@ from rlhf_core.config.placement import Placement
 from rlhf_core.config.servers import CompletionTemplate, ServerConfig
 from rlhf_core.config.texts import AnswerPattern
 from rlhf_core.config.typed import TypedConfig
-from rlhf_core.config.user_code import UserProgram, check_options
+from rlhf_core.config.user_code import CalledBeforeJob, check_options
 
 
 class RewardConfig(TypedConfig):
@@ -146,7 +146,7 @@ class VerifierReward(TextReward):
         return 0.0, 1.0
 
 
-class FunctionReward(TextReward, UserProgram):
+class FunctionReward(TextReward, CalledBeforeJob):
     """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
     score, ...} for each. It may be `async`."""
 

@@ -41,6 +41,14 @@ class UserProgram(UserFile):
         return self.variables
 
 
+class CalledBeforeJob(UserProgram):
+    """What `plan` can call once, for a row."""
+
+    call_before_job: bool = operational(
+        True, description="call it once, for the first row, before a job starts; false: it needs what only its job has"
+    )
+
+
 def check_options(options: Mapping[str, Any], parameters: Sequence[str], function: str) -> None:
     """Raise ValueError for an option that has the name of what each call passes to `function` itself."""
     taken = next((name for name in options if name in parameters), None)

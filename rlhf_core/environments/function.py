@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlhf_core.config.environments import FunctionEnvironment
 from rlhf_core.config.tools import FunctionTool
@@ -25,15 +25,20 @@ class FunctionEnvironments(Environments):
     def of(cls, config: FunctionEnvironment, context: StageContext, tokenizer: Tokenizer) -> FunctionEnvironments:
         return cls(config, context.user_file(config.path))
 
-    def __init__(self, config: FunctionEnvironment, file: Path) -> None:
-        """Raises RecipeError, StageError or RewardError if the file cannot be loaded."""
+    def __init__(
+        self, config: FunctionEnvironment, file: Path, *, log: IO[bytes] | None = None, folder: Path | None = None
+    ) -> None:
+        """log, folder: of its process, see UserProcess.
+
+        Raises RecipeError, StageError or RewardError if the file cannot be loaded.
+        """
         self.name = f"{config.path}:{config.function}"
         self.max_turns = config.max_turns
         self.tolerated_failures = config.tolerated_failures
         self.episode_seconds = config.episode_seconds
         self.parallel_episodes = config.parallel_episodes
         self._seconds = config.timeout_seconds
-        self._host = EpisodeHost(config, file, "environment")
+        self._host = EpisodeHost(config, file, "environment", log=log, folder=folder)
 
     def new(self) -> HostedEnvironment:
         return HostedEnvironment(self._host.new(), self._seconds)

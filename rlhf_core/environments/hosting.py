@@ -11,7 +11,7 @@ import socket
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlhf_core.children import how_it_ended
 from rlhf_core.config.environments import CodeEnvironment
@@ -29,15 +29,26 @@ _ENDING_SECONDS = 2.0  # that the host has to learn that a process has ended
 class EpisodeHost:
     """The process that has loaded the file."""
 
-    def __init__(self, config: CodeEnvironment | FunctionTool, file: Path, kind: CodeKind) -> None:
-        """Raises RecipeError, StageError or RewardError if the file cannot be loaded."""
+    def __init__(
+        self,
+        config: CodeEnvironment | FunctionTool,
+        file: Path,
+        kind: CodeKind,
+        *,
+        log: IO[bytes] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """log, folder: of its process, see UserProcess.
+
+        Raises RecipeError, StageError or RewardError if the file cannot be loaded.
+        """
         self._numbers = itertools.count()
         _allow_many_files()
         self._control, theirs = socket.socketpair()
         parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
         function = UserFunction(file, config.function, config.path, parameters, config.options, kind)
         program = ("rlhf_core.environments.host_process", str(theirs.fileno()), str(config.memory_gib))
-        self._process = UserProcess(function, program=program, descriptors=[theirs.fileno()])
+        self._process = UserProcess(function, program=program, descriptors=[theirs.fileno()], log=log, folder=folder)
         with theirs:
             self._process.start()
         self.loaded = self._process.loaded  # what the process said of the file

@@ -17,6 +17,7 @@ from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight import Seen, look
+from rlhf_core.pipeline.preflight_calls import call_functions
 from rlhf_core.pipeline.preflight_effects import effect_notes
 from rlhf_core.pipeline.preflight_rounds import check_round
 from rlhf_core.pipeline.preflight_servers import ask_servers
@@ -54,6 +55,10 @@ class Checked:
     def ask_servers(self, repository: ArtifactRepository | None) -> list[str]:
         """Those of rewards that are to be computed; see preflight_servers.ask_servers."""
         return ask_servers(self.graph, self.loaded.recipe.data, self.seen.samples, repository)
+
+    def call_functions(self, repository: ArtifactRepository | None) -> list[str]:
+        """Those of what is to be computed; see preflight_calls.call_functions."""
+        return call_functions(self.graph, self.loaded.recipe.data, self.seen.samples, self.loaded.root, repository)
 
     def require_single_run(self) -> None:
         """Raises RecipeError for a loop: its rounds are counted, and their prompts are used once."""
@@ -120,9 +125,11 @@ def prepare(
     pins: str = "",
     store: str | None = None,
     start: RoundStart | None = None,
+    *,
+    call_functions: bool = True,
 ) -> Prepared:
     """Like `check`, with the store at the URL `store`, or that the environment names, which is probed. The reward
-    servers of what is to be computed are asked too.
+    servers of what is to be computed are asked too, and its functions called unless `call_functions` is false.
 
     pins: where in the store a run, or a round, keeps what aliases, branches and files were when it was first started,
     which its retries use; empty: nowhere.
@@ -137,6 +144,8 @@ def prepare(
         opened.put(pins, json.dumps(resolved, indent=1).encode())
     repository = ArtifactRepository(opened)
     notes = [*checked.notes, *checked.ask_servers(repository)]
+    if call_functions:
+        notes += checked.call_functions(repository)
     return Prepared(
         checked.loaded, checked.libraries, checked.graph, checked.left_out, checked.seen, notes, checked.start,
         opened, repository,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rlhf_core.config.rewards import FunctionReward
 from rlhf_core.contract import StageContext
@@ -24,11 +24,12 @@ class RewardFunction:
     def of(cls, config: FunctionReward, context: StageContext) -> RewardFunction:
         return cls(config, context.user_file(config.path))
 
-    def __init__(self, config: FunctionReward, file: Path):
+    def __init__(self, config: FunctionReward, file: Path, *, log: IO[bytes] | None = None, folder: Path | None = None):
+        """log, folder: of its process, see UserProcess."""
         self._config = config
         function = UserFunction(file, config.function, config.path, config.parameters, config.options)
         self._name = function.name
-        self._process = UserProcess(function)
+        self._process = UserProcess(function, log=log, folder=folder)
 
     def __call__(
         self, completions: Sequence[str], prompts: Sequence[str], rows: Sequence[Mapping[str, Any]]
