@@ -84,6 +84,16 @@ def reason(error: BaseException) -> str:
 
 def did_you_mean(wrong: str, known: Iterable[str]) -> str:
     """A suggestion to append to a message about an unknown name; empty if no known name is similar."""
-    names = {name.lower(): name for name in known}
-    nearest = difflib.get_close_matches(wrong.lower()[:_LONGEST_COMPARED], list(names), n=1, cutoff=0.5)
+    names, written = {name.lower(): name for name in known}, wrong.lower()[:_LONGEST_COMPARED]
+    # To difflib two swapped characters are as far away as one other character: gpro as near to gspo as to grpo.
+    nearest = [name for name in names if _is_swapped(written, name)]
+    nearest = nearest or difflib.get_close_matches(written, list(names), n=1, cutoff=0.5)
     return f", did you mean `{names[nearest[0]]}`?" if nearest else ""
+
+
+def _is_swapped(text: str, other: str) -> bool:
+    """Whether the two differ by two neighbouring characters that have changed places."""
+    if len(text) != len(other) or text == other:
+        return False
+    first = next(index for index in range(len(text)) if text[index] != other[index])
+    return text[:first] + text[first : first + 2][::-1] + text[first + 2 :] == other

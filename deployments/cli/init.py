@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -12,6 +11,7 @@ import typer
 
 from deployments.stack.environment import REPOSITORY
 from rlhf_core.artifacts.scratch import scratch_folder
+from rlhf_core.config.texts import is_hub_name
 from rlhf_core.data.opening import name_problem
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.paths import resolved, user_path, writing_to
@@ -19,7 +19,6 @@ from rlhf_core.paths import resolved, user_path, writing_to
 app = typer.Typer()
 
 STARTERS = REPOSITORY / "deployments" / "starters"
-_HUB_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*/[A-Za-z0-9_][A-Za-z0-9_.-]*")
 _MODEL = "MODEL"  # stands in the starters for the source of the model
 
 
@@ -72,6 +71,6 @@ def model_source(model: str) -> str:
         if problem := name_problem(place):
             raise RecipeError(f"--model {one_line(place)}: {problem}")
         return f"{{type: folder, path: {json.dumps(place, ensure_ascii=False)}}}"
-    if not _HUB_NAME.fullmatch(model):
+    if not is_hub_name(model):
         raise RecipeError(f"--model {model}: there is no such folder, and on the hub a model is `owner/name`")
     return f"{{type: hub, repository: {json.dumps(model)}}}"

@@ -27,6 +27,16 @@ def is_blank(text: str) -> bool:
     return all(character.isspace() or unicodedata.category(character) == "Cf" for character in text)
 
 
+def is_hub_name(text: str) -> bool:
+    """Whether it may be the name of a repository on the hub, with its owner."""
+    return re.fullmatch(r"\w[\w.-]*/\w[\w.-]*", text, re.ASCII) is not None
+
+
+def hub_hint(text: str) -> str:
+    """A suggestion to append to a message about a missing path; empty if it cannot be a name of the hub."""
+    return f", did you mean `type: hub`? write `{{type: hub, repository: {text}}}`" if is_hub_name(text) else ""
+
+
 def names_a_host(url: str) -> bool:
     """Whether the URL names a host, and no port or one that can be."""
     try:

@@ -7,8 +7,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from rlhf_core.config.base import Config
+from rlhf_core.config.texts import is_hub_name
 from rlhf_core.errors import did_you_mean, shortened
 from rlhf_core.pipeline.language import Part, configs_of, keys_of, walk
+from rlhf_core.pipeline.methods import method_hint
 
 _TRUE_WORDS = {"yes", "on", "y", "t", "True", "TRUE", "1"}
 _FALSE_WORDS = {"no", "off", "n", "f", "False", "FALSE", "0"}
@@ -41,12 +43,17 @@ def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[
             kinds, tag = _kinds(parts), str(context["tag"])
             return location, f"`{place}.type` is {shown(tag)}{did_you_mean(tag, kinds)}; it must be {one_of(kinds)}"
         case "value_error":
-            return location, f"`{place}`: {problem['msg'].removeprefix('Value error, ')}"
+            chooses = isinstance(value, str) and location[-1:] in (["algorithm"], ["type"])
+            text = method_hint(value) if chooses else ""  # a method of another stage, or of another name here
+            return location, f"`{place}`: {text or problem['msg'].removeprefix('Value error, ')}"
         case kind:
             if value is None and kind != "none_required":
                 else_ = ", or leave the key out" if _may_be_left_out(parts) else ""
                 return location, f"`{place}` is empty: {_expected(kind, problem, parts)}{else_}"
-            return location, f"`{place}` is {shown(value)}: {_expected(kind, problem, parts)}{_hint(kind, value)}"
+            return (
+                location,
+                f"`{place}` is {shown(value)}: {_expected(kind, problem, parts)}{_hint(kind, value, parts)}",
+            )
 
 
 def shown(value: Any) -> str:
@@ -79,6 +86,8 @@ def _unknown_key(parts: list[Part]) -> str:
     inside = _inside(wrong)
     if inside:
         return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
+    if str(wrong.key).lower() not in known and (method := method_hint(str(wrong.key))):
+        return f"unknown key `{dotted(parts)}`: {method}"
     if not [part for part in parents if not part.tag]:
         return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
     listed = (
@@ -163,8 +172,10 @@ def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> s
             return f"it cannot be used here ({problem['msg']})"
 
 
-def _hint(kind: str, value: Any) -> str:
+def _hint(kind: str, value: Any, parts: Sequence[Part]) -> str:
     """How to write what was probably meant."""
+    if isinstance(value, str) and is_hub_name(value) and parts and "hub" in _kinds(parts):
+        return f": write {{type: hub, repository: {value}}}"
     if kind.startswith(("int_", "float_")):
         if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
             return f": write {value:.0f}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel, WheelModel
 from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.texts import hub_hint
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.jinja_check import try_jinja
 from rlhf_core.data.rendering import Tokenizer, template_texts
@@ -59,8 +61,9 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
         case FolderModel(path=path) if "://" not in path:
             renders = any(other.stage.needs_template for other in users)
             needs_template = renders and not _brings_template(config)
+            hub = "" if os.path.lexists(root / path) else hub_hint(path)
             found = [
-                f"{node.section}.source.path: {path}: {problem}"
+                f"{node.section}.source.path: {path}: {problem}{hub}"
                 for problem in base_folder_problems(
                     root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
                 )

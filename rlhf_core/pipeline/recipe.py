@@ -18,6 +18,7 @@ from rlhf_core.config.stages import ReportConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import did_you_mean
+from rlhf_core.pipeline.methods import method_hint
 from rlhf_core.stages.table import STAGES
 
 _RECIPE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
@@ -74,9 +75,10 @@ class Recipe(KeyedConfig):
         if not isinstance(given, str):
             raise ValueError(f"`stage` must be text, one of {', '.join(cls.block_names())}")
         if given not in cls.block_names():
+            near = did_you_mean(given, cls.block_names())
             raise ValueError(
-                f"there is no stage `{given}` to write here{did_you_mean(given, cls.block_names())}; "
-                f"there are {', '.join(cls.block_names())}"
+                method_hint(given)
+                or f"there is no stage `{given}` to write here{near}; there are {', '.join(cls.block_names())}"
             )
         if not _NAME.fullmatch(key):
             raise ValueError(

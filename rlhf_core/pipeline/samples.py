@@ -17,12 +17,13 @@ from rlhf_core.config.data import (
     ReasoningGymSource,
     Source,
 )
+from rlhf_core.config.texts import hub_hint
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy, canonical
 from rlhf_core.data.files import SUFFIXES, BadRow, Budget, file_type, iterate_file
 from rlhf_core.data.formats import Row, RowError, Rows, format_of
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import mix_problem
-from rlhf_core.data.opening import file_problem, name_problem
+from rlhf_core.data.opening import COMPRESSIONS, file_problem, name_problem
 from rlhf_core.data.overlap import PromptIndex
 from rlhf_core.data.reasoning import check_task, generate
 from rlhf_core.errors import RecipeError
@@ -208,7 +209,8 @@ def _path_problem(path: str, root: Path) -> str | None:
     if os.path.isdir(local):
         return f"there is no data file in this folder, whose name ends in {', '.join(SUFFIXES)}"
     plain = "; write the path out: `~` and `$` mean nothing here" if path.startswith("~") or "$" in path else ""
-    return f"{problem} (looked for {local}){plain}"
+    hub = "" if os.path.lexists(local) or Path(path).suffix in (*SUFFIXES, *COMPRESSIONS) else hub_hint(path)
+    return f"{problem} (looked for {local}){plain}{hub}"
 
 
 def _noted(rows: Iterable[Located], columns: set[frozenset[str]]) -> Iterator[Located]:

@@ -15,6 +15,7 @@ from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel
+from rlhf_core.config.texts import is_hub_name
 from rlhf_core.contract import KINDS_OF_ROLE
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.ends_of_turn import write_ends_of_turn
@@ -27,6 +28,7 @@ from rlhf_core.models.headers import read_object
 from rlhf_core.paths import user_path, writing_to
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
+from rlhf_core.stages.table import STAGES
 
 MODELS = KINDS_OF_ROLE["model"]
 _PATHS = ("/", "./", "../", "~")  # how a name begins that can be nothing but a path
@@ -89,7 +91,9 @@ def found_folder(name: str, kinds: Collection[Kind], what: str) -> tuple[Path, M
         repository = ArtifactRepository(open_store(store_url()))
         manifest = repository.find(name)
     except StoreError as error:
-        raise StoreError(f"{name}: there is no such folder here; {error}") from error
+        of_the_hub = is_hub_name(name) and name.partition("/")[0] not in STAGES  # `sft/0a1b` is an artifact
+        hub = f"; if it is on the hub: `hf download {name} --local-dir FOLDER`" if of_the_hub else ""
+        raise StoreError(f"{name}: there is no such folder here; {error}{hub}") from error
     if manifest.kind not in kinds:
         raise StoreError(f"{manifest.ref} is a {manifest.kind}, not a {what}")
     return repository.fetch(manifest.ref, node_cache()), manifest

@@ -129,6 +129,10 @@ def test_an_adapter_needs_its_base(adapter: Path, folder: Path) -> None:
     [
         (("chat", "./nowhere"), "error: ./nowhere: there is no such folder"),
         (("serve", "nowhere"), "error: nowhere: there is no such folder here; .* has no artifact or alias `nowhere`"),
+        (
+            ("chat", "some/model"),
+            "error: some/model: there is no such folder here; .*: `hf download some/model --local",
+        ),
         (("generate", "MODEL", "nowhere.jsonl"), "error: nowhere.jsonl: there is no such file"),
         (("generate", "MODEL", "-o", "no/such/file"), "error: --out no/such/file: there is no such folder"),
         (("generate", "MODEL"), "error: standard input: there is no prompt in it"),

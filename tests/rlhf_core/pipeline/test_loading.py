@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from rlhf_core.config.preference_losses import PREFERENCE_LOSSES
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.known_recipes import known_recipes
 from rlhf_core.pipeline.loading import load_recipe
@@ -93,7 +94,9 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.grpo.optimizer.name=adam", "is 'adam': it must be one of adamw, muon, did you mean `adamw`?"),
         ("none={stage: sft}", "`none`: `none` stands for no stage where one could be named: choose another name"),
         ("rl.algorithm=gropo", "`rl.algorithm`: there is no algorithm `gropo`, did you mean `grpo`?; there are ppo,"),
+        ("rl.algorithm=gpro", "`rl.algorithm`: there is no algorithm `gpro`, did you mean `grpo`?; there are ppo,"),
         ("rl.grppo={}", "unknown key `rl.grppo`, did you mean `grpo`?"),
+        ("base.source=Qwen/Qwen3-0.6B", "vision: write {type: hub, repository: Qwen/Qwen3-0.6B}"),
         ("rl.algorithm=ppo", "`rl`: algorithm is ppo, but there is no block `ppo` beside it; add one"),
         ("base.source={type: foldr}", "`base.source.type` is 'foldr', did you mean `folder`?; it must be one of"),
         ("Sft={stage: sft}", "`Sft`: the name of a stage has up to 100 lower-case letters"),
@@ -114,6 +117,30 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
     ],
 )  # fmt: skip
 def test_a_mistake_names_its_key_and_the_remedy(recipe: str, override: str, sentence: str) -> None:
+    assert sentence in problem(recipe, override)
+
+
+PREFERENCE = "preference: {dataset: NAME, losses: "
+
+
+@pytest.mark.parametrize(
+    ("override", "sentence"),
+    [
+        ("rl.algorithm=dpo", "`rl.algorithm`: `dpo` is a loss of the stage `preference`: write `" + PREFERENCE),
+        ("rl.algorithm=DPO", "`DPO` is a loss of the stage `preference`: write `" + PREFERENCE + "{dpo: {type: dpo}}"),
+        ("rl.algorithm=kto", "`rl.algorithm`: `kto` is a stage of its own: write `kto: {…}` beside `base`"),
+        ("rl.algorithm=gae", "`gae` is an algorithm of the stage `rl`: write `rl: {algorithm: ppo, ppo: {…}, …}`"),
+        ("grpo={}", "unknown key `grpo`: `grpo` is an algorithm of the stage `rl`: write `rl: {algorithm: grpo, grpo:"),
+        ("rl.dr-grpo={}", "write `rl: {algorithm: dr-grpo, dr_grpo: {…}, …}`"),
+        ("rm={}", "unknown key `rm`: `rm` is a stage of its own: write `reward_model: {…}` beside `base`"),
+        ("gkd.teacher=x", "unknown key `gkd`: `gkd` is a stage of its own: write `distillation: {…}` beside `base`"),
+        ("sft.cdpo={}", "unknown key `sft.cdpo`: `cdpo` is a loss of the stage `preference`: write `" + PREFERENCE),
+        ("mine={stage: simpo}", "`mine`: `simpo` is a loss of the stage `preference`: write `" + PREFERENCE),
+        ("preference.losses.a={type: kto}", "`preference.losses.a.type`: `kto` is a stage of its own: write `kto: {"),
+        *((f"{loss}={{}}", f"{PREFERENCE}{{{loss}: {{type: {loss}}}}}, …}}`") for loss in PREFERENCE_LOSSES),
+    ],
+)  # fmt: skip
+def test_a_method_where_it_is_not_written_names_its_stage(recipe: str, override: str, sentence: str) -> None:
     assert sentence in problem(recipe, override)
 
 

@@ -57,6 +57,10 @@ def mixed(weights: tuple[float, float], stop: str = "first_exhausted", *, again:
             "data.talks: talks.jsonl: there is no such file (looked for /",
         ),
         (
+            put("data", "talks", "source", "paths", value=["trl-lib/tldr"]),
+            "trl-lib/tldr), did you mean `type: hub`? write `{type: hub, repository: trl-lib/tldr}`",
+        ),
+        (
             both(put("data", "talks", "source", "paths", value=["a.txt"]), file("a.txt", "text")),
             "data.talks: a.txt: files must end in .json",
         ),

@@ -270,6 +270,13 @@ def test_a_model_folder_that_is_not_whole(
     assert expected in said[0]
 
 
+def test_a_name_of_the_hub_in_the_place_of_a_folder(problems: Problems) -> None:
+    said = problems(put("base", "source", value={"type": "folder", "path": "Qwen/Qwen3-0.6B"}))
+    assert len(said) == 1
+    assert said[0].startswith("base.source.path: Qwen/Qwen3-0.6B: there is no such folder (looked for /")
+    assert said[0].endswith("), did you mean `type: hub`? write `{type: hub, repository: Qwen/Qwen3-0.6B}`")
+
+
 @pytest.mark.parametrize("keys", [("sft",), ("pretrain",), ("rl", "ppo")], ids=str)
 def test_a_dense_model_has_no_experts_to_balance(problems: Problems, keys: tuple[str, ...]) -> None:
     said = problems(put(*keys, "moe_coefficient", value=0.01))
