@@ -24,7 +24,7 @@ app = typer.Typer()
 
 @app.command()
 def loop(
-    recipe: Annotated[str, RECIPE] = "tiny-loop",
+    recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     rounds: Annotated[int, typer.Option(min=1, help="how many, one after the other")] = 1,
 ) -> None:
@@ -48,7 +48,7 @@ def loop(
 
 @app.command()
 def rounds(
-    recipe: Annotated[str, RECIPE] = "tiny-loop",
+    recipe: Annotated[str, RECIPE],
     overrides: Annotated[list[str] | None, OVERRIDES] = None,
     skip: Annotated[
         str | None, typer.Option(help="end the round that has not ended, for this reason; its prompts count as used")

@@ -16,6 +16,7 @@ from typer.exceptions import TyperException
 
 from deployments.cli import artifacts, init, loop, merging, run, sampling, serving, stack, try_stage, verification
 from deployments.cli.failures import explanation, prepare_streams, require_unicode
+from deployments.cli.recipe_list import recipe_list
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import did_you_mean
 from rlhf_core.variables import check_all
@@ -64,16 +65,17 @@ def _usage(error: TyperException, ctx: Any) -> str:
     """What is wrong with the command line, which typer tells in its own words alone."""
     said = str(error.format_message()) if hasattr(error, "format_message") else str(error)
     place = getattr(error, "ctx", None) or ctx
-    known = sorted(ctx.command.commands)
+    known, more = sorted(ctx.command.commands), ""
     if found := re.search(r"No such command '([^']*)'", said):
         what = f"there is no command `{found[1]}`{did_you_mean(found[1], known)}; there are {', '.join(known)}"
     elif found := re.search(r"No such option:? '?(-[\w-]*)", said):
         what = f"there is no option `{found[1]}`; a setting is given as key=value, such as seed=1"
     elif found := re.search(r"Missing (?:argument|option|parameter) '?\[?(-?[\w-]+)", said):
         what = f"{found[1] if found[1].startswith('-') else found[1].upper()} is missing"
+        more = f"\n{recipe_list()}" if what == "RECIPE is missing" else ""
     else:
         what = f"the command line cannot be used ({said})"
-    return f"{what}; `{place.command_path} --help` describes what may be given"
+    return f"{what}; `{place.command_path} --help` describes what may be given{more}"
 
 
 def _say(text: str) -> None:

@@ -32,7 +32,7 @@ OVERRIDES = typer.Argument(help="settings to change, each key.key=value, such as
 
 
 @app.command()
-def plan(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+def plan(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
     """What `run` would reuse and compute, and why, and what it takes. Starts nothing, writes nothing."""
     checked = check(recipe, overrides or [])
     repository: ArtifactRepository | None = None
@@ -75,7 +75,7 @@ def _room_notes(checked: Checked, planned: Sequence[PlannedNode]) -> list[str]:
 
 
 @app.command()
-def run(recipe: Annotated[str, RECIPE] = "tiny", overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
+def run(recipe: Annotated[str, RECIPE], overrides: Annotated[list[str] | None, OVERRIDES] = None) -> None:
     """Runs a recipe and follows it. Finished stages are reused. Ctrl-C stops its jobs."""
     settings = overrides or []
     prepared = prepare(recipe, settings)

@@ -1,7 +1,11 @@
-"""A recipe that extends another one of its folder: what it says itself counts, and for the rest what the other says."""
+"""A recipe that extends another one of its folder, or a shipped one.
+
+The settings that it has itself count; all others are those of the other recipe.
+"""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -44,15 +48,15 @@ def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Pat
 
 def _find(path: Path, name: Any) -> Path:
     beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
-    known = f"{did_you_mean(str(name), beside)}; there are {', '.join(beside) or 'none beside it'}"
+    shipped = known_recipes()
+    names = dict.fromkeys([*beside, *shipped])
+    known = f"{did_you_mean(str(name), names)}; there are {', '.join(names) or 'none'}"
     if not isinstance(name, str) or Path(name).name != name:
-        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder{known}")
+        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder, or a shipped one{known}")
     found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if found.stem in shipped and (not os.path.lexists(found) or found == path != shipped[found.stem]):
+        return shipped[found.stem]
     if problem := file_problem(found):
-        if shipped := known_recipes().get(found.stem):
-            known = (
-                f"; {shipped} is in another folder: copy it and the files that it names here, or put this file there"
-            )
         raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
     return found
 

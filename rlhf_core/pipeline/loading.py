@@ -20,6 +20,7 @@ from rlhf_core.pipeline.mistakes import sentence, shown
 from rlhf_core.pipeline.patterns import with_files
 from rlhf_core.pipeline.places import Override, Places
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.recipe_folder import recipe_folder
 from rlhf_core.pipeline.yaml_text import YAMLTextError, read_yaml
 
 _MOST_MISTAKES = 50  # that are told at once
@@ -29,7 +30,7 @@ _MOST_KEYS = 50  # of an override, one inside the other
 @dataclass(frozen=True, slots=True)
 class LoadedRecipe:
     recipe: Recipe
-    root: Path  # the folder that relative paths in the recipe start from
+    root: Path  # the folder that relative paths in the recipe start from, see RecipeFolder
     notes: tuple[str, ...] = ()  # what to know of it that is no mistake
 
 
@@ -48,7 +49,7 @@ def load_recipe(name_or_path: str, overrides: Sequence[str] = ()) -> LoadedRecip
         if section is None and key in Recipe.block_names()
     )
     applied = [_apply_override(data, override) for override in overrides]
-    root = path.parent.resolve()
+    root = recipe_folder([file.parent for file in files])
     return LoadedRecipe(with_files(_validate(data, Places(files, applied)), root), root, notes)
 
 

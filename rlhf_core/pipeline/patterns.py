@@ -15,6 +15,7 @@ from rlhf_core.data.files import file_type
 from rlhf_core.data.formats import RowError
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.pipeline.recipe_folder import folders_of
 
 MAX_FILES = 10_000
 
@@ -69,7 +70,12 @@ def _matches(path: str, root: Path) -> Iterator[str]:
         # A pipe, or a link to nothing, is named too: the check of the data refuses it.
         yield from (f"{path.rstrip('/')}/{name}" for name in names if _is_data(name) and not (local / name).is_dir())
     elif glob.has_magic(path) and not local.exists():
-        yield from (found for found in glob.iglob(path, root_dir=root) if not (root / found).is_dir())
+        for folder in folders_of(root):
+            found = (name for name in glob.iglob(path, root_dir=folder) if not (folder / name).is_dir())
+            if (first := next(found, None)) is not None:
+                yield first
+                yield from found
+                return
 
 
 def _is_data(name: str) -> bool:

@@ -63,7 +63,7 @@ def _imported_beside(root: Path, path: str, files: Sequence[str]) -> list[str]:
         here = pending.pop()
         package = posixpath.dirname(posixpath.relpath(here, folder or "."))
         for module, is_relative in _imports((root / here).read_bytes(), package):
-            if not is_relative and _is_installed(module.partition("/")[0], root / folder):
+            if not is_relative and _is_installed(module.partition("/")[0], (root / path).parent):
                 continue  # it goes before a file of the user's
             for file in _files_of(root, folder, module):
                 if file not in found:

@@ -12,6 +12,7 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
+from rlhf_core.pipeline.known_recipes import known_recipes
 from tests.rlhf_core.artifacts.test_probe import careless_s3
 from tests.rlhf_core.pipeline.recipes import Change, file, model_folder, put, write
 from tests.services import LOOPBACK, free_ports, http_server
@@ -174,12 +175,27 @@ def test_a_wrong_command_line(command: str) -> None:
     for arguments, sentence in (
         (["paln"], "there is no command `paln`, did you mean `plan`?; there are alias, "),
         ([command, "--nothing"], "there is no option `--nothing`; a setting is given as key=value, such as seed=1; `"),
-        (["try"], "RECIPE is missing; `"),
     ):
         done = CliRunner().invoke(app, arguments)
         assert done.exit_code == 2
         assert done.stderr.startswith(f"error: {sentence}")
         assert len(done.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("other", [None, "loop", "rounds", "try"])
+def test_without_a_recipe_all_are_listed_and_nothing_starts(
+    command: str, other: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write(tmp_path)
+    (tmp_path / "other.yaml").write_text("a: [")
+    done = CliRunner().invoke(app, [other or command])
+    first, *listed = done.stderr.splitlines()
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert first.startswith("error: RECIPE is missing; `")
+    assert [line.split()[0] for line in listed] == ["./recipe.yaml", *known_recipes()]
+    assert "  A model of 0.65 M parameters learns to spell words backward, " in done.stderr
+    assert not (tmp_path / "store").exists()
 
 
 def test_a_right_recipe_is_planned_and_only_a_run_needs_a_prefect_server(command: str, tmp_path: Path) -> None:

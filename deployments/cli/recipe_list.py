@@ -1,0 +1,31 @@
+"""The recipes that a command can be given, for one that was given none."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_core.errors import RecipeError, one_line, shortened
+from rlhf_core.pipeline.extending import read_recipe
+from rlhf_core.pipeline.known_recipes import known_recipes
+
+_SHOWN = 100  # characters of a description
+
+
+def recipe_list() -> str:
+    """A line for each recipe of this folder and each shipped one, with its description."""
+    known = {**{f"./{path.name}": path for path in sorted(Path().glob("*.yaml"))}, **known_recipes()}
+    found = dict(_described(known))
+    width = max((len(name) for name in found), default=0)
+    return "\n".join(f"  {name:<{width}}  {text}".rstrip() for name, text in found.items())
+
+
+def _described(known: dict[str, Path]) -> Iterator[tuple[str, str]]:
+    """Those that are recipes: a folder may have other files of YAML, or broken ones."""
+    for name, path in known.items():
+        try:
+            recipe, _ = read_recipe(path)
+        except RecipeError:
+            continue
+        if isinstance(recipe, dict) and "name" in recipe and "data" in recipe:
+            yield one_line(name), shortened(one_line(str(recipe.get("description", ""))), _SHOWN)

@@ -1,0 +1,40 @@
+"""The folder that relative paths of a recipe start from, also of one that extends a recipe of another folder."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path, PosixPath
+from typing import Any
+
+
+class RecipeFolder(PosixPath):
+    """`/` finds what the recipe's own folder lacks in those of the recipes that it extends.
+
+    So paths stay as they are written, and a stage key is the same in a recipe and in one that extends it.
+    """
+
+    others: tuple[Path, ...] = ()
+
+    def __truediv__(self, name: Any) -> Path:  # type: ignore[override]
+        own = Path(self, name)
+        places = (own, *(Path(other, name) for other in self.others))
+        return next((place for place in places if os.path.lexists(place)), own)
+
+    def __reduce__(self) -> Any:
+        return recipe_folder, ((Path(self), *self.others),)
+
+
+def recipe_folder(folders: Sequence[Path]) -> Path:
+    """Of a recipe whose file is in the first of `folders`; the others have the recipes that it extends."""
+    own, *others = dict.fromkeys(folder.resolve() for folder in folders)
+    if not others:
+        return own
+    folder = RecipeFolder(own)
+    folder.others = tuple(others)
+    return folder
+
+
+def folders_of(root: Path) -> tuple[Path, ...]:
+    """All folders in which `root / name` looks."""
+    return (Path(root), *root.others) if isinstance(root, RecipeFolder) else (root,)
