@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from transformers import PreTrainedTokenizerFast
 
 from rlhf_core.data import sampled_tokens
@@ -24,12 +25,14 @@ from rlhf_core.data.sampled import (
     preferences,
 )
 from rlhf_core.data.sampled_tokens import SampledReply, tokenizer_digest
+from rlhf_core.rl.keeping import rollout_rows
 from rlhf_core.rl.rows import completions_row
 from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.kto import labelled_example
 from rlhf_core.supervised.pairs import pair_example
 from rlhf_core.supervised.sft import conversation_examples
 from rlhf_core.supervised.targets import rewarded_completions
+from rlhf_core.types import Prompt, Trajectory
 from tests.rlhf_core.data.families import TURNS, byte_level, one_line, space_before_text
 
 # Asks with an open block, and writes an empty one before a reply that has none.
@@ -107,6 +110,23 @@ def test_tokens_of_another_tokenizer_are_written_as_text(cut: bool, capsys: pyte
         assert ids[: len(expected) - cut] == expected[: len(expected) - cut]
         assert trained(made[name])[-1] == (other("b")["input_ids"][0] if cut else END), "an end that was not sampled"
     assert capsys.readouterr().out.count("the tokens of sampled completions are not used: they were sampled with") == 1
+
+
+def test_rollouts_that_rl_keeps_train_what_was_sampled() -> None:
+    asked = encode_prompt(TOKENIZER, QUESTION)
+    sampled = {text: [*tokens(text), END] for text in ("dab ab", "no")}
+    made = [
+        Trajectory(
+            Prompt("p", "2+2?", tuple(asked), {"prompt": QUESTION}), torch.tensor([*asked, *ids]),
+            torch.arange(len(asked) + len(ids)) >= len(asked), torch.zeros(len(asked) + len(ids)), 0, "stop",
+            completion=text, reward=float(text == "dab ab"), extra={"r": 0.0},
+        )
+        for text, ids in sampled.items()
+    ]  # fmt: skip
+    (kept,) = rollout_rows(made, ["r"], 1, tokenizer=tokenizer_digest(TOKENIZER))
+    found = examples(json.loads(json.dumps(kept)), TOKENIZER)
+    assert found["pair"].sequences == tuple([*asked, *ids] for ids in sampled.values())
+    assert found["best"].sequences == ([*asked, *sampled["dab ab"]],)
 
 
 def test_completions_that_were_cut_are_counted_and_may_be_dropped() -> None:
