@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,8 +11,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from deployments.cli.init import STARTERS, Method
-from deployments.stack.environment import RECIPES
+from deployments.cli.init import RECIPE_FILE, SHARED, STARTERS, Method, filled, recipe_values
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.stages.table import STAGES
 from tests.hub import REPOSITORY, running_hub
@@ -89,7 +87,7 @@ def test_every_recipe_and_every_part_of_one_can_be_planned(
 ) -> None:
     recipe = YAML(typ="safe", pure=True).load(block)
     if "extends" in recipe:
-        path = Path(shutil.copytree(RECIPES, tmp_path / "recipes")) / "recipe.yaml"
+        path = tmp_path / "recipe.yaml"  # a shipped recipe is found from anywhere
         path.write_text(json.dumps(recipe))
         assert check(str(path), []).graph
         return
@@ -169,15 +167,19 @@ def put_files(recipe: dict[str, Any], folder: Path) -> None:
     for number, (name, dataset) in enumerate(recipe["data"].items()):
         source = dataset.setdefault("source", {"type": "files", "paths": [f"{name}.jsonl"]})
         for path in source.get("paths", ()):
-            (folder / path).write_bytes(lines(dataset["format"], 8 * number))
+            of_a_starter = [] if dataset["format"] in ROWS else list(STARTERS.glob(f"*/{path}"))
+            made = of_a_starter[0].read_bytes() if of_a_starter else lines(dataset["format"], 8 * number)
+            (folder / path).write_bytes(made)
         if source["type"] == "hub":
             source["repository"] = REPOSITORY
     source = recipe["base"]["source"]
     if source["type"] == "hub":  # the page's repository is not there: a folder in its place
+        recipe["base"] = {"chat_template": "chatml"} | recipe["base"]  # it writes tools, as that of the page's model
         recipe["base"]["source"] = {"type": "folder", "path": "model"}
     elif source["type"] == "folder":
         (folder / "model").rename((folder / source["path"]).resolve())
     on_pages = {found[1]: block.values[0] for block in blocks("python") if (found := FILE_NAME.match(block.values[0]))}
+    on_pages = {file.name: file.read_text() for file in STARTERS.glob("*/*.py")} | on_pages
     for path in re.findall(r'"path": "(\w+\.py)"', json.dumps(recipe)):
         text = "def reward(completions, prompts, rows):\n    return [0.0] * len(completions)\n"
         (folder / path).write_text(on_pages.get(path, text))
@@ -198,13 +200,12 @@ def lines(form: str, first: int = 0) -> bytes:
 
 
 @pytest.mark.parametrize("method", Method)
-def test_the_page_for_newcomers_shows_what_init_writes(method: Method) -> None:
+def test_the_page_for_newcomers_shows_what_init_writes(method: Method, tmp_path: Path) -> None:
     page = (ROOT / "docs/quickstart.md").read_text()
-    for file in (STARTERS / method).glob("*.yaml"):
-        before, _, after = file.read_text().partition("MODEL")
-        assert before in page
-        assert after in page
-    for file in (STARTERS / method).glob("*.py"):
+    values = recipe_values("Qwen/Qwen2.5-0.5B-Instruct", tmp_path)
+    recipe = filled((STARTERS / method / RECIPE_FILE).read_text(), values)
+    assert recipe.replace('"Qwen/Qwen2.5-0.5B-Instruct"', "Qwen/Qwen2.5-0.5B-Instruct") in page
+    for file in [*(STARTERS / method).glob("*.py"), *SHARED.glob("*.py")]:
         assert file.read_text().strip() in page
 
 

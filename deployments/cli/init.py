@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import shutil
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
@@ -13,64 +15,126 @@ from deployments.stack.environment import REPOSITORY
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.texts import is_hub_name
 from rlhf_core.data.opening import name_problem
-from rlhf_core.errors import RecipeError, one_line
+from rlhf_core.errors import RecipeError, StageError, did_you_mean, one_line
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.headers import read_object
 from rlhf_core.paths import resolved, user_path, writing_to
+from rlhf_core.pipeline.methods import method_hint
 
 app = typer.Typer()
 
+RECIPE_FILE = "recipe.yaml"
 STARTERS = REPOSITORY / "deployments" / "starters"
-_MODEL = "MODEL"  # stands in the starters for the source of the model
+SHARED = STARTERS / "shared"  # files that several starters have
+_MODEL, _LENGTH, _ANSWER = "MODEL", "LENGTH", "ANSWER"  # stand in the starters for what depends on the model
+_LONGEST, _LONGEST_ANSWER = 1024, 128  # tokens; an answer has at most a quarter of the context
 
 
 class Method(StrEnum):
     sft = "sft"
     dpo = "dpo"
+    kto = "kto"
     grpo = "grpo"
     ppo = "ppo"
+    environment = "environment"
+    tools = "tools"
+    agent = "agent"
 
 
 @app.command()
 def init(
     method: Annotated[
-        Method, typer.Argument(help="what the recipe does: learn from conversations, a reward, or pairs")
+        str,
+        typer.Argument(
+            help="what the recipe learns from: conversations (sft), pairs (dpo), labels (kto), a reward (grpo), a "
+            "reward model (ppo); or in episodes: environment, tools, agent",
+            metavar=f"[{'|'.join(Method)}]",
+        ),
     ],
     folder: Annotated[Path, typer.Argument(help="made for the recipe; must not exist yet, or be empty")],
     model: Annotated[str, typer.Option(help="a model's folder, or `owner/name` on the Hugging Face hub")],
 ) -> None:
     """Write a short recipe for your model, with example data to replace by yours."""
-    source = model_source(model)
+    chosen = known_method(method)
+    values = recipe_values(model, folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise RecipeError(f"{folder} exists already: give a new folder, nothing was written")
-    _write(STARTERS / method, folder, source)
+    _write(STARTERS / chosen, folder, values)
     for path in sorted(folder.iterdir()):
         typer.echo(str(path))
-    typer.echo(f"next: alignment plan {folder / 'recipe.yaml'}")
+    typer.echo(f"next: alignment plan {folder / RECIPE_FILE}")
 
 
-def _write(starter: Path, folder: Path, source: str) -> None:
+def known_method(name: str) -> Method:
+    """Raises RecipeError if there is no such starter."""
+    if name in set(Method):
+        return Method(name)
+    hint = method_hint(name)
+    near = f": {hint}" if hint else did_you_mean(name, Method)
+    raise RecipeError(f"there is no starter `{name}`{near}; there are {', '.join(Method)}")
+
+
+def recipe_values(model: str, folder: Path) -> dict[str, str]:
+    """What the recipe in `folder` has in the place of each mark of a starter. Raises RecipeError."""
+    source = model_source(model, folder)
+    length = min(_LONGEST, context_length(model) or _LONGEST)
+    return {_MODEL: source, _LENGTH: str(length), _ANSWER: str(min(_LONGEST_ANSWER, length // 4))}
+
+
+def _write(starter: Path, folder: Path, values: dict[str, str]) -> None:
     """All of it, or nothing: what is half written would be in the way of the next try."""
     parent = folder.absolute().parent
     parent.mkdir(parents=True, exist_ok=True)
+    recipe = (starter / RECIPE_FILE).read_text(encoding="utf-8")
+    files = [path for path in starter.iterdir() if path.name != RECIPE_FILE]
+    own = {path.name for path in files}
+    files += [path for path in SHARED.iterdir() if path.name in recipe and path.name not in own]
     with scratch_folder("init", parent) as made, writing_to(folder):
-        for path in starter.iterdir():
-            text = path.read_text(encoding="utf-8")
-            text = text.replace(_MODEL, source) if path.suffix == ".yaml" else text
-            (made / path.name).write_text(text, encoding="utf-8")
+        (made / RECIPE_FILE).write_text(filled(recipe, values), encoding="utf-8")
+        for path in files:
+            shutil.copyfile(path, made / path.name)
         folder.mkdir(exist_ok=True)
         for path in made.iterdir():
             path.rename(folder / path.name)
 
 
-def model_source(model: str) -> str:
-    """`base.source` in YAML. Raises RecipeError if `model` is no folder and no name of the hub."""
+def filled(starter: str, values: dict[str, str]) -> str:
+    """The text of a starter with values in the places of its marks."""
+    for mark, value in values.items():
+        starter = starter.replace(f"{mark}  ", f"{value:<{len(mark)}}  ").replace(mark, value)  # comments stay in line
+    return starter
+
+
+def model_source(model: str, folder: Path) -> str:
+    """`base.source` in the YAML of a recipe in `folder`: relative to it where the model is below or beside it.
+
+    Raises RecipeError if `model` is no folder and no name of the hub.
+    """
     if not model.strip():
         raise RecipeError("--model is empty: give a model's folder, or `owner/name` on the hub")
     path = user_path(model)
     if path.is_dir():
-        place = str(resolved(path))
+        place, start = str(resolved(path)), resolved(folder)
+        if Path(place).is_relative_to(start.parent):
+            place = os.path.relpath(place, start)
         if problem := name_problem(place):
             raise RecipeError(f"--model {one_line(place)}: {problem}")
         return f"{{type: folder, path: {json.dumps(place, ensure_ascii=False)}}}"
     if not is_hub_name(model):
         raise RecipeError(f"--model {model}: there is no such folder, and on the hub a model is `owner/name`")
     return f"{{type: hub, repository: {json.dumps(model)}}}"
+
+
+def context_length(model: str) -> int | None:
+    """Of the model in a folder, in tokens; none where its config.json does not say it, and for one of the hub.
+
+    Raises RecipeError.
+    """
+    folder = user_path(model)
+    if not folder.is_dir():
+        return None
+    try:
+        length = text_config(read_object(folder / "config.json")).get("max_position_embeddings")
+    except StageError as error:
+        raise RecipeError(f"--model {one_line(model)}: {error}") from error
+    return length if isinstance(length, int) and length > 0 else None

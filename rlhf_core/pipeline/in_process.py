@@ -18,9 +18,10 @@ from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.protocol import parse
 
 if TYPE_CHECKING:
-    from rlhf_core.stages.in_process import InProcessCluster
+    from rlhf_core.stages.cluster import Cluster
 
 Say = Callable[[str], None]
+OpenCluster = Callable[[], "Cluster"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +31,19 @@ class Tried:
     kept: Manifest | None  # the earlier result that the store keeps
 
 
-def try_node(prepared: Prepared, node: Node, say: Say, *, again: bool = False) -> Tried:
+def in_process_cluster() -> Cluster:
+    from rlhf_core.stages.in_process import InProcessCluster
+
+    return InProcessCluster()
+
+
+def try_node(
+    prepared: Prepared, node: Node, say: Say, *, again: bool = False, cluster: OpenCluster = in_process_cluster
+) -> Tried:
     """Compute `node`, though the store may have its result, and before it whatever it needs that the store lacks.
 
-    say: gets lines for a person, among them one for each node. again: compute all that `node` needs, too.
+    say: gets lines for a person, among them one for each node. again: compute all that `node` needs, too. cluster: of
+    the stages that compute in actors.
     What a stage raises passes through.
     """
     repository = prepared.repository
@@ -42,9 +52,9 @@ def try_node(prepared: Prepared, node: Node, say: Say, *, again: bool = False) -
         if manifest is not None and not (again and other.stage.entry):
             say(f"{other.name}: reused, made {manifest.finished_at:%Y-%m-%d %H:%M}")
         else:
-            _compute(prepared, other, say, again)
+            _compute(prepared, other, say, again, cluster)
     kept = repository.manifest(node.ref)
-    manifest = _compute(prepared, node, say, again=True) if node.stage.entry or kept is None else kept
+    manifest = _compute(prepared, node, say, True, cluster) if node.stage.entry or kept is None else kept
     files = {file.path: file.sha256 for file in manifest.files}
     return Tried(manifest, repository.materialise(files, node_cache()), kept)
 
@@ -69,17 +79,11 @@ def _needs(node: Node) -> Iterator[str]:
     yield from node.after
 
 
-def _compute(prepared: Prepared, node: Node, say: Say, again: bool) -> Manifest:
+def _compute(prepared: Prepared, node: Node, say: Say, again: bool, cluster: OpenCluster) -> Manifest:
     say(f"{node.name}: starts")
     began = time.monotonic()
     store_spec(node, run_settings(prepared), prepared.repository)
     progress = ProgressReporter(lambda line: say(f"{node.name}: {parse(line)}"))
-    manifest = run_job(prepared.store.url, node.ref, cluster=_cluster, progress=progress, again=again)
+    manifest = run_job(prepared.store.url, node.ref, cluster=cluster, progress=progress, again=again)
     say(f"{node.name}: computed in {time.monotonic() - began:.1f} s")
     return manifest
-
-
-def _cluster() -> InProcessCluster:
-    from rlhf_core.stages.in_process import InProcessCluster
-
-    return InProcessCluster()

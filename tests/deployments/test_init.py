@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from deployments.cli.init import STARTERS, Method
+from deployments.cli.init import STARTERS, Method, model_source
 from deployments.cli.main import app
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import check
@@ -27,18 +28,63 @@ def model(tmp_path: Path) -> Path:
         (Method.sft, ["data.conversations", "base", "sft", "merge.sft", "report"]),
         (Method.dpo, ["data.pairs", "base", "preference", "merge.preference", "report"]),
         (Method.grpo, ["data.questions", "base", "rl", "merge.rl", "report"]),
-        (Method.ppo, ["data.pairs", "data.questions", "base", "reward_model", "rl", "report"]),
+        (Method.ppo, ["data.pairs", "data.questions", "base", "reward_model", "rl", "evaluation.rl", "report"]),
+        (Method.kto, ["data.labelled", "base", "kto", "merge.kto", "evaluation.kto", "report"]),
+        (Method.environment, ["data.games", "base", "rl", "merge.rl", "evaluation.rl", "report"]),
+        (Method.agent, ["data.questions", "base", "rl", "merge.rl", "evaluation.rl", "report"]),
     ],
 )
 def test_a_starter_can_be_planned_as_it_is(tmp_path: Path, model: Path, method: Method, nodes: list[str]) -> None:
     done = CliRunner().invoke(app, ["init", method, str(tmp_path / "mine"), "--model", str(model)])
     assert done.exit_code == 0, done.output
     assert done.output.splitlines()[-1] == f"next: alignment plan {tmp_path}/mine/recipe.yaml"
-    assert set(nodes) <= set(check(f"{tmp_path}/mine/recipe.yaml", []).graph)
+    assert {"data.held_out", "evaluation.base", *nodes} <= set(check(f"{tmp_path}/mine/recipe.yaml", []).graph)
+
+
+@pytest.mark.parametrize("method", [*Method])
+@pytest.mark.parametrize(("context", "length", "answer"), [(64, 64, 16), (512, 512, 128), (131_072, 1024, 128)])
+def test_lengths_fit_the_context_of_the_model(
+    tmp_path: Path, method: Method, context: int, length: int, answer: int
+) -> None:
+    model_folder(tmp_path, context=context)
+    done = CliRunner().invoke(app, ["init", method, str(tmp_path / "mine"), "--model", str(tmp_path / "model")])
+    assert done.exit_code == 0, done.output
+    text = (tmp_path / "mine" / "recipe.yaml").read_text()
+    assert set(re.findall(r"max_length: (\w+)", text)) == {str(length)}
+    assert set(re.findall(r"max_tokens: (\w+)", text)) == {str(answer)}
+    load_recipe(f"{tmp_path}/mine/recipe.yaml")
+
+
+def test_a_model_below_or_beside_the_recipe_is_named_by_a_relative_path(tmp_path: Path) -> None:
+    for place, expected in (("project/models", "../models/model"), ("project/mine", "model"), ("far", None)):
+        (tmp_path / place).mkdir(parents=True)
+        model_folder(tmp_path / place)
+        model = tmp_path / place / "model"
+        source = model_source(str(model), tmp_path / "project" / "mine")
+        assert source == f'{{type: folder, path: "{expected or model}"}}'
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"),
+    [
+        ("gpro", "there is no starter `gpro`, did you mean `grpo`?; there are sft, dpo, kto, grpo, ppo, environment, "),
+        ("simpo", "there is no starter `simpo`: `simpo` is a loss of the stage `preference`: write `preference: {data"),
+    ],
+)
+def test_no_starter(tmp_path: Path, name: str, sentence: str) -> None:
+    done = CliRunner().invoke(app, ["init", name, str(tmp_path / "mine"), "--model", "some/thing"])
+    assert done.exit_code == 1
+    assert done.output.startswith(f"error: {sentence}")
+    assert len(done.output.splitlines()) == 1
+
+
+def test_a_folder_without_a_model(tmp_path: Path) -> None:
+    done = CliRunner().invoke(app, ["init", "sft", str(tmp_path / "mine"), "--model", str(tmp_path)])
+    assert (done.exit_code, done.output) == (1, f"error: --model {tmp_path}: there is no config.json in this folder\n")
 
 
 def test_every_starter_is_tested_and_needs_a_model() -> None:
-    assert {folder.name for folder in STARTERS.iterdir()} == {str(method) for method in Method}
+    assert {folder.name for folder in STARTERS.iterdir()} == {"shared", *Method}
     for method in Method:
         assert (STARTERS / method / "recipe.yaml").read_text().count("MODEL") == 1
 
