@@ -7,8 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from rlhf_core.config.texts import is_blank
+from rlhf_core.errors import one_line, shortened
 from rlhf_core.evaluation.intervals import Estimate, cluster_bootstrap, wilson
 from rlhf_core.evaluation.pass_at_k import pass_at_k
+
+_SHOWN = 80  # characters of a text
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +37,9 @@ class Answered:
 def summarise(prompts: Sequence[Answered], *, pass_at: Sequence[int], seed: int) -> dict[str, Any]:
     """{"all": metrics, "tasks": {task: metrics}}, the content of `results.json`.
 
-    Metrics are the number of `prompts`; the mean `length` in tokens and the `finish_reasons` of greedy and of sampled
-    completions; `distinct_share`; and for each scorer pass@k, with 95 % intervals, and the mean scores.
+    Metrics are the number of `prompts`; of greedy and of sampled completions the mean `length` in tokens, the number of
+    `blank` ones and the `finish_reasons`; `distinct_share`; and for each scorer pass@k, with 95 % intervals, and the
+    mean scores.
     """
     tasks = sorted({prompt.task for prompt in prompts})
     return {
@@ -58,8 +63,24 @@ def _lengths(completions: Sequence[ScoredCompletion]) -> dict[str, Any]:
     return {
         "completions": len(completions),
         "length": sum(c.tokens for c in completions) / len(completions),
+        "blank": sum(is_blank(c.text) for c in completions),
         "finish_reasons": dict(sorted(Counter(c.finish_reason for c in completions).items())),
     }
+
+
+def uniformity(greedy: Sequence[str], sampled: Sequence[str]) -> str:
+    """A sentence for completions that are all blank, or all the same: all there are, or the greedy ones. Empty for
+    others."""
+    return _uniformity([*greedy, *sampled], "completions") or _uniformity(greedy, "greedy completions")
+
+
+def _uniformity(texts: Sequence[str], what: str) -> str:
+    if len(texts) < 2:
+        return ""
+    if all(is_blank(text) for text in texts):
+        return f"all {len(texts)} {what} are blank: the model has not learned to answer, or ends its turn at once"
+    same = len(set(texts)) == 1
+    return f"all {len(texts)} {what} are the same: {shortened(one_line(texts[0]), _SHOWN)}" if same else ""
 
 
 def _distinct_share(prompts: Sequence[Answered]) -> float:
@@ -111,5 +132,8 @@ def flat_metrics(results: dict[str, Any], main_scorer: str) -> dict[str, float]:
     metrics["completion_length"] = overall["greedy"]["length"]
     if overall["distinct_share"] is not None:
         metrics["diversity"] = overall["distinct_share"]
+    kinds = [kind for kind in (overall["greedy"], overall["sampled"]) if kind is not None]
+    if blank := sum(kind["blank"] for kind in kinds):
+        metrics["blank_share"] = blank / sum(kind["completions"] for kind in kinds)
     metrics["prompts"] = float(overall["prompts"])
     return metrics

@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.texts import is_blank
 from rlhf_core.contract import Input
 from rlhf_core.evaluation.comparison import compare
+from rlhf_core.evaluation.summary import uniformity
 from rlhf_core.report.formatting import main_metrics
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE, read_jsonl
 
 Curves = dict[str, list[tuple[float, float]]]  # metric name -> (step, value)
-Answers = Mapping[str, list[dict[str, Any]]]  # model -> the rows of its evaluation
+Answers = Mapping[str, list[dict[str, Any]]]  # node, or model -> the rows of its evaluation
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,22 @@ class SampleRow:
 
 
 @dataclass(frozen=True)
-class Content:
-    stages: list[StageRow]
+class EvaluationSet:
+    """Evaluations of the same prompts by the same scorers: only their numbers stand side by side."""
+
+    name: str  # of the stages
+    prompts: int
     evaluations: dict[str, dict[str, Any]]  # model -> the evaluation manifest's metrics
+    blank: dict[str, str]  # model -> how many of its completions are blank, where any model has such
+    notes: list[str]
     differences: list[Difference]
     samples: list[SampleRow]
+
+
+@dataclass(frozen=True)
+class Content:
+    stages: list[StageRow]
+    sets: list[EvaluationSet]
     curves: dict[str, Curves]  # node -> its metrics
     edges: list[tuple[str, str]]  # node -> node that reads it
 
@@ -63,13 +76,11 @@ class Difference:
 
 def gather(nodes: Mapping[str, Input], *, samples: int) -> Content:
     """nodes: the run's artifacts by node name, in the order of the run."""
-    by_model = {name.removeprefix("evaluation."): i for name, i in nodes.items() if i.manifest.kind == Kind.EVALUATION}
-    answers = {model: read_jsonl(evaluation.folder / SAMPLES_FILE) for model, evaluation in by_model.items()}
+    evaluations = {name: item for name, item in nodes.items() if item.manifest.kind == Kind.EVALUATION}
+    answers = {name: read_jsonl(item.folder / SAMPLES_FILE) for name, item in evaluations.items()}
     return Content(
         stages=[_stage_row(name, item) for name, item in nodes.items()],
-        evaluations={model: dict(evaluation.manifest.metrics) for model, evaluation in by_model.items()},
-        differences=[difference for comparable in _by_prompts(answers) for difference in _differences(comparable)],
-        samples=[row for comparable in _by_prompts(answers) for row in _sample_rows(comparable, samples)],
+        sets=[_set(evaluations, comparable, samples) for comparable in _by_prompts(answers)],
         curves={name: curves for name, item in nodes.items() if (curves := _curves(item.folder / METRICS_FILE))},
         edges=_edges(nodes),
     )
@@ -87,6 +98,37 @@ def _stage_row(name: str, item: Input) -> StageRow:
         seed=m.seed,
         metrics=main_metrics(m.metrics),
     )
+
+
+def _set(nodes: Mapping[str, Input], comparable: Answers, samples: int) -> EvaluationSet:
+    """comparable: rows of the evaluations that are in it, by node."""
+    stages = dict.fromkeys(name.partition(".")[0] for name in comparable)
+    labels = {name: name.partition(".")[2] or name if len(stages) == 1 else name for name in comparable}
+    answers = {labels[name]: rows for name, rows in comparable.items()}
+    texts = {model: [c["text"] for row in rows for c in row["completions"]] for model, rows in answers.items()}
+    blank = {model: sum(map(is_blank, found)) for model, found in texts.items()}
+    notes = [f"{model}: {note}" for model, rows in answers.items() if (note := _uniformity(rows))]
+    return EvaluationSet(
+        name=", ".join(stages),
+        prompts=len(next(iter(answers.values()))),
+        evaluations={labels[name]: _metrics(nodes[name]) for name in comparable},
+        blank={model: f"{number} of {len(texts[model])}" for model, number in blank.items()}
+        if any(blank.values())
+        else {},
+        notes=notes,
+        differences=_differences(answers),
+        samples=_sample_rows(answers, samples),
+    )
+
+
+def _metrics(evaluation: Input) -> dict[str, Any]:
+    """Without what is counted here, also of evaluations that were made before it was a metric."""
+    return {name: value for name, value in evaluation.manifest.metrics.items() if name != "blank_share"}
+
+
+def _uniformity(rows: Sequence[Mapping[str, Any]]) -> str:
+    greedy, *sampled = zip(*([c["text"] for c in row["completions"]] for row in rows), strict=True)
+    return uniformity(greedy, [text for texts in sampled for text in texts])
 
 
 def _edges(nodes: Mapping[str, Input]) -> list[tuple[str, str]]:
@@ -110,7 +152,7 @@ def _curves(path: Path) -> Curves:
 
 
 def _by_prompts(answers: Answers) -> list[Answers]:
-    """Evaluations apart that answer other prompts or have other scorers: only within each can models be compared."""
+    """The evaluations of each set of prompts with its scorers."""
     comparable: dict[tuple[frozenset[str], frozenset[str]], dict[str, list[dict[str, Any]]]] = {}
     for model, rows in answers.items():
         key = frozenset(row["id"] for row in rows), frozenset(_greedy(rows[0])["scores"])

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import MetricValue
+from rlhf_core.config.texts import is_blank
 
 MAIN_METRICS = 3
+BLANK_LINES = 6  # shown in a row
 
 
 def main_metrics(metrics: Mapping[str, MetricValue]) -> str:
@@ -44,3 +47,15 @@ def number(value: float | int | str | None) -> str:
     if isinstance(value, float):
         return f"{value:.4g}" if abs(value) < 1e-3 or abs(value) >= 1e4 else f"{value:.3f}"
     return str(value)
+
+
+def visible(text: str) -> str:
+    """A completion for a page: each blank line is shown as `⏎`, of many in a row the first six."""
+    lines = text.split("\n") if text.strip("\n") else [""] * len(text)
+    shown: list[str] = []
+    for is_empty, run in itertools.groupby(lines, key=is_blank):
+        found = list(run)
+        shown += ["⏎"] * min(len(found), BLANK_LINES) if is_empty else found
+        if is_empty and len(found) > BLANK_LINES:
+            shown.append(f"… and {len(found) - BLANK_LINES} more blank lines")
+    return "\n".join(shown) if shown else "(empty)"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from markupsafe import Markup
 
 from rlhf_core.report.content import Content
-from rlhf_core.report.formatting import compared_metrics
 from rlhf_core.report.pictures import curve_grid, lineage, phase_bars
 from rlhf_core.report.templating import environment
 
@@ -21,7 +20,6 @@ def render(content: Content, *, title: str, revision: str, libraries: dict[str, 
             seeds=sorted({stage.seed for stage in content.stages if stage.seed is not None}),
             revision=revision,
             libraries=libraries,
-            metrics=compared_metrics(content.evaluations),
             pictures={name: Markup(curve_grid(curves)) for name, curves in content.curves.items()},  # noqa: S704
             phases={name: Markup(phase_bars(curves)) for name, curves in content.curves.items()},  # noqa: S704
             lineage=Markup(lineage(content.edges)) if content.edges else "",  # noqa: S704

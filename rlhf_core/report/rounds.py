@@ -11,7 +11,7 @@ from typing import Any
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import RoundEnd
-from rlhf_core.report.formatting import compared_metrics, with_interval
+from rlhf_core.report.formatting import compared_metrics, visible, with_interval
 from rlhf_core.report.templating import environment
 from rlhf_core.tracking.protocol import SAMPLES_FILE, read_jsonl
 
@@ -38,7 +38,7 @@ def page(repository: ArtifactRepository, title: str, ends: Sequence[RoundEnd]) -
             prompt = prompt or str(found["prompt"])
         greedy = found["completions"][0] if found else None
         score = None if greedy is None else float(next(iter(greedy["scores"].values())))
-        rows.append(RoundRow(end, metrics, "" if greedy is None else greedy["text"], score))
+        rows.append(RoundRow(end, metrics, "" if greedy is None else visible(greedy["text"]), score))
     names = list(dict.fromkeys(name for row in rows for name in row.metrics))
     return environment().get_template("rounds.html").render(title=title, prompt=prompt, rows=rows, names=names)
 

@@ -21,7 +21,7 @@ from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
-from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise
+from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise, uniformity
 from rlhf_core.models.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rewards import open_rewards
@@ -62,6 +62,9 @@ def run(config: EvaluationConfig, inputs: Mapping[str, Input], context: StageCon
         )  # fmt: skip
         sampling_seconds = time.monotonic() - started
 
+    sampled = [completion.text for each in answered for completion in each.sampled]
+    if note := uniformity([each.greedy.text for each in answered], sampled):
+        print(f"note: {note}", flush=True)
     results = summarise(answered, pass_at=config.pass_at, seed=context.seed)
     folder = context.workdir / "evaluation"
     write_results(folder, results, prompts, answered)

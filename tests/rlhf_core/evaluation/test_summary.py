@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.evaluation.summary import Answered, ScoredCompletion, flat_metrics, summarise
+from rlhf_core.evaluation.summary import Answered, ScoredCompletion, flat_metrics, summarise, uniformity
 
 
 def completion(text: str, exact: float, form: float, reason: str = "stop") -> ScoredCompletion:
@@ -20,8 +20,9 @@ def test_metrics_of_all_prompts_and_of_each_task() -> None:
     results = summarise(PROMPTS, pass_at=(1, 2), seed=0)
     everything = results["all"]
     assert everything["prompts"] == 3
-    assert everything["greedy"] == {"completions": 3, "length": 8 / 3, "finish_reasons": {"length": 1, "stop": 2}}
-    assert everything["sampled"] == {"completions": 6, "length": 2.0, "finish_reasons": {"stop": 6}}
+    reasons = {"length": 1, "stop": 2}
+    assert everything["greedy"] == {"completions": 3, "length": 8 / 3, "blank": 0, "finish_reasons": reasons}
+    assert everything["sampled"] == {"completions": 6, "length": 2.0, "blank": 0, "finish_reasons": {"stop": 6}}
     assert everything["distinct_share"] == pytest.approx((1 + 0.5 + 1) / 3)
     exact = everything["scorers"]["exact"]
     assert exact["passed"] == 1
@@ -55,3 +56,20 @@ def test_greedy_alone() -> None:
     assert "diversity" not in flat_metrics(results, main_scorer="exact")
     with pytest.raises(ValueError, match="pass@8 needs at least 8 samples of each prompt, there are 0"):
         summarise(alone, pass_at=(1, 8), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("greedy", "sampled", "said"),
+    [
+        (["", "\n\n"], [" \u200b"], "all 3 completions are blank: "),
+        (["a\nb", "a\nb"], [], "all 2 completions are the same: a\\nb"),
+        (["", ""], ["a"], "all 2 greedy completions are blank: "),
+        (["a", "a"], ["a", "b"], "all 2 greedy completions are the same: a"),
+        (["a", ""], [""], ""),
+        ([""], [], ""),
+    ],
+)
+def test_completions_without_any_difference_are_said(greedy: list[str], sampled: list[str], said: str) -> None:
+    found = uniformity(greedy, sampled)
+    assert found.startswith(said)
+    assert bool(found) == bool(said)

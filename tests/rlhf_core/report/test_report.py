@@ -54,7 +54,8 @@ def nodes(tmp_path: Path) -> dict[str, Input]:
 
 
 def test_differences_are_paired_by_prompt(nodes: dict[str, Input]) -> None:
-    (difference,) = gather(nodes, samples=2).differences
+    (found,) = gather(nodes, samples=2).sets
+    (difference,) = found.differences
     assert (difference.before, difference.after, difference.mean, difference.prompts) == ("sft", "rl", 0.5, 40)
     assert 0.3 < difference.low < 0.5 < difference.high < 0.7
 
@@ -64,13 +65,38 @@ def test_only_evaluations_of_the_same_prompts_are_compared(nodes: dict[str, Inpu
     nodes["evaluation_far.rl"] = far
     nodes["evaluation_far.sft"] = evaluation(tmp_path / "far.sft", "e", "policy", [0.0] * 3)
     content = gather(nodes, samples=2)
-    assert [(d.before, d.after, d.mean, d.prompts) for d in content.differences] == [
-        ("sft", "rl", 0.5, 40), ("evaluation_far.rl", "evaluation_far.sft", -1.0, 3),
+    near, more = content.sets
+    assert [(found.name, found.prompts, list(found.evaluations)) for found in content.sets] == [
+        ("evaluation", 40, ["sft", "rl"]), ("evaluation_far", 3, ["rl", "sft"]),
     ]  # fmt: skip
-    near, more = ["sft", "rl"], ["evaluation_far.rl", "evaluation_far.sft"]
-    assert [list(row.completions) for row in content.samples] == [near, near, more, more]
+    assert [(d.before, d.after, d.mean) for d in (*near.differences, *more.differences)] == [
+        ("sft", "rl", 0.5), ("rl", "sft", -1.0),
+    ]  # fmt: skip
+    assert [list(row.completions) for row in (*near.samples, *more.samples)] == [["sft", "rl"]] * 2 + [
+        ["rl", "sft"]
+    ] * 2
     page = render(content, title="t", revision="abc", libraries={})
-    assert page.count("<td>–</td>") == 8  # two models have not answered each of the four
+    first, second = page.split("<h2>Evaluation on held-out prompts: ")[1:]
+    assert first.startswith("evaluation</h2>")
+    assert second.startswith("evaluation_far</h2>")
+    assert "<td>–</td>" not in page
+
+
+def test_blank_completions_are_seen_and_counted(nodes: dict[str, Input]) -> None:
+    blank = [{"id": str(i), "prompt": "q", "answer": "4",
+              "completions": [{"text": "\n" * 16, "scores": {"exact": 0.0}}, {"text": "", "scores": {"exact": 0.0}}]}
+             for i in range(40)]  # fmt: skip
+    path = nodes["evaluation.sft"].folder / "samples.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in blank))
+    (found,) = gather(nodes, samples=1).sets
+    assert found.blank == {"sft": "80 of 80", "rl": "0 of 40"}
+    assert found.notes == [
+        "sft: all 80 completions are blank: the model has not learned to answer, or ends its turn at once"
+    ]
+    page = render(gather(nodes, samples=1), title="t", revision="abc", libraries={})
+    assert f'<p class="note">{found.notes[0]}</p>' in page
+    assert '<td class="number">80 of 80</td>' in page
+    assert "<pre>⏎\n⏎\n⏎\n⏎\n⏎\n⏎\n… and 10 more blank lines</pre>" in page
 
 
 def test_lineage_curves_and_times(nodes: dict[str, Input]) -> None:

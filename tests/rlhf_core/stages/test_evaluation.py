@@ -174,6 +174,24 @@ def test_of_an_episode_the_last_reply_is_scored_or_what_its_environment_gave(mod
     assert output.metrics["pass@1"] == output.metrics["solved/pass@1"] == pytest.approx(1 / 3)
 
 
+@pytest.mark.parametrize(
+    ("reply", "note", "share"),
+    [("", "note: all 15 completions are blank: ", 1.0), ("a", "note: all 15 completions are the same: a\n", None)],
+)
+def test_completions_that_are_all_blank_or_all_the_same_are_said(
+    model: Input, tmp_path: Path, capsys: pytest.CaptureFixture[str],
+    reply: str, note: str, share: float | None,
+) -> None:  # fmt: skip
+    tokenizer = load_tokenizer(model.folder)
+    tokens = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
+    inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
+    cluster = InProcessCluster(lambda *_: nullcontext(ScriptedEngine(lambda *_: tokens, max_length=32)))
+    run = context_of(tmp_path / "run", inputs)
+    output = evaluation.run(settings(scorers={"exact": EXACT}), inputs, run, cluster)
+    assert note in capsys.readouterr().out
+    assert output.metrics.get("blank_share") == share
+
+
 def test_an_environment_of_an_evaluation_changes_its_key_and_tolerates_nothing() -> None:
     assert "environment" not in result_settings(settings())
     assert result_settings(settings(environment={"type": "retry"}))["environment"]["max_turns"] == 4
