@@ -26,7 +26,6 @@ from deployments.stack.services import api_headers
 from deployments.stack.settings import LOOPBACK, open_stack
 from rlhf_core.errors import StackError
 from tests.deployments import anonymous
-from tests.services import free_ports
 
 pytestmark = pytest.mark.timeout(400)
 ROOT = Path(__file__).resolve().parents[2]
@@ -278,9 +277,9 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
-    (port,) = free_ports(1)
-    for name in ("ALIGNMENT_PORT_RAY", "ALIGNMENT_PORT_RAY_DASHBOARD"):
-        monkeypatch.setenv(name, str(port))
+    (tmp_path / "broken").mkdir()
+    (tmp_path / "broken" / "ray.py").write_text("raise ImportError('this installation is broken')")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "broken"), prepend=":")
     monkeypatch.setenv("ALIGNMENT_WARM", "0")
     monkeypatch.setenv("ALIGNMENT_STACK_TIMEOUT", "280")  # on a busy machine its attempts take minutes
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
@@ -289,7 +288,7 @@ def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monk
         done = command("up")
         assert done.returncode == 1
         assert done.stderr.startswith("error: ray fails repeatedly:\n")
-        assert f"port number {port} that is used by other components" in done.stderr
+        assert "ImportError: this installation is broken" in done.stderr
         assert f"full log: {tmp_path / 'logs' / 'ray.log'}" in done.stderr
     finally:
         control.down(report=lambda line: None)
