@@ -16,14 +16,15 @@ REPORT_FILE = "report.html"
 
 
 def link_report(prepared: Prepared, record: RunRecord) -> None:
-    """Puts the run's report beside its record in the store, and into Prefect a summary that says how to open it."""
+    """Puts the run's report beside its record in the store, and into Prefect a summary with a link to it."""
     reports = [node.ref for node in record.nodes if node.ref.stage == Kind.REPORT]
     lines = [f"# Run of the recipe {record.recipe['name']}", "", *_stages(record), "", *_comparison(record), ""]
     for ref in reports:
         _copy_report(prepared, ref, record.run_id)
-        # No link: a browser cannot open an object that needs credentials, and a signed link expires within a week.
-        place = f"{prepared.store.url}/{report_path(record.run_id)}"
-        lines += [f"The report with curves and samples: `alignment report {record.run_id}`", "", f"It is `{place}`."]
+        path = report_path(record.run_id)
+        if url := prepared.store.page_url(path):
+            lines += [f"[Open the report with curves and samples]({url}) (this link is valid for a week)", ""]
+        lines += [f"The report as a file: `alignment report {record.run_id}`. It is `{prepared.store.url}/{path}`."]
     create_markdown_artifact("\n".join(lines), key="report", description="What the run made, and its report")
 
 

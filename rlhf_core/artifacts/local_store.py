@@ -109,6 +109,9 @@ class LocalStore(Store):
         with self._explained(path), self._locked(path):
             self._file(path).unlink(missing_ok=True)
 
+    def page_url(self, path: str) -> None:
+        """A page of a server may not link to a file."""
+
     def reach(self) -> None:
         """A folder that is not there yet is made by the first write."""
         with self._explained(""):

@@ -38,6 +38,7 @@ _TRANSIENT_STATUS = frozenset({408, 409, 429, 500, 502, 503, 504})
 _WRONG_CREDENTIALS = frozenset({"InvalidAccessKeyId", "SignatureDoesNotMatch", "ExpiredToken", "InvalidToken"})
 _CREDENTIALS = "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
 _PROBE = "probe/"
+_SIGNED_SECONDS = 7 * 24 * 3600
 _CHUNK = 2**20
 _PASSING = (BotoConnectionError, HTTPClientError, TimeoutError, ConnectionError, aiohttp.ClientError)
 # botocore raises a ValueError for an endpoint that is no URL.
@@ -145,6 +146,17 @@ class S3Store(Store):
     def delete(self, path: str) -> None:
         self._request("delete_object", path)
 
+    def page_url(self, path: str) -> str:
+        """Signed, for as long as servers allow: credentials that expire earlier end it earlier."""
+        signed: str = self._call(
+            path,
+            self._s3._url,
+            self._full(path),
+            expires=_SIGNED_SECONDS,
+            ResponseContentType="text/html; charset=utf-8",
+        )
+        return signed
+
     def reach(self) -> None:
         S3Store(self.url, hurried=True)._reach()
 
@@ -240,6 +252,7 @@ def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
         # botocore reads AWS_ENDPOINT_URL, AWS_ENDPOINT_URL_S3 and the credentials itself, but not AWS_REGION.
         client_kwargs={"region_name": name} if name else {},
         config_kwargs={
+            "signature_version": "s3v4",  # of signed URLs too, whose default AWS accepts in its old regions alone
             "connect_timeout": connect_timeout,
             "read_timeout": read_timeout,
             "retries": {"mode": "standard", "total_max_attempts": 1},

@@ -69,6 +69,11 @@ class Store(ABC):
         """No-op if there is no such object."""
 
     @abstractmethod
+    def page_url(self, path: str) -> str | None:
+        """A URL at which a browser shows the object, a page of HTML, without credentials, for a limited time; None if
+        it could not."""
+
+    @abstractmethod
     def reach(self) -> None:
         """Check by reading alone that the store answers and accepts our credentials. StoreError names what fails."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 import time
@@ -10,6 +11,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import httpx
 import psutil
 import pytest
 from click.testing import Result
@@ -173,6 +175,8 @@ def test_a_retry_at_once_of_a_run_whose_process_was_killed_attaches_to_its_job(
     assert done.state is not None
     assert done.state.is_completed(), done.state.message
     assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
+    runs = client.read_task_runs(flow_run_filter=FlowRunFilter(id=FlowRunFilterId(any_=[done.id])))
+    assert [run.name for run in runs if run.state is None or not run.state.is_final()] == []
 
 
 def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
@@ -229,14 +233,17 @@ def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     assert "smallest: 2 to compute, 0 to reuse" in first.stdout
     assert "base                " in first.stdout
     (report,) = (terminal / "outputs").glob("*/report.html")
-    assert report.read_text(encoding="utf-8").lstrip().startswith("<!")
+    page = report.read_text(encoding="utf-8")
+    assert page.lstrip().startswith("<!")
     assert str(report.relative_to(terminal)) in first.stdout
 
     run = newest_run()
     assert (run.name, run.tags) == ("smallest, seed 0", ["alignment", "smallest"])
     (text,) = [str(artifact.data) for artifact in artifacts(run, "markdown") if artifact.key == "report"]
     assert f"`alignment report {run.id}`" in text
-    assert "X-Amz-" not in text  # a signed link expires
+    (link,) = re.findall(r"\[Open the report with curves and samples\]\((http\S+)\)", text)
+    opened = httpx.get(link)
+    assert (opened.text, opened.headers["content-type"]) == (page, "text/html; charset=utf-8")
     report.unlink()
     shown = alignment("report", str(run.id))
     assert (shown.stdout, report.is_file()) == (f"{report.relative_to(terminal)}\n", True)

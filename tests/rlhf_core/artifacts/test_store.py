@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
+import httpx
 import pytest
 
 from rlhf_core.artifacts import s3_store
@@ -234,3 +235,19 @@ def test_a_full_disk_of_the_copy_is_not_said_of_the_store(store: Store) -> None:
     store.put("a", b"one")
     with pytest.raises(StoreError, match=r"^'/dev/full' cannot be written \(.*No space left on device\)"):
         store.get_file("a", Path("/dev/full"))
+
+
+def test_a_browser_opens_a_page_of_an_s3_server_without_credentials(s3_store_url: str) -> None:
+    store = open_store(s3_store_url)
+    store.put("runs/one/report.html", "<p>é</p>".encode())
+    link = store.page_url("runs/one/report.html")
+    assert link is not None
+    opened = httpx.get(link)
+    assert (opened.status_code, opened.text) == (200, "<p>é</p>")
+    assert opened.headers["content-type"] == "text/html; charset=utf-8"
+    assert httpx.get(link.partition("?")[0]).status_code == 403
+    assert httpx.get(link.replace("one", "two")).status_code == 403
+
+
+def test_a_page_cannot_link_to_a_file(local_store_url: str) -> None:
+    assert open_store(local_store_url).page_url("runs/one/report.html") is None
