@@ -26,7 +26,8 @@ def up() -> None:
     if "prefect" in stack.owned:
         typer.echo(f"Prefect UI     {stack.url('prefect')}")
         typer.echo(
-            f"               (asks for `alignment:` and the prefect_password of {stack.folder}/credentials.json)"
+            "               (its login is one field: `alignment:PASSWORD`, with the prefect_password of "
+            f"{stack.folder}/credentials.json)"
         )
     if "ray" in stack.owned:
         typer.echo(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -81,6 +82,10 @@ def test_a_second_up_changes_nothing(stack: Path) -> None:
     done = command("up")
     assert done.returncode == 0
     assert "differ" not in done.stdout
+    (user,) = re.findall(r"its login is one field: `(\w+):PASSWORD`, with the prefect_password of", done.stdout)
+    password = json.loads((stack / "credentials.json").read_text())["prefect_password"]
+    api = recorded_environment(stack)["PREFECT_API_URL"]
+    assert httpx.get(f"{api}/admin/version", auth=(user, password)).status_code == 200
     assert {line.name: line.pid for line in control.status()} == before
 
 
