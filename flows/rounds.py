@@ -14,6 +14,7 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed
 
 from flows.cancellation import noticed_cancellation
+from flows.earlier_attempts import close_earlier_attempts
 from flows.names import name_run, run_name
 from flows.running import CANCELLED, Row, compute, conclude
 from rlhf_core.artifacts.leases import Holder
@@ -38,6 +39,7 @@ def run_rounds(recipe: str, overrides: Sequence[str], rounds: int) -> list[Row] 
     require_loop(loaded.recipe)
     loop = Rounds(open_store(store_url()), loaded.recipe.name)
     with noticed_cancellation(UUID(run_id)) as cancel:
+        close_earlier_attempts(UUID(run_id))
         taken = loop.take()
         if isinstance(taken, Holder):
             return Completed(

@@ -17,6 +17,7 @@ from prefect.futures import PrefectFuture
 from prefect.states import Cancelled
 
 from flows.cancellation import noticed_cancellation
+from flows.earlier_attempts import close_earlier_attempts
 from flows.names import name_run, run_name
 from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
@@ -44,6 +45,7 @@ def run_recipe(recipe: str, overrides: Sequence[str], only: Collection[str] | No
     started_at = datetime.now(UTC)
     run_id = str(runtime.flow_run.id)
     with noticed_cancellation(UUID(run_id)) as cancel:
+        close_earlier_attempts(UUID(run_id))
         prepared = prepare(recipe, overrides, pins=pins_path(run_id))
         if only is None:
             prepared.require_single_run()

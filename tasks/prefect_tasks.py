@@ -20,6 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed
 
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.errors import AlignmentError, shortened
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.stages.table import STAGES
@@ -29,6 +30,7 @@ from tasks.ray_jobs import RayJobs
 from tasks.stage import run_stage
 
 PROGRESS_SECONDS = 1.0  # between two updates of one progress artifact
+_LONGEST_REASON = 1000  # characters, of a stage that failed
 
 
 class StageRunner:
@@ -61,6 +63,7 @@ class _PrefectWatcher:
         self._artifact: UUID | None = None
         self._shown_at = -PROGRESS_SECONDS
         self._waiting: Progress | None = None  # the newest, not shown yet
+        self._percent = 0.0
 
     def submitted(self, job_id: str, attached: bool) -> None:
         what = "attached to the running job" if attached else "submitted the job"
@@ -79,28 +82,32 @@ class _PrefectWatcher:
             self._show()
         return self._cancel.is_set()
 
-    def finish(self) -> None:
-        if self._waiting is not None:
-            self._show()
-
     def done(self) -> None:
         """A job's last message may be of a step before its last one."""
-        self.finish()
-        if self._artifact is not None:
-            update_progress_artifact(self._artifact, 100.0, description=f"**{self._node}** done")
+        if self._waiting is not None or self._artifact is not None:
+            self._put(100.0, "done")
+
+    def ended(self, why: str) -> None:
+        """Without a result: the reason is what a person looks for first, on the page of the run."""
+        if self._waiting is not None:
+            self._show()
+        self._put(self._percent, shortened(why, _LONGEST_REASON))
 
     def _show(self) -> None:
         progress, self._waiting = self._waiting, None
         if progress is None:
             return
         self._shown_at = self._clock()
-        text = f"**{self._node}** {progress}"
+        self._put(progress.percent, str(progress))
+
+    def _put(self, percent: float, text: str) -> None:
+        self._percent, described = percent, f"**{self._node}** {text}"
         if self._artifact is None:
-            made = create_progress_artifact(progress.percent, key=progress_artifact_key(self._node), description=text)
+            made = create_progress_artifact(percent, key=progress_artifact_key(self._node), description=described)
             assert isinstance(made, UUID), "synchronous, since no event loop runs in a task's thread"
             self._artifact = made
         else:
-            update_progress_artifact(self._artifact, progress.percent, description=text)
+            update_progress_artifact(self._artifact, percent, description=described)
 
 
 def progress_artifact_key(node: str) -> str:
@@ -115,9 +122,11 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
     try:
         result = run_stage(node, runner.settings, runner.repository, runner.jobs, watcher)
     except JobCancelledError as cancelled:
+        watcher.ended(str(cancelled).removeprefix(f"{node_name}: "))
         return Cancelled(message=str(cancelled))
-    finally:
-        watcher.finish()
+    except AlignmentError as error:
+        watcher.ended(f"failed: {str(error).removeprefix(f'{node_name}: ')}")
+        raise
     watcher.done()
     if result.reused:
         return Completed(name="Reused", message=f"{node.ref} was in the store", data=result)

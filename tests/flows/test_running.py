@@ -8,10 +8,17 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from prefect.client.orchestration import get_client
-from prefect.client.schemas.filters import ArtifactFilter, ArtifactFilterFlowRunId, ArtifactFilterType
+from prefect.client.schemas.filters import (
+    ArtifactFilter,
+    ArtifactFilterFlowRunId,
+    ArtifactFilterType,
+    FlowRunFilter,
+    FlowRunFilterId,
+)
 from prefect.client.schemas.objects import Artifact, FlowRun
 
-from rlhf_core.errors import RecipeError, StoreError
+from flows.earlier_attempts import close_earlier_attempts
+from rlhf_core.errors import RecipeError, StageError, StoreError
 from rlhf_core.pipeline.record import read_record
 from tasks.followers import Follower
 from tasks.job_request import id_prefix
@@ -184,3 +191,25 @@ def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch:
         StoreError, match=r"^no artifact store is configured: run `alignment up`, or set ALIGNMENT_STORE"
     ):
         few("tiny", NODES)
+
+
+def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_what_waited(
+    workplace: Workplace,
+) -> None:
+    workplace.write_recipe("needs: '{sign}'")
+    with pytest.raises(StageError, match="there is no sign"):
+        few(workplace.recipe, [*NODES, "pretrain"])
+    run = newest_run()
+    failed = [a for a in artifacts(run, "progress") if a.key == "progress-data-words"]
+    (shown,) = [artifact.description or "" for artifact in failed]
+    assert shown.startswith("**data.words** failed: StageError: rows.py:rows raised ValueError: there is no sign")
+    wait_until(lambda: task_states(run).get("pretrain") == "NotReady")
+    before = task_states(run)
+    close_earlier_attempts(run.id)
+    assert task_states(run) == {**before, "pretrain": "NotRun"}
+
+
+def task_states(flow_run: FlowRun) -> dict[str, str | None]:
+    of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
+    with get_client(sync_client=True) as client:
+        return {run.name: run.state_name for run in client.read_task_runs(flow_run_filter=of_run)}
