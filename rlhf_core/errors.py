@@ -4,8 +4,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
-_ADDRESS = re.compile(r"(?: object)? at 0x[0-9a-fA-F]+")  # as Python writes what has no text of its own
-_LONGEST_REASON = 300  # characters
+_ADDRESS = re.compile(r"(<[^<>]*?)(?: object)? at 0x[0-9a-fA-F]+")  # as Python writes what has no text of its own
+_LONGEST_REASON = 500  # characters
 _LONGEST_COMPARED = 200  # characters: comparing takes time with the square of them
 
 
@@ -73,10 +73,10 @@ def one_line(text: str) -> str:
 
 def without_addresses(text: str) -> str:
     """`text` without the addresses of objects in memory, which say nothing and differ from run to run."""
-    return _ADDRESS.sub("", text)
+    return _ADDRESS.sub(r"\1", text)
 
 
-def reason(error: BaseException) -> str:
+def reason_of(error: BaseException) -> str:
     """A library's exception as a part of a sentence: its message in one line, or its type if it has none."""
     said = one_line(without_addresses(" ".join(str(error).split())))
     return shortened(said, _LONGEST_REASON) or type(error).__name__

@@ -11,7 +11,7 @@ import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
 from rlhf_core.children import how_it_ended
-from rlhf_core.errors import AlignmentError, StageError
+from rlhf_core.errors import AlignmentError, StageError, reason_of
 
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"
@@ -75,7 +75,7 @@ def _explain(what: str, calls: Mapping[Any, str]) -> AlignmentError:
     if isinstance(cause, AlignmentError):
         explained = type(cause)(f"{actor}: {cause}")
     elif cause is not None:
-        explained = StageError(f"{actor} failed in {what}: {type(cause).__name__}: {cause}")
+        explained = StageError(f"{actor} failed in {what}: {type(cause).__name__}: {reason_of(cause)}")
     else:
         explained = StageError(f"{actor} died in {what}: {_cause_of_death(' '.join(str(error).split()))}")
     explained.__cause__ = error

@@ -24,7 +24,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 
 from rlhf_core.artifacts.s3_settings import WaitingNote, check_settings, client_problem, endpoint, is_lasting, region
 from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
-from rlhf_core.errors import ConflictError, StoreError
+from rlhf_core.errors import ConflictError, StoreError, reason_of
 from rlhf_core.paths import FULL
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
@@ -229,19 +229,19 @@ class S3Store(Store):
             return StoreError(f"{self.url} has no object {path}")
         if status == 501:
             return StoreError(
-                f"{self.url}: the server does not support this request ({_line(error)}): use another store"
+                f"{self.url}: the server does not support this request ({reason_of(error)}): use another store"
             )
         if (problem := client_problem(error, server)) is not None:
             return StoreError(problem)
         if isinstance(error, ParamValidationError):
             return StoreError(f"{self.url}: `{self._bucket}` is no name of a bucket: correct the store's URL")
         if isinstance(error, ResponseParserError) or (status is not None and not code.strip("0123456789")):
-            return StoreError(f"what answers at {server} is no S3 server: correct {variable} ({_line(error)})")
+            return StoreError(f"what answers at {server} is no S3 server: correct {variable} ({reason_of(error)})")
         if isinstance(error, ValueError):
             return StoreError(f"{variable}={server} is no address of a server, such as http://host:8333")
         if status is None and _is_transient(error):
-            return StoreError(f"no S3 server answers at {server} ({_line(error)}): start it or correct {variable}")
-        return StoreError(f"the store {self.url} fails at `{path}`: {_line(error)}")
+            return StoreError(f"no S3 server answers at {server} ({reason_of(error)}): start it or correct {variable}")
+        return StoreError(f"the store {self.url} fails at `{path}`: {reason_of(error)}")
 
 
 def _open(*, connect_timeout: float, read_timeout: float) -> s3fs.S3FileSystem:
@@ -283,7 +283,3 @@ def _is_transient(error: BaseException) -> bool:
     if status is not None:
         return status in _TRANSIENT_STATUS
     return isinstance(error, _PASSING) and not is_lasting(error)
-
-
-def _line(error: BaseException) -> str:
-    return " ".join(str(error).split()) or type(error).__name__

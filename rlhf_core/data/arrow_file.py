@@ -7,7 +7,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 
 _ROWS, _BYTES = 1000, 2**24  # of one record batch
 
@@ -61,4 +61,4 @@ def record_batches(path: Path) -> Iterator[Any]:
         with pa.memory_map(str(path)) as file, pa.ipc.open_stream(file) as stream:
             yield from stream
     except pa.ArrowInvalid as error:
-        raise StageError(f"{path}: is damaged, or no stream of Arrow ({error})") from error
+        raise StageError(f"{path}: is damaged, or no stream of Arrow ({reason_of(error)})") from error

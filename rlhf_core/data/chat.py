@@ -18,7 +18,7 @@ from rlhf_core.data.rendering import Message, Tools, render, require_reply_writt
 from rlhf_core.data.rendering import Tokenizer as Tokenizer
 from rlhf_core.data.sampled_tokens import SampledReply
 from rlhf_core.data.special_tokens import following_ids, is_special, marked, token_ids, unmarked
-from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.errors import ConversationError, StageError, reason_of
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.remote_code import reads_images
 
@@ -41,10 +41,10 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except BaseException as error:  # of any type; a defect of the library, which is Rust, is no Exception
         if isinstance(error, KeyboardInterrupt | SystemExit | MemoryError):
             raise
-        said = " ".join(str(error).split())
-        reason = said if said and type(error) is Exception else f"{type(error).__name__}: {said}"
+        kind = "" if type(error) is Exception else f"{type(error).__name__}: "
         raise StageError(
-            f"{folder}: tokenizer.json and the files beside it make no tokenizer: fetch them again ({reason[:300]})"
+            f"{folder}: tokenizer.json and the files beside it make no tokenizer: fetch them again "
+            f"({kind}{reason_of(error)})"
         ) from error
     if tokenizer.eos_token_id is None or not tokenizer.eos_token:  # of an empty text it would be the unknown token
         raise StageError(f"{folder}: the tokenizer has no end-of-text token; set eos_token in tokenizer_config.json")

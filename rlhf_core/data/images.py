@@ -22,7 +22,7 @@ from rlhf_core.config.data import ImagesConfig
 from rlhf_core.data.formats.base import Row, RowError
 from rlhf_core.data.formats.messages import role_of
 from rlhf_core.data.image_messages import ImagePart
-from rlhf_core.errors import reason
+from rlhf_core.errors import reason_of
 from rlhf_core.models.image_decoding import FORMATS, as_rgb, encoded_image
 
 IMAGE_PART, IMAGE_URL_PART = "image", "image_url"
@@ -106,7 +106,7 @@ class ImageReader:
             raise
         except Exception as error:  # PIL raises many types; all mean that these bytes are no image
             unknown = isinstance(error, UnidentifiedImageError)
-            why = "its bytes are none of these" if unknown else reason(error)
+            why = "its bytes are none of these" if unknown else reason_of(error)
             raise RowError(
                 f"`{place}` is no image that can be read ({why}): give {', '.join(FORMATS)}", "an image cannot be read"
             ) from error
@@ -303,5 +303,5 @@ def _of_picture(picture: Any, place: str) -> bytes:
         return encoded_image(picture)
     except Exception as error:  # PIL raises many types; all mean that this picture has no pixels
         raise RowError(
-            f"`{place}` is a picture that cannot be read ({reason(error)})", "an image cannot be read"
+            f"`{place}` is a picture that cannot be read ({reason_of(error)})", "an image cannot be read"
         ) from error

@@ -19,6 +19,7 @@ import fsspec
 
 from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.formats import RowError
+from rlhf_core.errors import reason_of
 
 COMPRESSIONS = (".gz", ".bz2", ".xz", ".zst", ".zip")
 HEAD_BYTES = 2**16
@@ -85,7 +86,7 @@ def open_data(path: str, shown: str) -> Iterator[IO[bytes]]:
         raise RowError(f"{shown}: there is no such file") from error
     except _DAMAGED as error:
         what = f"is cut off, damaged, or no {compression} file: copy it again" if compression else "cannot be read"
-        raise RowError(f"{shown}: {what} ({type(error).__name__}: {error})") from error
+        raise RowError(f"{shown}: {what} ({type(error).__name__}: {reason_of(error)})") from error
 
 
 def _remote(url: str, shown: str) -> Any:

@@ -9,13 +9,16 @@ from rlhf_core.data.arrow_rows import without_added_nulls
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.json_rows import Parsed
 from rlhf_core.data.opening import open_data
+from rlhf_core.errors import reason_of
 
 
 def _values(batch: Any, where: str) -> list[Row]:
     try:
         return [without_added_nulls(row) for row in batch.to_pylist()]
     except (ValueError, OverflowError, LookupError) as error:  # a date after the year 9999, a time zone that is none
-        raise RowError(f"{where}: a value has no meaning in Python ({error}): write its column as text") from error
+        raise RowError(
+            f"{where}: a value has no meaning in Python ({reason_of(error)}): write its column as text"
+        ) from error
 
 
 def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
@@ -39,4 +42,6 @@ def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
         except RowError:
             raise
         except (pa.ArrowException, ValueError, OverflowError, OSError) as error:
-            raise RowError(f"{shown}: not a parquet file, or a damaged one: copy it again ({error})") from error
+            raise RowError(
+                f"{shown}: not a parquet file, or a damaged one: copy it again ({reason_of(error)})"
+            ) from error

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from rlhf_core.data.formats import Row, format_of
 from rlhf_core.data.formats.base import Generated
-from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.errors import RecipeError, did_you_mean, reason_of
 
 # Their scorers compare tuples, which JSON gives back as lists.
 _TUPLE_TASKS = frozenset({"arc_agi", "rearc"})
@@ -30,7 +30,9 @@ def generate(task: str, options: Mapping[str, Any], *, size: int, seed: int, dat
         try:
             item = dataset[index]
         except Exception as error:  # a generator may raise anything
-            raise RecipeError(f"reasoning_gym task `{task}` makes no item {index} of its options: {error}") from error
+            raise RecipeError(
+                f"reasoning_gym task `{task}` makes no item {index} of its options: {reason_of(error)}"
+            ) from error
         yield format_of(data_format).generated(
             Generated(task, item["question"], item["answer"], json_safe(item["metadata"]))
         )
@@ -90,7 +92,7 @@ def _create(task: str, options: Mapping[str, Any], *, size: int, seed: int) -> A
     try:
         return reasoning_gym.create_dataset(task, size=size, seed=seed, **options)
     except Exception as error:  # what checks the options may raise anything
-        raise RecipeError(f"reasoning_gym task `{task}` refuses its options: {error}") from error
+        raise RecipeError(f"reasoning_gym task `{task}` refuses its options: {reason_of(error)}") from error
 
 
 def _check_type(task: str, option: str, value: Any) -> None:

@@ -19,7 +19,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 from rlhf_core.artifacts.manifest import file_digest
 from rlhf_core.data.opening import file_problem
-from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.errors import StageError, did_you_mean, reason_of
 
 MAX_HASHED_BYTES = 2**30  # of a remote file that has no version: planning a run reads it whole
 
@@ -69,7 +69,7 @@ def reading(url: str) -> Iterator[None]:
     try:
         yield
     except aiohttp.ClientError as error:
-        raise StageError(f"{url}: cannot be read ({type(error).__name__}: {error})") from error
+        raise StageError(f"{url}: cannot be read ({type(error).__name__}: {reason_of(error)})") from error
 
 
 def require_unchanged(url: str, pinned: str | None) -> None:

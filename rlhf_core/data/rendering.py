@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.image_messages import for_template, without_images
-from rlhf_core.errors import ConversationError, StageError, reason
+from rlhf_core.errors import ConversationError, StageError, reason_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
@@ -82,7 +82,7 @@ def render(tokenizer: Tokenizer, messages: Sequence[Message], tools: Tools | Non
         raise StageError(f"syntax error in line {error.lineno} of the chat template: {error.message}") from error
     except Exception as error:  # a template is a program: it may raise anything, also on purpose
         hint = _CALLS if calls and isinstance(error, TypeError) else ""
-        raise ConversationError(f"the chat template refuses a conversation: {reason(error)}{hint}") from error
+        raise ConversationError(f"the chat template refuses a conversation: {reason_of(error)}{hint}") from error
     return str(text)
 
 

@@ -22,7 +22,7 @@ from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.reasoning import generate
 from rlhf_core.data.remote import fetch_file, reading, require_unchanged
 from rlhf_core.data.user_code import load_function, user_error, why_unfit
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 
 Located = tuple[str, Row]  # where the row is, for messages; the row
 
@@ -87,7 +87,7 @@ def _hub_rows(source: HubSource, revision: str) -> Iterator[Located]:
         for index, row in enumerate(rows):
             yield f"{name} row {index}", without_added_nulls(row)
     except Exception as error:  # the library raises many types; all mean that this source cannot be had
-        raise StageError(f"{name}, split {source.split}, revision {revision}: {error}") from error
+        raise StageError(f"{name}, split {source.split}, revision {revision}: {reason_of(error)}") from error
 
 
 def _function_rows(source: FunctionSource, file: Path, bad_row: BadRow) -> Iterator[Located]:

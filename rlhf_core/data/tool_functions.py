@@ -13,7 +13,7 @@ from pydantic.errors import PydanticSchemaGenerationError
 from typing_extensions import TypedDict
 
 from rlhf_core.data.user_code import why_unfit
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, reason_of, without_addresses
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ def _tool(function: Callable[..., Any], name: str, shown: str, *, bound: bool) -
     try:
         types = get_type_hints(function, include_extras=True)
     except Exception as error:  # an annotation is code, and may raise anything
-        raise RecipeError(f"{shown}: its annotations cannot be read: {error}") from error
+        raise RecipeError(f"{shown}: its annotations cannot be read: {reason_of(error)}") from error
     fields: dict[str, Any] = {}
     for parameter in parameters:
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
@@ -74,7 +74,7 @@ def _tool(function: Callable[..., Any], name: str, shown: str, *, bound: bool) -
         schema = _untitled(adapter.json_schema())
         json.dumps(schema)
     except (PydanticUserError, PydanticSchemaGenerationError, TypeError) as error:
-        raise RecipeError(f"{shown}: its parameters have no JSON schema: {error}") from error
+        raise RecipeError(f"{shown}: its parameters have no JSON schema: {reason_of(error)}") from error
     described = {"name": name, "description": description, "parameters": schema}
     return ToolFunction({"type": "function", "function": described}, adapter)
 
@@ -120,7 +120,7 @@ class CalledTools:
             if inspect.isawaitable(result):
                 result = await result
         except Exception as error:  # the policy chose the arguments, so that it learns what they led to
-            return {"raised": f"{type(error).__name__}: {error}"}
+            return {"raised": f"{type(error).__name__}: {without_addresses(str(error))}"}
         return {"result": result if isinstance(result, str) else json.dumps(result, ensure_ascii=False)}
 
 

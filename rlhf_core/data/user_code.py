@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import Any, Literal
 
 from rlhf_core.data.opening import file_problem
-from rlhf_core.errors import RecipeError, StageError, did_you_mean, shortened
+from rlhf_core.errors import RecipeError, StageError, did_you_mean, shortened, without_addresses
 
 # Called with a batch; makes rows; made for each episode; called by the policy; plays an episode.
 CodeKind = Literal["function", "source", "environment", "tool", "program"]
@@ -83,7 +83,7 @@ def user_error(error: BaseException) -> str:
     while theirs is not None and theirs.tb_frame.f_code.co_filename.startswith(_CALLERS):
         theirs = theirs.tb_next
     shown = traceback.format_exception(type(error), error, theirs or error.__traceback__)
-    text = "\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()])
+    text = without_addresses("\n".join([shortened(_said(error), _SHOWN_OF_ERRORS), "".join(shown).rstrip()]))
     for copy, original in _copies.items():
         text = text.replace(copy, original)
     return text

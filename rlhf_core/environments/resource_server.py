@@ -17,7 +17,7 @@ from tenacity import AsyncRetrying, retry_if_exception_type, stop_after_attempt,
 
 from rlhf_core.config.nemo_gym import ResourceServers
 from rlhf_core.data.json_text import JSONTextError, parse_json
-from rlhf_core.errors import EpisodeError
+from rlhf_core.errors import EpisodeError, reason_of
 from rlhf_core.rewards.servers import Address, addresses, headers, shown
 
 _LARGEST_ANSWER = 2**24  # bytes: that to `verify` repeats the whole episode
@@ -91,13 +91,15 @@ class Session:
             async with self._server.free_request():
                 status, kind, content = await self._received(f"{self._server.address.url.rstrip('/')}/{path}", body)
         except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
-            raise _NotTakenError(f"{name} cannot be reached: {type(error).__name__}: {error}") from error
+            raise _NotTakenError(f"{name} cannot be reached: {type(error).__name__}: {reason_of(error)}") from error
         except TimeoutError as error:
             raise EpisodeError(f"{name} did not answer within {limit:g} s") from error
         except aiohttp.ClientConnectionError as error:
-            raise EpisodeError(f"{name} broke the connection: {type(error).__name__}: {error}") from error
+            raise EpisodeError(f"{name} broke the connection: {type(error).__name__}: {reason_of(error)}") from error
         except aiohttp.ClientError as error:
-            raise EpisodeError(f"{name} did not answer as HTTP has it: {type(error).__name__}: {error}") from error
+            raise EpisodeError(
+                f"{name} did not answer as HTTP has it: {type(error).__name__}: {reason_of(error)}"
+            ) from error
         if len(content) > _LARGEST_ANSWER:
             raise EpisodeError(f"{name} answered with more than {_LARGEST_ANSWER // 2**20} MiB")
         if status in _NOT_TAKEN:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from torch import nn
 
 from rlhf_core.config.training import LoraConfig
-from rlhf_core.errors import StageError, reason
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
 from rlhf_core.models.targets import target_problem
@@ -71,7 +71,7 @@ def add_lora(model: transformers.PreTrainedModel, lora: LoraConfig, task: str) -
     except ValueError as error:
         # Of experts, which are no linear layers, only peft knows what is missing.
         problem = None if _expert_blocks(model) else _target_problem(model, lora, linear)
-        raise StageError(problem or f"lora.target_modules {targets}: {error}") from error
+        raise StageError(problem or f"lora.target_modules {targets}: {reason_of(error)}") from error
     settings: Any = adapted.peft_config["default"]
     if stacked := settings.target_parameters:
         raise StageError(
@@ -137,7 +137,7 @@ def load_adapter(model: Any, folder: Path, **options: Any) -> PeftModel:
         adapted = PeftModel.from_pretrained(model, str(folder), use_safetensors=True, **options)
     except (OSError, KeyError, TypeError, RuntimeError, ValueError, SafetensorError) as error:
         raise StageError(
-            f"{folder}: this adapter does not fit the model that it is put on ({reason(error)})"
+            f"{folder}: this adapter does not fit the model that it is put on ({reason_of(error)})"
         ) from error
     adapter, with_ends = (
         {n: tuple(t.shape) for n, t in get_peft_model_state_dict(adapted, save_embedding_layers=ends).items()}

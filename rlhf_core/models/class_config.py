@@ -15,7 +15,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.errors import StageError, did_you_mean, reason_of
 from rlhf_core.models.folder import GENERATION_CONFIG
 from rlhf_core.models.remote_code import causal_models
 from rlhf_core.models.transformers_source import module_of, names_in
@@ -152,8 +152,7 @@ def _refused(file: str) -> Iterator[None]:
     try:
         yield
     except Exception as error:  # the values are the user's; the library raises what it likes
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise StageError(f"{_UNFIT[file]} ({reason[:300]})") from error
+        raise StageError(f"{_UNFIT[file]} ({reason_of(error)})") from error
 
 
 def _main(folder: Path, file: str) -> None:

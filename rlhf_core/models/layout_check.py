@@ -25,7 +25,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models import tree_attention
 from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
@@ -100,7 +100,7 @@ def checked_layouts(
         try:
             return _difference(_measured(model, batch, layouts, _MIDDLE), expected, tolerance)
         except _NOT_FOR_IT as error:
-            return f"raises {type(error).__name__}: {error}"
+            return f"raises {type(error).__name__}: {reason_of(error)}"
 
     rows, packed = problem(ROWS), problem(PACKED)
     indexed = None if packed is None else problem(INDEXED)
@@ -155,7 +155,9 @@ def _alone(model: Any, batch: PackedBatch) -> list[_Result]:
     try:
         alone = [_measured(model, select_sequences(batch, [i]), ROWS, 0) for i in range(batch.num_sequences)]
     except _NOT_FOR_IT as error:
-        raise StageError(f"{name} does not give a hidden state for each token of a sequence: {error}") from error
+        raise StageError(
+            f"{name} does not give a hidden state for each token of a sequence: {reason_of(error)}"
+        ) from error
     if not all(one.hidden.isfinite().all() for one in alone):
         raise StageError(
             f"{name} computes NaN or infinity for ordinary tokens: its weights, or numbers in its config.json, are "
@@ -281,7 +283,7 @@ def _require_own_output(
         ours, own = outputs(result.hidden.to(model.dtype), batch.input_ids.unsqueeze(0))
         difference = (ours[-len(own) :] - own).abs().mean()
     except _NOT_FOR_IT as error:
-        raise StageError(f"{refusal}{error}") from error
+        raise StageError(f"{refusal}{reason_of(error)}") from error
     scale = (own - own.mean(-1, keepdim=True)).abs().mean() if own.ndim > 1 else ours.abs().mean()
     if not difference <= tolerance.hidden * scale:
         raise StageError(

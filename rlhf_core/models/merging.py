@@ -10,7 +10,7 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.adapter_check import adapter_problems
 from rlhf_core.models.adapters import load_adapter
 from rlhf_core.models.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
@@ -84,7 +84,7 @@ def merge_adapter(model_folder: Path, adapter_folder: Path, out_folder: Path) ->
     try:
         merged = adapted.merge_and_unload(safe_merge=True)
     except (RuntimeError, ValueError) as error:  # NaN, or a bias for a layer without one
-        raise StageError(f"{adapter_folder}: this adapter cannot be merged ({error})") from error
+        raise StageError(f"{adapter_folder}: this adapter cannot be merged ({reason_of(error)})") from error
     _require_same(adapter_folder, _probe(merged), expected)
     out_folder.mkdir(parents=True, exist_ok=True)
     write_folder(merged.to(dtype), out_folder)

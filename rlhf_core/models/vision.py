@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.errors import ConversationError, StageError, reason_of
 from rlhf_core.models.folder import read_config
 from rlhf_core.models.image_decoding import decoded_image
 from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
@@ -41,10 +41,9 @@ class ImageProcessor:
         try:
             self._processor: Any = AutoProcessor.from_pretrained(folder, local_files_only=True)
         except Exception as error:  # the library raises what it likes; all mean that the folder has none
-            reason = " ".join(str(error).split()) or type(error).__name__
             raise StageError(
                 f"{folder}: processor_config.json and preprocessor_config.json make no processor of images: fetch them "
-                f"again ({reason[:300]})"
+                f"again ({reason_of(error)})"
             ) from error
         self.image_token_id: int = self._processor.image_token_id
         self._kept: dict[str, ReadImage] = {}  # by path, those read longest ago first

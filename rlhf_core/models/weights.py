@@ -16,7 +16,7 @@ import torch
 import transformers
 from safetensors import safe_open
 
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.attention import attention_problem
 from rlhf_core.models.expected_tensors import misfit
 from rlhf_core.models.folder import read_config
@@ -91,10 +91,9 @@ def _from_pretrained(
     except (MemoryError, torch.OutOfMemoryError):
         raise
     except Exception as error:  # configs and models raise types of every kind; all mean that this folder cannot be used
-        reason = " ".join(str(error).split()) or type(error).__name__
         raise StageError(
             f"{folder}: transformers cannot load a model with this config.json and these weights: correct config.json, "
-            f"or fetch the folder again ({reason[:500]})"
+            f"or fetch the folder again ({reason_of(error)})"
         ) from error
     return model, info
 

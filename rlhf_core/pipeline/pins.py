@@ -10,7 +10,7 @@ from rlhf_core.config.base import Config
 from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel, HubModel
 from rlhf_core.config.data import IMAGE_SUFFIXES, FilesSource, HubSource, ImagesConfig
 from rlhf_core.data.remote import UnreadableError, file_identity, folder_identity, is_versioned
-from rlhf_core.errors import RecipeError
+from rlhf_core.errors import RecipeError, reason_of
 from rlhf_core.pipeline.user_files import configs_below
 
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -56,7 +56,7 @@ def _commit(source: HubModel | HubSource) -> str:
     try:
         commit = look_up(source.repository, revision=source.revision, expand=["sha"], timeout=_HUB_SECONDS).sha
     except Exception as error:  # the library raises many types; all mean that the commit cannot be had
-        raise RecipeError(_unresolved(source, " ".join(str(error).split()))) from error
+        raise RecipeError(_unresolved(source, reason_of(error))) from error
     if not commit:
         raise RecipeError(_unresolved(source, "the hub names none"))
     return commit

@@ -15,7 +15,7 @@ import httpx
 from tenacity import Retrying, retry_if_exception_type, stop_after_attempt, wait_random_exponential
 
 from rlhf_core.config.servers import ServerConfig, check_url
-from rlhf_core.errors import RewardError
+from rlhf_core.errors import RewardError, reason_of
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -138,16 +138,16 @@ class Servers:
             status, body = self._received(server, request)
         except httpx.ConnectError as error:
             self._unreachable.add(server)
-            raise TransientError(f"{name} cannot be reached: {type(error).__name__}: {error}") from error
+            raise TransientError(f"{name} cannot be reached: {type(error).__name__}: {reason_of(error)}") from error
         except httpx.ConnectTimeout as error:
             self._unreachable.add(server)
             raise TransientError(f"{name} cannot be reached within {_CONNECT_SECONDS:g} s") from error
         except httpx.TimeoutException as error:
             raise RewardError(f"{name} did not answer within {limit:g} s ({type(error).__name__})") from error
         except (httpx.NetworkError, httpx.RemoteProtocolError) as error:
-            raise TransientError(f"{name} broke the connection: {type(error).__name__}: {error}") from error
+            raise TransientError(f"{name} broke the connection: {type(error).__name__}: {reason_of(error)}") from error
         except httpx.RequestError as error:
-            raise RewardError(f"{name} cannot be asked: {type(error).__name__}: {error}") from error
+            raise RewardError(f"{name} cannot be asked: {type(error).__name__}: {reason_of(error)}") from error
         if 200 <= status < 300:
             return body
         kind = TransientError if status in (408, 429) or status >= 500 else RewardError

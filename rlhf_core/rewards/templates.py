@@ -9,7 +9,7 @@ from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from rlhf_core.data.hints import Hint
-from rlhf_core.errors import ConversationError, RewardError
+from rlhf_core.errors import ConversationError, RewardError, reason_of
 
 
 def hint_of(template: str) -> Hint:
@@ -39,4 +39,4 @@ class TextTemplate:
         try:
             return self._template.render(row=row, messages=messages, **texts)
         except (TemplateError, TypeError, ValueError, ArithmeticError, LookupError) as error:
-            raise RewardError(f"the template cannot be written for row {row.get('id')}: {error}") from error
+            raise RewardError(f"the template cannot be written for row {row.get('id')}: {reason_of(error)}") from error

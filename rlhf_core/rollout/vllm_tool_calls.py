@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from rlhf_core.data.chat import Tokenizer
-from rlhf_core.errors import StageError, did_you_mean
+from rlhf_core.errors import StageError, did_you_mean, reason_of
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.vllm_environment import set_vllm_environment
 
@@ -99,7 +99,7 @@ def _begin(name: str, tokenizer: Tokenizer, tools: list[dict[str, Any]]) -> str 
     try:
         parser, _ = new(tools)
     except Exception as error:  # a parser that misses its tokens raises what it likes
-        raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {error}") from error
+        raise StageError(f"environment.parser {name} does not fit the model's tokenizer: {reason_of(error)}") from error
 
     def read(reply: str, others: list[dict[str, Any]] | None) -> Any:
         parser, request = new(tools if others is None else others)

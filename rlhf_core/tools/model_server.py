@@ -19,7 +19,7 @@ from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base import Dtype
 from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
-from rlhf_core.errors import StageError
+from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folder import context_length, stored_dtype
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.vllm_server import HEALTH, Served, run_server
@@ -133,7 +133,7 @@ def _wait_for_answer(server: RunningServer) -> None:
                 try:
                     server.wait()
                 except (ValueError, RuntimeError) as error:  # of the engine's settings; of vLLM
-                    raise StageError(f"{server.served.name}: {error}") from error
+                    raise StageError(f"{server.served.name}: {reason_of(error)}") from error
             with suppress(httpx.TransportError):
                 if client.get(HEALTH, timeout=5.0).is_success:
                     return

@@ -21,7 +21,7 @@ from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.ends_of_turn import write_ends_of_turn
 from rlhf_core.data.rendering import template_texts
 from rlhf_core.data.templates import SHIPPED, check_templates, with_template
-from rlhf_core.errors import RecipeError, StageError, StoreError
+from rlhf_core.errors import RecipeError, StageError, StoreError, reason_of
 from rlhf_core.models.adapter_check import base_folder
 from rlhf_core.models.folder import ADAPTER_CONFIG, is_classifier, read_config
 from rlhf_core.models.headers import read_object
@@ -125,7 +125,7 @@ def merge(model: NamedModel, folder: Path) -> None:
             if not is_classifier(read_config(folder)):
                 write_ends_of_turn(folder)
         except SafetensorError as error:  # such as of a full disk, which it does not name
-            raise StageError(f"'{folder}': the merged weights cannot be written ({error})") from error
+            raise StageError(f"'{folder}': the merged weights cannot be written ({reason_of(error)})") from error
 
 
 def chat_tokenizer(name: str, folder: Path, template: str | None) -> Tokenizer:

@@ -14,7 +14,7 @@ from typing import Any
 from rlhf_core.config.numbers import LARGEST_REWARD
 from rlhf_core.config.texts import is_blank, is_unicode
 from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.errors import RecipeError, did_you_mean, one_line, shortened
+from rlhf_core.errors import RecipeError, did_you_mean, one_line, reason_of, shortened
 
 Row = dict[str, Any]
 _ID_LENGTH = 16  # hex digits: 64 bits
@@ -145,7 +145,9 @@ def _as_json(row: Mapping[str, Any]) -> str:
         text.encode()  # halves of surrogate pairs cannot be
     except (TypeError, ValueError, RecursionError) as error:
         require_sound(row)
-        raise RowError(f"a value cannot be written as JSON ({error})", "a value cannot be written as JSON") from error
+        raise RowError(
+            f"a value cannot be written as JSON ({reason_of(error)})", "a value cannot be written as JSON"
+        ) from error
     return text
 
 

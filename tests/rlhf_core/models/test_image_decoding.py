@@ -14,7 +14,7 @@ from rlhf_core.config.data import ImagesConfig
 from rlhf_core.data.formats import RowError
 from rlhf_core.data.images import ImageReader
 from rlhf_core.environments.host_process import _as_json
-from rlhf_core.errors import reason
+from rlhf_core.errors import reason_of
 from rlhf_core.models.image_decoding import as_rgb, decoded_image, encoded_image
 from rlhf_core.rollout.engine import Request, RequestImage, SamplingParameters
 from rlhf_core.rollout.vllm_prompts import prompt_of
@@ -154,4 +154,4 @@ def test_an_unknown_file_is_no_address_in_memory() -> None:
     assert str(raised.value) == (
         "`images[2]` is no image that can be read (its bytes are none of these): give PNG, JPEG, WEBP"
     )
-    assert reason(ValueError(f"cannot read {io.BytesIO()}\n")) == "cannot read <_io.BytesIO>"
+    assert reason_of(ValueError(f"cannot read {io.BytesIO()}\n")) == "cannot read <_io.BytesIO>"
