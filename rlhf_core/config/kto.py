@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Self
+from typing import Annotated, Any, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -20,6 +20,8 @@ class KTOConfig(ReferencedConfig):
     (1 - sigmoid(beta (r - z))) of a good completion, undesirable_weight x (1 - sigmoid(beta (z - r))) of a bad one.
     z is estimated over the whole step, on its prompts with completions of other rows, and never negative.
     """
+
+    SMALLEST_STEP: ClassVar[int] = 2  # the KL is estimated with completions of other rows
 
     dataset: Annotated[str, Reads("dataset", format="unpaired")] = Field(
         description="name of an entry of the recipe's `data`, format unpaired"
@@ -50,7 +52,7 @@ class KTOConfig(ReferencedConfig):
 
     @model_validator(mode="after")
     def _batch_has_other_completions(self) -> Self:
-        if self.batch_size < 2:
+        if self.batch_size < self.SMALLEST_STEP:
             raise ValueError(
                 "batch_size is 1, but the KL is estimated with the completions of other rows: set 2 or more"
             )

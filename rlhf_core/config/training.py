@@ -172,6 +172,7 @@ class SupervisedConfig(SeededConfig, RanksConfig):
     """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
 
     LABELLED: ClassVar[str] = "row has the label"  # what has one of `labels`
+    SMALLEST_STEP: ClassVar[int] = 1  # examples that the loss of a step needs
 
     validation: SupervisedValidationConfig | None = None
     epochs: Epochs = Field(default=1, description="passes over the dataset")
@@ -207,6 +208,11 @@ class SupervisedConfig(SeededConfig, RanksConfig):
 
     def unused_fields(self) -> frozenset[str]:
         return frozenset({"validation"}) if self.validation is None else frozenset()
+
+    def steps_of_epoch(self, num_examples: int) -> int:
+        """The last one takes the examples that are left over; if these are too few for a step, the one before does."""
+        whole, left = divmod(num_examples, self.batch_size)
+        return whole + (left >= self.SMALLEST_STEP) if whole else min(left, 1)
 
     @property
     def frozen_models(self) -> Mapping[str, EngineConfig]:

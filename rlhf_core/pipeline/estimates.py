@@ -163,7 +163,7 @@ def supervised_steps(config: SupervisedConfig, rows: int) -> int:
     """As supervised.loop.count_steps, before rows that cannot be used are dropped and long documents are cut."""
     if isinstance(config, SupervisedRewardConfig) and config.validation is None:
         rows -= held_out_rows(rows)
-    steps = config.epochs * -(-max(rows, 0) // config.batch_size)
+    steps = config.epochs * config.steps_of_epoch(max(rows, 0))
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
 

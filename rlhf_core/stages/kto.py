@@ -22,7 +22,7 @@ from rlhf_core.supervised.stored_examples import StoredExamples
 
 
 def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, cluster: Cluster) -> Output:
-    """Raises StageError if all rows that fit have one label."""
+    """Raises StageError if all rows that fit have one label, or if one row of a validation set is left."""
     folder, reference = inputs["model"].folder, reference_of(config, inputs)
     encode = partial(one_example, labelled_example, load_tokenizer(folder))
     labels: Counter[bool] = Counter()
@@ -33,6 +33,10 @@ def run(config: KTOConfig, inputs: Mapping[str, Input], context: StageContext, c
             labels.update(fitted.rows.values("desirable"))
             if len(labels) == 1:
                 raise StageError(f"of the dataset {config.one_label(*labels)}")
+        elif len(fitted.rows) < config.SMALLEST_STEP:
+            raise StageError(
+                "it has one row that fits, but the KL is estimated with the completions of others: add rows"
+            )
         return fitted
 
     output = train_language_model(

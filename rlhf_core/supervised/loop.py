@@ -27,7 +27,7 @@ from rlhf_core.training.randomness import derived_seed
 
 def count_steps(num_examples: int, config: SupervisedConfig) -> int:
     """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
-    steps = config.epochs * -(-num_examples // config.batch_size)
+    steps = config.epochs * config.steps_of_epoch(num_examples)
     return steps if config.max_steps is None else min(steps, config.max_steps)
 
 
@@ -39,11 +39,12 @@ def shuffled(count: int, *, seed: int, name: str) -> list[int]:
 
 
 def step_indices(num_examples: int, config: SupervisedConfig, seed: int) -> Iterator[list[int]]:
-    """The examples of each optimizer step. An epoch's last step takes the remaining examples."""
+    """The examples of each optimizer step. An epoch's last step takes all that remain."""
     for epoch in range(config.epochs):
         order = shuffled(num_examples, seed=seed, name=f"epoch {epoch}")
-        for start in range(0, num_examples, config.batch_size):
-            yield order[start : start + config.batch_size]
+        *others, last = range(0, config.steps_of_epoch(num_examples) * config.batch_size, config.batch_size)
+        yield from (order[start : start + config.batch_size] for start in others)
+        yield order[last:]
 
 
 @dataclass

@@ -63,6 +63,12 @@ def test_one_label_teaches_nothing(inputs: Inputs, tmp_path: Path, label: bool) 
         kto.run(KTOConfig.model_validate(SETTINGS), given, context_of(tmp_path / "run", given), no_cluster)
 
 
+def test_a_validation_set_of_one_row_has_no_kl(inputs: Inputs, tmp_path: Path) -> None:
+    given = {**inputs, "validation.dataset": dataset(tmp_path / "v", labelled(10)[:1])}
+    with pytest.raises(StageError, match=r"validation.dataset: it has one row that fits, but the KL is estimated with"):
+        kto.run(KTOConfig.model_validate(SETTINGS), given, context_of(tmp_path / "run", given), no_cluster)
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

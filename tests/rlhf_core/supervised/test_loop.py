@@ -11,10 +11,12 @@ import pytest
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.config.kto import KTOConfig
 from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.data.fitting import Fitted, RowPolicy
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.errors import StageError
+from rlhf_core.pipeline.estimates import supervised_steps
 from rlhf_core.stages.scalar_model import split_examples
 from rlhf_core.supervised.encoding import fit_examples
 from rlhf_core.supervised.examples import Example, divide, truncated
@@ -45,6 +47,20 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert first != second
     # Pinned: with another order the same stage key would name other weights.
     assert shuffled(6, seed=0, name="epoch 0") == [2, 1, 0, 5, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes"), [(2, [2]), (3, [3]), (4, [4]), (5, [5]), (6, [4, 2]), (8, [4, 4]), (9, [4, 5]), (11, [4, 4, 3])]
+)
+def test_no_step_of_kto_is_one_row_whose_kl_would_be_its_own(rows: int, sizes: list[int]) -> None:
+    config = KTOConfig.model_validate(
+        {"dataset": "d", "batch_size": 4, "max_length": 8, "epochs": 2, "optimizer": {"learning_rate": 1e-3}}
+    )
+    steps = list(step_indices(rows, config, 5))
+    assert [len(step) for step in steps] == sizes * 2
+    assert count_steps(rows, config) == supervised_steps(config, rows) == len(steps)
+    assert sorted(chain(*steps)) == sorted([*range(rows)] * 2)
+    assert len(list(step_indices(9, _config(), 5))) == count_steps(9, _config()) == 3  # of other losses
 
 
 @pytest.mark.parametrize(("epochs", "max_steps", "expected"), [(2, None, 6), (2, 5, 5), (1, 100, 3)])
