@@ -89,11 +89,16 @@ def user_error(error: BaseException) -> str:
     return text
 
 
-def last_place(traceback: str, shown: str) -> str:
-    """`file, line number` of the last line in a traceback of `user_error` that is in the folder of `shown`; empty: none
-    is."""
-    found = re.findall(rf'File "({re.escape(_folder(shown))}[^"/<][^"]*)", line (\d+)', traceback)
-    return f"{found[-1][0]}, line {found[-1][1]}" if found else ""
+def last_place(traceback: str, shown: str, folder: Path) -> str:
+    """`file, line number` of the last line in a traceback of `user_error` that is in one of the user's files; empty:
+    none is.
+
+    shown: one of them as the recipe writes it. folder: where it is, with those beside it.
+    """
+    theirs = _folder(shown)
+    found = re.findall(rf'File "{re.escape(theirs)}([^"]+)", line (\d+)', traceback)
+    own = [(name, line) for name, line in found if not name.startswith("/") and (folder / name).is_file()]
+    return f"{theirs}{own[-1][0]}, line {own[-1][1]}" if own else ""
 
 
 def _folder(shown: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -54,8 +54,8 @@ def call_functions(
                 place = ".".join(filter(None, (node.name, judged.setting, below)))
                 prompt = format_of(datasets[name].format).asked_text(row)
                 shares = [each.tolerated_failures for each in (judged.judge, config) if isinstance(each, Tolerating)]
-                call = partial(_call, config, prompt, row, root)
-                yield f"{config.model_dump_json()} {where}", partial(_answer, place, config, call, where, any(shares))
+                ask_it = partial(_answer, place, config, prompt, (where, row), root, tolerated=any(shares))
+                yield f"{config.model_dump_json()} {where}", ask_it
 
     return ask(graph, repository, questions, os.cpu_count() or 1)
 
@@ -75,11 +75,11 @@ def _called(judge: RewardConfig | AnyEnvironment, rows: list[Located]) -> Iterat
                 yield below, part, first
 
 
-def _answer(place: str, config: Called, call: Callable[[], None], where: str, tolerated: bool) -> Answer:
+def _answer(place: str, config: Called, prompt: str, located: Located, root: Path, *, tolerated: bool) -> Answer:
     if unset := [name for name in config.variables if name not in os.environ]:
         return Answer(note=f"{place} is not called before its job: the variable {unset[0]} is not set here")
     try:
-        call()
+        _call(config, prompt, located[1], root)
     except (RecipeError, StageError) as error:
         text = str(error)
     else:
@@ -89,8 +89,8 @@ def _answer(place: str, config: Called, call: Callable[[], None], where: str, to
     first, _, traceback = text.partition("\n")
     if "did not return within" in first and _seconds(config) < config.timeout_seconds:
         return Answer(note=f"{place}: {first}; its job waits {config.timeout_seconds:g} s")
-    at = last_place(traceback, config.path)
-    said = f"{place}: {first}{f' ({at})' if at else ''}; it was called with the completion {REPLY!r} of {where}"
+    at = last_place(traceback, config.path, (root / config.path).parent)
+    said = f"{place}: {first}{f' ({at})' if at else ''}; it was called with the completion {REPLY!r} of {located[0]}"
     if tolerated:
         return Answer(note=said)
     return Answer(f"{said} (`call_before_job: false` if it needs what only its job has)")

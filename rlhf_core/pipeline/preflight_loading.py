@@ -95,7 +95,7 @@ def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes],
         text, path = str(error), config.path
         missing = _MODULE_MISSING.search(text)
         if missing is None:
-            raise RecipeError(_why(text, path, _last_line(log))) from error
+            raise RecipeError(_why(text, path, file.parent, _last_line(log))) from error
         if missing_here(text) is None:
             raise RecipeError(
                 f"{path} imports `{missing[1]}`, which is not installed here: install it, here and on the "
@@ -131,12 +131,13 @@ def _last_line(log: IO[bytes]) -> str:
     return next((" ".join(line.split())[:_SHOWN] for line in reversed(lines) if line.strip()), "")
 
 
-def _why(text: str, path: str, last_line: str) -> str:
-    """One sentence of the error of a process that has not loaded the file. last_line: of what it has written."""
+def _why(text: str, path: str, folder: Path, last_line: str) -> str:
+    """One sentence of the error of a process that has not loaded the file. folder: where that is. last_line: of what it
+    has written."""
     if ended := _ENDED.search(text):
         said = f"; the last it wrote: {last_line}" if last_line else ""
         return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
-    place, raised = last_place(text, path), _RAISED.search(text)
+    place, raised = last_place(text, path, folder), _RAISED.search(text)
     if place and raised:
         return f"{path} cannot be loaded: {place}: {_with_hint(raised[1])}"
     return f"{text}; load what takes long at the first call" if "within" in text else text

@@ -95,7 +95,7 @@ def test_a_traceback_names_the_files_of_the_recipe_and_not_their_copies(tmp_path
     text = user_error(caught.value)
     assert f'File "{folder}rewards.py", line 3, in reward\n    return inner(x)' in text
     assert f"File \"{folder}{beside}.py\", line 2, in inner\n    return open(__file__ + x['key'])" in text
-    assert last_place(text, f"{folder}rewards.py") == f"{folder}{beside}.py, line 2"
+    assert last_place(text, f"{folder}rewards.py", tmp_path) == f"{folder}{beside}.py, line 2"
     with pytest.raises(FileNotFoundError) as missing:
         function({"key": ".txt"})
     assert f"No such file or directory: '{folder}{beside}.py.txt'" in user_error(missing.value)
