@@ -16,6 +16,7 @@ from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.in_process import Tried, try_node
 from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.report.formatting import main_metrics
+from rlhf_core.terminal import lent_terminal
 
 app = typer.Typer()
 
@@ -34,17 +35,19 @@ def try_stage(
     store: Annotated[str, STORE] = str(OUTPUTS / "try"),
     again: Annotated[bool, AGAIN] = False,
 ) -> None:
-    """Runs one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it.
+    """Runs one node in this process, without Ray, Prefect or a server: `breakpoint()` works in it, and in your code.
 
     What the node needs comes from the store, or is computed here first. One rank and one engine do it all.
     """
     # Debugging must not upload: the trackers' files stay in the result.
     os.environ.setdefault("WANDB_MODE", "offline")
-    prepared = prepare(recipe, overrides or [], store=store if "://" in store else str(Path(store).absolute()))
+    place = store if "://" in store else str(Path(store).absolute())
+    prepared = prepare(recipe, overrides or [], store=place, call_functions=False)  # the node calls them itself
     chosen = prepared.node(node)
     end_in_order()
     try:
-        tried = try_node(prepared, chosen, typer.echo, again=again)
+        with lent_terminal():
+            tried = try_node(prepared, chosen, typer.echo, again=again)
     except AlignmentError as error:  # raised by the stage: a debugging session needs the traceback
         traceback.print_exception(error)
         raise typer.Exit(1) from error

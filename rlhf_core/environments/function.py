@@ -15,6 +15,7 @@ from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedba
 from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.environments.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
+from rlhf_core.terminal import limited
 
 _ASKED = ("messages", "max_tokens")
 _FEEDBACK = ("messages", "reward", "done", "max_tokens")
@@ -82,7 +83,7 @@ class _Hosted:
 
     async def _answer(self, request: Mapping[str, Any]) -> Any:
         try:
-            async with asyncio.timeout(self._seconds):
+            async with asyncio.timeout(limited(self._seconds)):
                 await self._process.send(request)
                 return await self._process.value()
         except TimeoutError as error:

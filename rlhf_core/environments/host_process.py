@@ -38,6 +38,7 @@ from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.models.image_decoding import encoded_image
 from rlhf_core.rewards.function_process import check_signature
+from rlhf_core.terminal import is_lent, open_standard_files, own_lock, release
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
 STATUS = struct.Struct("!i")  # with which an episode's process ended; below 0 of a signal
@@ -47,10 +48,8 @@ _SHOWN_OUTPUT = 64 * 1024  # bytes that an episode may print to the log
 
 def main() -> None:
     control, memory_gib = socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])
-    # The user's code has an empty input, and its output goes to the log.
     requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+    open_standard_files()
     with requests, replies:  # which no fork may hold open
         try:
             function, schemas = _loaded(json.loads(requests.readline()))
@@ -153,8 +152,10 @@ class _Host:
                 os.setsid()  # a group of its own, to be ended with all that it starts
                 for descriptor in {key.fd for key in selector.get_map().values()} | {status, *self._descriptors()}:
                     os.close(descriptor)
-                os.dup2(written, 1)
                 os.dup2(written, 2)
+                if not is_lent():
+                    os.dup2(written, 1)
+                own_lock()
                 _play(socket.socket(fileno=connection), self.function, self.memory_gib)
             except BaseException:  # whatever it is, a fork must not become a second host
                 traceback.print_exc()
@@ -223,6 +224,7 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                 answer = json.dumps({"value": value}, default=_as_json)
             except (Exception, SystemExit) as error:  # the user's code may raise anything
                 answer = json.dumps({"error": user_error(error)})
+            release()
             with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
                 connection.sendall(answer.encode() + b"\n")
             if "executor" in request:  # a thread of the handle waits for the next line

@@ -15,6 +15,7 @@ from rlhf_core.environments.base import Environments
 from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
 from rlhf_core.environments.program import Call, EpisodeProgram, Images, Outcome, Policy
 from rlhf_core.errors import EpisodeError
+from rlhf_core.terminal import limited
 
 if TYPE_CHECKING:
     from rlhf_core.types import SequenceImage
@@ -60,7 +61,7 @@ class HostedProgram(EpisodeProgram):
 @asynccontextmanager
 async def _own_time(policy: Policy, seconds: float) -> AsyncIterator[_TimedPolicy]:
     """The policy, for a program that may take `seconds` while it waits for no reply. Raises TimeoutError."""
-    async with asyncio.timeout(seconds) as limit:
+    async with asyncio.timeout(limited(seconds)) as limit:
         timed = _TimedPolicy(policy, limit)
         try:
             yield timed
@@ -123,7 +124,7 @@ class _TimedPolicy:
 
     def _go_on(self) -> None:
         self._waiting -= 1
-        if self._waiting == 0 and self._runs:
+        if self._waiting == 0 and self._runs and limited(self._left) is not None:
             self._limit.reschedule(asyncio.get_running_loop().time() + self._left)
 
     @property

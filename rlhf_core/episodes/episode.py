@@ -23,6 +23,7 @@ from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.errors import ConversationError, EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import RequestImage
+from rlhf_core.terminal import limited
 from rlhf_core.types import Completion, Prompt, SequenceImage, Stretch, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as
@@ -249,7 +250,7 @@ class Episode:
         return max_tokens
 
     async def _called(self, answer: Awaitable[Any]) -> Any:
-        started, limit = time.monotonic(), asyncio.timeout(self._seconds)
+        started, limit = time.monotonic(), asyncio.timeout(limited(self._seconds))
         try:
             async with limit:
                 return await answer

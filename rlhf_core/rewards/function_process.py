@@ -31,14 +31,14 @@ from rlhf_core.data.user_code import (
     why_unfit,
 )
 from rlhf_core.errors import RecipeError, StageError
+from rlhf_core.terminal import open_standard_files, release
 
 
 def main() -> None:
-    # The user's code has an empty input, and its output goes to the log; the pipes carry only requests and replies.
+    # The pipes carry only requests and replies.
     requests = os.fdopen(os.dup(0), encoding="utf-8")
     replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
-    os.dup2(2, 1)
+    open_standard_files()
     _serve(_lines(requests), replies)
 
 
@@ -140,6 +140,8 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: 
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the user's code may raise anything
         return {"error": user_error(error)}
+    finally:
+        release()
     return {"values": values, "type": type(returned).__name__}
 
 

@@ -19,6 +19,7 @@ import rlhf_core
 from rlhf_core.children import how_it_ended
 from rlhf_core.data.user_code import CodeKind
 from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.terminal import limited
 
 _ENDING_SECONDS = 5.0  # that a process may take to end once it has closed its files
 
@@ -139,7 +140,8 @@ class UserProcess:
         try:
             self._child.stdin.write(json.dumps(request).encode() + b"\n")
             self._child.stdin.flush()
-            line = self._read_line(time.monotonic() + seconds, on_timeout)
+            most = limited(seconds)
+            line = self._read_line(None if most is None else time.monotonic() + most, on_timeout)
         except BrokenPipeError as error:
             raise self._died() from error
         except RewardError:
@@ -160,13 +162,14 @@ class UserProcess:
             raise RewardError(reply["error"] if of_file else f"{self._function.name} raised {reply['error']}")
         return reply
 
-    def _read_line(self, deadline: float, on_timeout: str) -> bytes:
+    def _read_line(self, deadline: float | None, on_timeout: str) -> bytes:
         assert self._child is not None
         assert self._child.stdout is not None
         with selectors.DefaultSelector() as selector:
             selector.register(self._child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._unread:
-                if not selector.select(timeout=max(0.0, deadline - time.monotonic())):
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not selector.select(timeout=left):
                     raise RewardError(f"{self._function.name} {on_timeout} and was stopped")
                 received = os.read(self._child.stdout.fileno(), 1 << 20)
                 if not received:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import signal
@@ -20,6 +21,7 @@ from rlhf_core.contract import Input
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.stages import sft
 from tests.rlhf_core.stages.supervised_runs import context_of, inline
+from tests.terminals import in_terminal
 
 ROOT = Path(__file__).parents[2]
 ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24, "cpu_cache_gib": 0.05, "engines": 2}}
@@ -102,19 +104,35 @@ def hit():
 """
 
 
+GAME = """
+class Environment:
+    def step(self, reply):
+        breakpoint()
+        return {"reward": 1.0, "done": True}
+"""
+JUDGE = """
+def reward(completions, prompts, rows):
+    breakpoint()
+    return [float(len(c)) for c in completions]
+"""
+
+
 @dataclass(frozen=True)
 class Workplace:
     folder: Path
 
-    def start(self, *arguments: str) -> subprocess.Popen[str]:
-        environment = {
+    @property
+    def environment(self) -> dict[str, str]:
+        return {
             **os.environ, "PYTHONPATH": f"{ROOT}{os.pathsep}{self.folder}", "PYTHONBREAKPOINT": "hook.hit",
             "ALIGNMENT_CACHE": str(self.folder / "cache"), "ALIGNMENT_WORKDIR": str(self.folder / "work"),
             "ALIGNMENT_STACK_DIR": str(self.folder / "no stack"), "ALIGNMENT_STORE": "s3://nowhere/at-all",
         }  # fmt: skip
+
+    def start(self, *arguments: str) -> subprocess.Popen[str]:
         return subprocess.Popen(
             [sys.executable, str(self.folder / "program.py"), "try", "small.yaml", *arguments], cwd=self.folder,
-            env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+            env=self.environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
         )  # fmt: skip
 
     @property
@@ -174,6 +192,25 @@ def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tup
 def test_a_breakpoint_in_a_rank_stops_this_process(tried: tuple[int, str]) -> None:
     pid, output = tried
     assert f"breakpoint {pid} True continue" in output
+
+
+def test_a_breakpoint_in_the_users_own_code_opens_a_prompt(place: Workplace, tried: tuple[int, str]) -> None:
+    """Of two episodes that run side by side, and of their reward: processes of their own, one prompt at a time."""
+    (place.folder / "game.py").write_text(GAME)
+    (place.folder / "judge.py").write_text(JUDGE)
+    rewards = "{own: {type: function, path: judge.py}, played: {type: environment}}"
+    overrides = ("rl.steps=1", "rl.prompts_per_step=1", f"rl.grpo.rewards={rewards}", "rl.grpo.filtering=null",
+                 "rl.environment={type: function, path: game.py, max_turns: 1, timeout_seconds: 1}")  # fmt: skip
+    answers = itertools.cycle(["p 'seen', 6 * 7", "import time; time.sleep(1.5)", "c"])
+    environment = {name: value for name, value in place.environment.items() if name != "PYTHONBREAKPOINT"}
+    status, shown = in_terminal(
+        [sys.executable, "-m", "deployments.cli.main", "try", "small.yaml", "rl", *overrides],
+        place.folder, environment, answers,
+    )  # fmt: skip
+    assert status == 0, shown
+    assert shown.count("('seen', 42)") == 3, shown
+    assert shown.count('-> return {"reward": 1.0, "done": True}') == 2
+    assert shown.count("-> return [float(len(c)) for c in completions]") == 1
 
 
 def test_sft_has_the_weights_that_the_stage_computes_elsewhere(
