@@ -12,6 +12,7 @@ from rich.text import Text
 from rich.tree import Tree
 
 from deployments.cli.console import console
+from deployments.cli.made_models import MODELS
 from deployments.cli.reports import copy_report
 from deployments.cli.signals import end_in_order
 from deployments.cli.tables import duration
@@ -24,6 +25,7 @@ from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.errors import StoreError, shortened
 from rlhf_core.paths import user_path
 from rlhf_core.report.formatting import main_metrics
+from rlhf_core.tracking.protocol import is_of_tracking
 
 app = typer.Typer()
 
@@ -61,8 +63,11 @@ def pull(
     folder: Annotated[
         Path | None, typer.Argument(help="a folder that does not exist yet; default ./<stage>-<key>")
     ] = None,
+    tracking: Annotated[
+        bool, typer.Option("--tracking", help="with the metrics and trackers' files of a model")
+    ] = False,
 ) -> None:
-    """Copies an artifact's files into a folder and verifies their hashes."""
+    """Copies an artifact's files into a folder and verifies their hashes. Of a model that is the model alone."""
     repository = _repository()
     manifest = repository.find(artifact)
     ref = manifest.ref
@@ -75,7 +80,9 @@ def pull(
     with scratch_folder("pull", parent) as scratch:
         made = scratch / "made"
         made.mkdir()
-        repository.get_folder({file.path: file.sha256 for file in manifest.files}, made)
+        left_out = not tracking and manifest.kind in MODELS
+        files = [file for file in manifest.files if not (left_out and is_of_tracking(file.path))]
+        repository.get_folder({file.path: file.sha256 for file in files}, made)
         made.rename(target)
     console.print(f"{ref} → {target}", soft_wrap=True, highlight=False)
 

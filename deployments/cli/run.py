@@ -12,6 +12,7 @@ from rich.text import Text
 
 from deployments.cli.cluster_room import reservations, room_notes
 from deployments.cli.console import console
+from deployments.cli.made_models import model_lines
 from deployments.cli.prefect_settings import import_prefect
 from deployments.cli.reports import copy_report
 from deployments.cli.tables import comparison_tables, estimate_table, outcome_table, plan_table
@@ -108,6 +109,8 @@ def _show_end(prepared: Prepared, record: RunRecord, url: str) -> None:
         console.print(comparison)
     if all(node.outcome == "reused" for node in record.nodes):
         console.print("Nothing had to be computed: every stage was in the store.")
+    for what, shown in model_lines(prepared.graph):
+        _show_place(what, shown)
     if any(node.ref.stage == Kind.REPORT for node in record.nodes):
         _show_place("report", str(copy_report(prepared.store, record.run_id)))
     _show_place("this run", url)

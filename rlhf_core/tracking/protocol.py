@@ -1,4 +1,4 @@
-"""What a stage's job and the programs that read it agree on: two kinds of output line, and the names of two files.
+"""What a stage's job and the programs that read it agree on: two kinds of output line, and the names of files.
 
 A job prints `@progress {...}` lines while it works and, if it fails, `@error {...}` as its last line. The rest of its
 output is text for people.
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError
 
 METRICS_FILE = "metrics.jsonl"  # in an artifact: one line per logged step
+TRACKING_FOLDER = "tracking"  # in an artifact: the files of the other trackers
 SAMPLES_FILE = "samples.jsonl"  # in the artifact of an evaluation: one line per prompt
 
 PROGRESS_PREFIX = "@progress "
@@ -91,3 +92,8 @@ def parse(line: str) -> Progress | JobError | None:
     except (ValidationError, UnicodeEncodeError):  # the second: of a lone surrogate, which has no UTF-8
         pass
     return None
+
+
+def is_of_tracking(path: str) -> bool:
+    """Whether a file of an artifact is the trackers', not the stage's own."""
+    return path == METRICS_FILE or path.startswith(f"{TRACKING_FOLDER}/")

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import IO, Any, Protocol, Self
 
 from rlhf_core.config.tracking import TrackingConfig
-from rlhf_core.tracking.protocol import METRICS_FILE
+from rlhf_core.tracking.protocol import METRICS_FILE, TRACKING_FOLDER
 
 
 class Sink(Protocol):
@@ -90,7 +90,7 @@ class Tracker:
         shutil.copyfile(self.folder / METRICS_FILE, folder / METRICS_FILE)
         for pattern in ("tensorboard/events.*", "wandb/offline-run-*/*.wandb"):
             for file in self.folder.glob(pattern):
-                copy = folder / "tracking" / file.relative_to(self.folder)
+                copy = folder / TRACKING_FOLDER / file.relative_to(self.folder)
                 copy.parent.mkdir(parents=True, exist_ok=True)
                 shutil.copyfile(file, copy)
 
