@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 
 def escape_unknown_signs() -> None:
@@ -11,3 +13,15 @@ def escape_unknown_signs() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
+
+
+@contextmanager
+def kept_streams() -> Iterator[None]:
+    """What libraries print here is shown, on standard error, if the context ends with an error."""
+    kept = io.StringIO()
+    try:
+        with redirect_stdout(kept), redirect_stderr(kept):
+            yield
+    except Exception:
+        sys.stderr.write(kept.getvalue())
+        raise

@@ -89,6 +89,7 @@ def serve_model(
         typer.echo(f"header   Authorization: Bearer {shown}")
         typer.echo(f"loading {model}", err=True)
         with running_server(served, address) as server:
+            server.show_output()
             typer.echo("it answers; Ctrl-C ends it", err=True)
             with suppress(KeyboardInterrupt):
                 server.wait()

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.rollout.child_output import ChildOutput, kept_output
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
@@ -67,14 +68,22 @@ class ChildEngine(RolloutEngine):
 
 @contextmanager
 def engine_in_child(
-    folder: Path, settings: EngineSettings, environment: Mapping[str, str] = {}
+    folder: Path, settings: EngineSettings, environment: Mapping[str, str] = {}, output: ChildOutput | None = None
 ) -> Iterator[ChildEngine]:
-    """A vLLM engine in a process of its own, which ends with this context. environment: further variables of it."""
+    """A vLLM engine in a process of its own, which ends with this context. environment: further variables of it;
+    output: see ChildProcess."""
     threads = {"OMP_NUM_THREADS": str(settings.config.num_threads), "HF_HUB_OFFLINE": "1"}
-    with ChildProcess("the engine's process", threads | dict(environment)) as process:
+    with ChildProcess("the engine's process", threads | dict(environment), output) as process:
         engine = ChildEngine(process, folder, settings)
         yield engine
         engine.shutdown()
+
+
+@contextmanager
+def quiet_engine(folder: Path, settings: EngineSettings) -> Iterator[ChildEngine]:
+    """As `engine_in_child`; what libraries print there is shown if the context ends with an error."""
+    with kept_output() as output, engine_in_child(folder, settings, output=output) as engine:
+        yield engine
 
 
 def _start(number: int, folder: Path, settings: EngineSettings) -> None:

@@ -11,12 +11,14 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, ParamSpec, Self, TypeVar
 
 import psutil
 
 from rlhf_core.children import end_with_parent, kill_below
 from rlhf_core.errors import StageError
+from rlhf_core.rollout.child_output import ChildOutput, write_to
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -28,11 +30,17 @@ class ChildProcess:
     Closes with `close`, or as a context manager. Ctrl-C reaches this process alone.
     """
 
-    def __init__(self, name: str, environment: Mapping[str, str] | None = None) -> None:
-        """name: in errors. environment: variables that it gets before anything is imported."""
+    def __init__(
+        self, name: str, environment: Mapping[str, str] | None = None, output: ChildOutput | None = None
+    ) -> None:
+        """name: in errors. environment: variables that it gets before anything is imported. output: where all that it
+        prints goes; none: where this process prints."""
         self._name = name
         self._executor = ProcessPoolExecutor(
-            1, multiprocessing.get_context("spawn"), initializer=_begin, initargs=(dict(environment or {}),)
+            1,
+            multiprocessing.get_context("spawn"),
+            initializer=_begin,
+            initargs=(dict(environment or {}), output.path if output is not None else None),
         )
         self._newest: Future[Any] | None = None
         self.pid = self.call(os.getpid)
@@ -80,6 +88,8 @@ class ChildProcess:
         self.close(at_once=kind is not None)
 
 
-def _begin(environment: Mapping[str, str]) -> None:
+def _begin(environment: Mapping[str, str], output: Path | None) -> None:
+    if output is not None:
+        write_to(output)
     os.environ.update(environment)
     end_with_parent()

@@ -16,7 +16,7 @@ from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.models.folder import context_length
 from rlhf_core.rl.rows import completion_entry, completions_row
-from rlhf_core.rollout.child_engine import engine_in_child
+from rlhf_core.rollout.child_engine import quiet_engine
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.stages.generate import completed
@@ -40,7 +40,7 @@ class Request:
 
 def generate(
     folder: Path, tokenizer: Tokenizer, rows: Sequence[Row], request: Request, settings: EngineSettings,
-    write: Callable[[Sequence[Row]], None], open_engine: OpenEngine = engine_in_child,
+    write: Callable[[Sequence[Row]], None], open_engine: OpenEngine = quiet_engine,
 ) -> None:  # fmt: skip
     """Gives `write` rows of the format `completions`, in the order of `rows` (of the format `prompts`), some at a time.
 

@@ -21,6 +21,7 @@ from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.chat import Tokenizer, stop_token_ids
 from rlhf_core.errors import StageError, reason_of
 from rlhf_core.models.folder import context_length, stored_dtype
+from rlhf_core.rollout.child_output import ChildOutput, kept_output
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.vllm_server import HEALTH, Served, run_server
 from rlhf_core.serving.processes import listening
@@ -79,6 +80,12 @@ class RunningServer:
     address: Address
     process: ChildProcess
     ended: Future[None]
+    output: ChildOutput | None  # none: it prints where this process does
+
+    def show_output(self) -> None:
+        """From now on, while it answers: a server's own errors are for whoever runs it."""
+        if self.output is not None:
+            self.output.follow()
 
     def wait(self) -> None:
         """Until it ends, by itself or by a signal. Raises what it raised."""
@@ -94,13 +101,16 @@ def running_server(served: Served, address: Address) -> Iterator[RunningServer]:
     """
     with (
         scratch_folder("server") as temporary,
-        ChildProcess(f"the server of {served.name}", _environment(served, temporary)) as process,
+        kept_output() as output,
+        ChildProcess(f"the server of {served.name}", _environment(served, temporary), output) as process,
     ):
-        server = RunningServer(served, address, process, process.begin(_serve, served, address))
+        server = RunningServer(served, address, process, process.begin(_serve, served, address), output)
         try:
             _wait_for_answer(server)
             yield server
         finally:
+            if output is not None:
+                output.keep()
             _stop(server)
 
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager, redirect_stdout
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,6 +28,7 @@ from rlhf_core.paths import user_path, writing_to
 from rlhf_core.pipeline.preflight_model import model_folder_problems
 from rlhf_core.stages.job_context import node_cache
 from rlhf_core.stages.table import STAGES
+from rlhf_core.streams import kept_streams
 
 MODELS = KINDS_OF_ROLE["model"]
 _PATHS = ("/", "./", "../", "~")  # how a name begins that can be nothing but a path
@@ -114,10 +114,10 @@ def whole_model(model: NamedModel) -> Iterator[Path]:
 def merge(model: NamedModel, folder: Path) -> None:
     """`merge_adapter`; raises StageError also if `folder` has no room.
 
-    What libraries print goes to standard error: standard output is that of the command.
+    What libraries print is shown if it fails.
     """
     assert model.adapter is not None, "asked by the callers"
-    with redirect_stdout(sys.stderr), writing_to(folder):
+    with kept_streams(), writing_to(folder):
         from rlhf_core.models.merging import merge_adapter  # torch takes seconds
 
         try:

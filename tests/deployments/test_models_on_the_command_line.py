@@ -75,7 +75,7 @@ def logits(folder: Path) -> torch.Tensor:
 
 def test_an_adapter_is_merged_into_the_base_that_it_names(folder: Path, adapter: Path) -> None:
     done = CliRunner().invoke(app, ["merge", str(adapter)])
-    assert (done.exit_code, done.stdout) == (0, f"{Path('lora-merged').absolute()}\n")
+    assert (done.exit_code, done.stdout, done.stderr) == (0, f"{Path('lora-merged').absolute()}\n", "")
     expected = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), str(adapter))
     torch.testing.assert_close(logits(Path("lora-merged")), expected(input_ids=IDS).logits, rtol=0, atol=1e-5)
     assert (logits(Path("lora-merged")) - logits(folder)).abs().max() > 0.01

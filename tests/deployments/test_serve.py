@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import signal
@@ -56,14 +57,14 @@ def server(folder: Path) -> Iterator[httpx.Client]:
                 said.append(line)
                 if "it answers" in line:
                     break
-            assert process.poll() is None, "".join(said)
+            assert said == [f"loading {folder}\n", "it answers; Ctrl-C ends it\n"]
             client.headers["Authorization"] = f"Bearer {TOKEN}"
             yield client
             processes = [process, *psutil.Process(process.pid).children(recursive=True)]
             assert len(processes) >= 3  # the command, the server, its engine
             process.send_signal(signal.SIGINT)
-            output, _ = process.communicate(timeout=60)
-            assert process.returncode == 0
+            output, errors = process.communicate(timeout=60)
+            assert (process.returncode, errors) == (0, "")
             _, alive = psutil.wait_procs(processes[1:], timeout=20)  # Python's resource trackers outlive their process
             assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
             assert list(temporary.iterdir()) == []
@@ -168,3 +169,18 @@ def test_a_request_that_the_server_refuses_is_an_error(server: httpx.Client, fol
     other = ChatModel("another", load_tokenizer(folder), server, GREEDY, max_length=64)
     with pytest.raises(StageError, match=r"another: the server refuses the conversation .*does not exist"):
         list(other.reply("hello"))
+
+
+def test_generate_says_how_far_it_is_and_nothing_else(folder: Path, tmp_path: Path) -> None:
+    rollout = ["--rollout", "cpu_cache_gib=0.05", "--rollout", "threads=1"]
+    environment = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}
+    asked = ["generate", str(folder), "--lines", "--max-tokens", "4", *rollout]
+    done = subprocess.run(
+        [sys.executable, "-m", "deployments.cli.main", *asked],
+        input="hello\n", capture_output=True, text=True, check=True, timeout=600, cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(Path(__file__).parents[2]), "ALIGNMENT_STACK_DIR": str(tmp_path / "no")},
+    )  # fmt: skip
+    assert done.stderr == f"1 prompts; loading {folder}\n1 of 1 prompts completed\n"
+    assert [row["prompt"] for row in map(json.loads, done.stdout.splitlines())] == [
+        [{"role": "user", "content": "hello"}]
+    ]
