@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from typing import Any
 
 _VARIABLE = "ALIGNMENT_TRY_TERMINAL"  # its device, for child processes
-_lock: int | None = None  # descriptor, in a process of the user's code that has the terminal
 
 
 @contextmanager
@@ -42,37 +41,31 @@ def limited(seconds: float | None) -> float | None:
 def open_standard_files() -> None:
     """For a process of the user's code whose pipes are in use elsewhere: its input is empty, and its output goes to the
     log. With a terminal it reads and writes there."""
-    global _lock
     if not is_lent():
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(2, 1)
         return
-    terminal = os.open(os.environ[_VARIABLE], os.O_RDWR | os.O_NOCTTY)
+    terminal = _opened()
     os.dup2(terminal, 0)
     os.dup2(terminal, 1)
     sys.breakpointhook = _ask
-    _lock = terminal
-
-
-def own_lock() -> None:
-    """For a fork of a process with a terminal: what it inherited is one lock with all other forks."""
-    global _lock
-    if _lock is not None:
-        _lock = os.open(os.environ[_VARIABLE], os.O_RDWR | os.O_NOCTTY)
-
-
-def release() -> None:
-    """Let another process ask: the user's code has returned."""
-    if _lock is not None:
-        fcntl.flock(_lock, fcntl.LOCK_UN)
 
 
 def _ask(*arguments: Any, **named: Any) -> Any:
     """As `breakpoint()` does, but one process at a time: episodes run side by side."""
-    assert _lock is not None
-    fcntl.flock(_lock, fcntl.LOCK_EX)
     if "PYTHONBREAKPOINT" in os.environ:
         return sys.__breakpointhook__(*arguments, **named)
     from pdb import Pdb  # most processes need none
 
-    return Pdb().set_trace(sys._getframe().f_back)
+    class OneAtATime(Pdb):
+        def interaction(self, *arguments: Any) -> None:
+            # Not until the episode is over: the others may have to answer before it can be.
+            with os.fdopen(_opened(), "rb") as terminal:
+                fcntl.flock(terminal, fcntl.LOCK_EX)
+                super().interaction(*arguments)
+
+    return OneAtATime().set_trace(sys._getframe().f_back)
+
+
+def _opened() -> int:
+    return os.open(os.environ[_VARIABLE], os.O_RDWR | os.O_NOCTTY)

@@ -38,7 +38,7 @@ from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.models.image_decoding import encoded_image
 from rlhf_core.rewards.function_process import check_signature
-from rlhf_core.terminal import is_lent, open_standard_files, own_lock, release
+from rlhf_core.terminal import is_lent, open_standard_files
 
 ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
 STATUS = struct.Struct("!i")  # with which an episode's process ended; below 0 of a signal
@@ -155,7 +155,6 @@ class _Host:
                 os.dup2(written, 2)
                 if not is_lent():
                     os.dup2(written, 1)
-                own_lock()
                 _play(socket.socket(fileno=connection), self.function, self.memory_gib)
             except BaseException:  # whatever it is, a fork must not become a second host
                 traceback.print_exc()
@@ -224,7 +223,6 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                 answer = json.dumps({"value": value}, default=_as_json)
             except (Exception, SystemExit) as error:  # the user's code may raise anything
                 answer = json.dumps({"error": user_error(error)})
-            release()
             with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
                 connection.sendall(answer.encode() + b"\n")
             if "executor" in request:  # a thread of the handle waits for the next line

@@ -31,7 +31,7 @@ from rlhf_core.data.user_code import (
     why_unfit,
 )
 from rlhf_core.errors import RecipeError, StageError
-from rlhf_core.terminal import open_standard_files, release
+from rlhf_core.terminal import open_standard_files
 
 
 def main() -> None:
@@ -140,8 +140,6 @@ def _answer(function: Callable[..., Any], arguments: Mapping[str, Any], runner: 
         values = [_plain(value) for value in _listed(returned)] if _is_sequence(returned) else None
     except (Exception, SystemExit, KeyboardInterrupt) as error:  # the user's code may raise anything
         return {"error": user_error(error)}
-    finally:
-        release()
     return {"values": values, "type": type(returned).__name__}
 
 
