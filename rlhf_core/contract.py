@@ -83,7 +83,7 @@ class StageContext(Protocol):
 
     @property
     def seed(self) -> int:
-        """Of random numbers. Raises StageError in a stage whose settings say that it draws none."""
+        """The seed of random numbers. Raises StageError in a stage whose settings say that it draws none."""
 
     @property
     def checkpoints(self) -> Checkpoints:

@@ -17,7 +17,7 @@ def escape_unknown_signs() -> None:
 
 @contextmanager
 def kept_streams() -> Iterator[None]:
-    """What libraries print here is shown, on standard error, if the context ends with an error."""
+    """Output of libraries in this process is kept, and shown on standard error if the context ends with an error."""
     kept = io.StringIO()
     try:
         with redirect_stdout(kept), redirect_stderr(kept):

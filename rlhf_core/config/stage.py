@@ -142,7 +142,7 @@ class SeededConfig(StageConfig):
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers with these settings."""
+        """True if it draws random numbers with these settings."""
         return True
 
     @model_validator(mode="after")

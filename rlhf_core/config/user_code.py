@@ -42,7 +42,7 @@ class UserProgram(UserFile):
 
 
 class CalledBeforeJob(UserProgram):
-    """What `plan` can call once, for a row."""
+    """A program that `plan` can call once, for a row."""
 
     call_before_job: bool = operational(
         True, description="call it once, for the first row, before a job starts; false: it needs what only its job has"

@@ -81,7 +81,7 @@ def _node(
 
 
 def _seed(config: StageConfig, of_recipe: int) -> int | None:
-    """Of the stage's random numbers; None: it draws none."""
+    """The seed of the stage's random numbers; None: it draws none."""
     if not isinstance(config, SeededConfig) or not config.draws:
         return None
     return of_recipe if config.seed is None else config.seed

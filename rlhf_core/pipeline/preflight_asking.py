@@ -1,4 +1,4 @@
-"""Whoever gives rewards is asked before anything runs, about the first row of its data."""
+"""Servers and functions that give rewards are asked before anything runs, about the first row of their data."""
 
 from __future__ import annotations
 

@@ -103,7 +103,7 @@ def _seconds(config: Called) -> float:
 def _call(config: Called, prompt: str, row: Row, root: Path) -> None:
     """As its job will. Raises RecipeError or StageError if it cannot be loaded, or answers with no reward."""
     one = config.model_copy(update={"timeout_seconds": _seconds(config), "tolerated_failures": 0.0})
-    # What it prints is not the plan's; and a job works in another folder than the user's.
+    # Its output is not part of the plan; and a job works in another folder than the user's.
     with placed(root, config) as file, tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
         if isinstance(one, FunctionReward):
             with closing(RewardFunction(one, file, log=log, folder=folder)) as function:

@@ -1,4 +1,4 @@
-"""What a child process prints, kept until it fails: libraries print much that tells the user of a command nothing."""
+"""The output of a child process, kept until it fails: much of what libraries print does not help users of a command."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _KEPT = 64 * 1024  # bytes, the last ones
 
 
 class ChildOutput:
-    """Of processes that open the pipe `path`, and of all that they start."""
+    """Output of the processes that open the pipe `path`, and of all that they start."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -95,5 +95,5 @@ def parse(line: str) -> Progress | JobError | None:
 
 
 def is_of_tracking(path: str) -> bool:
-    """Whether a file of an artifact is the trackers', not the stage's own."""
+    """True for a file of an artifact that trackers made, not the stage itself."""
     return path == METRICS_FILE or path.startswith(f"{TRACKING_FOLDER}/")

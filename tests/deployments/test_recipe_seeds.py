@@ -31,7 +31,7 @@ RECIPES = {
     "tiny-ratings": (),
     "smollm2-dpo": (),
 }
-# Whether nodes of a stage draw random numbers; both, where it depends on their settings.
+# True for stages whose nodes draw random numbers; both, where it depends on their settings.
 DRAWS = {
     **{name: {True} for name in STAGES},
     **{name: {False} for name in (

@@ -1,4 +1,4 @@
-"""What a child process and those that it starts print is shown if the command fails."""
+"""The output of a child process, and of those that it starts, is shown if the command fails."""
 
 from __future__ import annotations
 
