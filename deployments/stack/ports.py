@@ -14,6 +14,7 @@ from deployments.stack.settings import Stack
 CERTIFICATE = "client certificate"
 TOKEN = "token"  # noqa: S105 (a word of the table)
 METRICS = "nothing: counters of Ray, read only"
+JOB = "nothing, where ranks or engines of a job meet; token, where it is Ray's own"
 
 # By the names of ports.json; another port is known by its process.
 _PROTECTION: Mapping[str, str] = {
@@ -24,6 +25,8 @@ _PROTECTION: Mapping[str, str] = {
     "ray_client": TOKEN,
     "prefect": "password (the pages of its UI and /api/health are open)",
 }
+# Processes of which Ray opens every port; those of a job open ports of their own beside Ray's.
+_RAY = ("gcs_server", "raylet", "dashboard.py", "ray-dashboard-", "ray::DashboardAgent", "ray::RuntimeEnvAgent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +71,8 @@ def _protection(stack: Stack, port: int, name: str, process: str) -> str:
         return _PROTECTION.get(name, CERTIFICATE)
     if process == "flows.worker":
         return "secret of each flow's process"
+    if not process.startswith(_RAY):
+        return JOB
     return METRICS if _is_metrics(port) else TOKEN
 
 

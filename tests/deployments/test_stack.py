@@ -154,6 +154,8 @@ def test_no_port_gives_anything_to_who_has_no_credentials(stack: Path) -> None:
     assert set(named.values()) == {named["s3"], named["prefect"], CERTIFICATE, TOKEN}
     # The node's; and those of the head, whose numbers are fixed, unless another cluster of this machine has them.
     assert sum(port.protection == METRICS for port in ports.values()) <= 3
+    by_token = {port.process for port in ports.values() if port.protection == TOKEN and not port.name}
+    assert by_token >= {"raylet", "ray::DashboardAgent", "ray::RuntimeEnvAgent"}
     for number, port in ports.items():
         answered = anonymous.answered(number)
         expected = set()
