@@ -42,11 +42,13 @@ def run_server(served: Served, listener: socket.socket) -> None:
     from rlhf_core.models.folder import read_config
     from rlhf_core.models.weights import require_fit
     from rlhf_core.rollout.engine import EngineSettings
+    from rlhf_core.rollout.vllm_images import decode_as_training_does
     from rlhf_core.rollout.vllm_settings import engine_arguments
 
     # Also while the engine starts: what is open then is closed as an exception unwinds.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     require_fit(served.folder, "causal")
+    decode_as_training_does()
     settings = EngineSettings(served.config, served.dtype, seed=secrets.randbelow(2**31))  # of requests without one
     arguments = engine_arguments(served.folder, read_config(served.folder), settings)
     del arguments["worker_extension_cls"]  # reads weights back, which no publish asks for here

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import base64
 import io
 from pathlib import Path
 from typing import Any
@@ -112,6 +114,21 @@ def test_vllm_decodes_the_file_likewise(kind: str) -> None:
     assert (pixels(ImageMediaIO().load_bytes(content).media) == expected) == (kind in KINDS)
     ours = file(decoded_image(content))
     assert pixels(ImageMediaIO().load_bytes(ours).media) == expected
+
+
+@pytest.mark.parametrize("kind", ALL)
+def test_a_server_gives_vllm_the_pixels_of_training(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from vllm import envs
+    from vllm.multimodal.media import MEDIA_CONNECTOR_REGISTRY
+
+    from rlhf_core.rollout.vllm_images import decode_as_training_does
+
+    monkeypatch.setenv("VLLM_MEDIA_CONNECTOR", "http")  # to be restored
+    decode_as_training_does()
+    content, expected = ALL[kind]
+    url = "data:image/png;base64," + base64.b64encode(content).decode()
+    loaded = asyncio.run(MEDIA_CONNECTOR_REGISTRY.load(envs.VLLM_MEDIA_CONNECTOR).fetch_image_async(url))
+    assert pixels(loaded.media) == expected
 
 
 def test_the_high_byte_of_16_bits_is_kept_for_colour_as_for_grey() -> None:
