@@ -50,7 +50,7 @@ _STAGES = (
           "rlhf_core.stages.reward_regression:run", runs="actors", needs_template=True, serves=True),
     Stage("process_reward_model", 2, ProcessRewardModelConfig, _only(Kind.REWARD_MODEL),
           "rlhf_core.stages.process_reward_model:run", runs="actors", needs_template=True, serves=True),
-    Stage("logprobs", 2, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
+    Stage("logprobs", 3, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
           needs_template=True),
     Stage("preference", 2, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True),
