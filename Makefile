@@ -42,6 +42,7 @@ rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed 
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix
 
 kit:  ## wheels of what a GPU machine without a network lacks; PYTHON=3.12 WITHOUT=torch,transformers KIT=kit
+	@test -x $(BIN)/python || { echo "kit: run make setup first" >&2; exit 1; }
 	@$(BIN)/python -m deployments.kit --python $(PYTHON) --without $(WITHOUT) $(or $(KIT),kit)
 
 gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float64; KIT=FOLDER where there is no network
