@@ -43,9 +43,7 @@ USED_OTHERWISE = {
     "EngineConfig.tokens_per_micro_batch": "micro_batch_tokens returns it",
     "ValidationConfig.also": "its `sets` are read",
     **dict.fromkeys(
-        (f"{config}.variables" for config in (
-            "FunctionReward", "FunctionEnvironment", "AgentEnvironment", "ExecutorEnvironment", "FunctionTool",
-        )),
+        (f"{config}.variables" for config in ("AgentEnvironment", "ExecutorEnvironment", "FunctionTool")),
         "named_variables returns them",
     ),
     **dict.fromkeys(("Placement.threads", "RolloutEngineConfig.threads"), "num_threads is read"),
