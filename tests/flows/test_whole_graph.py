@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import secrets
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler
@@ -189,4 +190,6 @@ def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
     }  # fmt: skip
     assert len(left) > 100
     assert any(file.path.endswith(".wandb") for file in manifests["sft"].files)
+    # The report's signed link names the key that signed it, which is no secret, and only there.
+    left = {place: re.sub(rb"X-Amz-Credential=\w+", b"", content) for place, content in left.items()}
     assert [(name, place) for name, secret in planted.items() for place in left if secret.encode() in left[place]] == []

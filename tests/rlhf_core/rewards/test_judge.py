@@ -161,7 +161,7 @@ def test_a_judge_of_pairs_is_asked_in_both_orders(
     assert pairs == [("long one", "x"), ("long one!", "x")]
     assert output.metrics == {
         "rows": 2, "ties": 1, "order_dependent": 1, "unjudged": 0, "prompts_without_pair": 1, "equal_completions": 0,
-        "empty_completions": 0,
+        "empty_completions": 0, "truncated_completions": 0,
     }  # fmt: skip
     assert len(endpoint.requests) == 8
 
