@@ -194,7 +194,7 @@ def synchronize() -> None:
 
 
 def free() -> None:
-    """What the last case has left on the device."""
+    """Return the memory of the last case to the device."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()

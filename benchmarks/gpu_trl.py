@@ -53,7 +53,7 @@ def update_seconds(
     model: Any, *, prompts: int, prompt: int, completions: int, completion: int, steps: int,
     synchronize: Callable[[], None],
 ) -> list[float]:  # fmt: skip
-    """Of each of `steps` updates on `prompts` x `completions` sequences of these lengths in tokens.
+    """Seconds of each of `steps` updates on `prompts` x `completions` sequences of these lengths in tokens.
 
     model: a PreTrainedModel on its device; float32 weights are trained under bfloat16 autocast, TRL's default.
     """

@@ -1,4 +1,4 @@
-"""What `benchmarks.gpu` trains: the shape of its model, its sequences, and what a step on them costs."""
+"""The workload of `benchmarks.gpu`: model shape, sequences, and FLOPs of a step."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ TINY = Scale(
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What a step is given, and its cost."""
+    """Tokens and FLOPs of a step."""
 
     tokens: int  # of all sequences
     computed: int  # of these, those that the model computes

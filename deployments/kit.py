@@ -102,7 +102,7 @@ def _closure_of_installed(names: Iterable[str], python: str, missing: set[str]) 
 
 
 def _names(requirements: Iterable[str], python: str) -> Iterator[str]:
-    """Of the requirements that hold on Linux with this Python, without extras."""
+    """Canonical names of the requirements that apply on Linux with this Python, without extras."""
     environment = {"python_version": python, "python_full_version": f"{python}.0", "extra": ""}
     for requirement in map(Requirement, requirements):
         if requirement.marker is None or requirement.marker.evaluate(environment):

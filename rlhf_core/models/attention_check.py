@@ -25,7 +25,7 @@ _MOST_DIFFERENCE = {torch.float32: 1e-3, torch.float64: 1e-3, torch.bfloat16: 0.
 
 
 def attention_difference(model: Any, ids: Tensor) -> str | None:
-    """What the attention of `model` leaves out, such as "leaves out softcap"; None: nothing.
+    """The difference of the attention of `model` from its eager one, such as "leaves out softcap"; None: there is none.
 
     model: a PreTrainedModel in eval mode. ids: (1, T) int64, on its device.
     """

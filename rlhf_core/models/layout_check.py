@@ -134,7 +134,7 @@ def checked_layouts(
 
 
 def _choose_attention(model: Any, batch: PackedBatch, device: torch.device) -> str | None:
-    """What the attention that was set leaves out, and then the model has the eager one from here on; None: nothing.
+    """Switch to eager attention where the one that was set differs; returns the difference, or None.
 
     Raises StageError for a model that cannot change it.
     """
