@@ -156,4 +156,5 @@ VARIABLES: Mapping[str, Variable] = {
     # Set by the system itself, for its own processes.
     "ALIGNMENT_FORWARDED": Variable(lambda text: ""),
     "ALIGNMENT_STACK_SERVICE": Variable(lambda text: ""),
+    "ALIGNMENT_TRY_TERMINAL": Variable(lambda text: ""),
 }
