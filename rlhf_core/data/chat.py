@@ -239,7 +239,7 @@ def _turn(
     """The last of `messages`, an assistant's. Raises ConversationError if it cannot be separated from its prompt."""
     index = len(messages) - 1
     before = render(tokenizer, messages[:-1], tools, generation_prompt=True)
-    if sampled is not None and sampled.is_of(tokenizer):
+    if sampled is not None and sampled.token_ids:
         return _Turn(token_ids(tokenizer, before), list(sampled.token_ids), [])
     whole = render(tokenizer, messages, tools, generation_prompt=False)
     if not whole.startswith(before):
@@ -300,7 +300,8 @@ def _written_sequences(
 
     required: how many of the messages the template must write as they are; it writes no reply whose tokens are known.
     """
-    if sampled is not None and sampled.is_of(tokenizer):
+    sampled = None if sampled is None else sampled.read_by(tokenizer)
+    if sampled is not None and sampled.token_ids:
         *asked, reply = messages
         asked, tools = texts_marked(tokenizer, asked, tools)
         messages, required = [*asked, reply], len(asked)

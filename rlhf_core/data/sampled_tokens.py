@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any
 
@@ -23,18 +23,17 @@ _DIGITS = 16
 
 @dataclass(frozen=True, slots=True)
 class SampledReply:
-    token_ids: Sequence[int]  # up to the stop token, which is the last one if it ended; empty: they were not kept
+    token_ids: Sequence[int]  # up to the stop token, which is the last one if it ended; empty: they are not known
     was_cut: bool  # at the longest length
     tokenizer: str | None  # digest
 
-    def is_of(self, tokenizer: Tokenizer) -> bool:
-        """Whether its tokens are known, and are those of `tokenizer`; a difference is printed once."""
-        if not self.token_ids:
-            return False
-        if self.tokenizer == tokenizer_digest(tokenizer):
-            return True
-        _report_other_tokenizer(self.tokenizer, tokenizer_digest(tokenizer))
-        return False
+    def read_by(self, tokenizer: Tokenizer) -> SampledReply:
+        """The reply without its tokens where they are not those of `tokenizer`; a difference is printed once."""
+        ours = tokenizer_digest(tokenizer)
+        if not self.token_ids or self.tokenizer == ours:
+            return self
+        _report_other_tokenizer(self.tokenizer, ours)
+        return replace(self, token_ids=())
 
 
 def sampled_reply(row: Mapping[str, Any], column: str) -> SampledReply | None:

@@ -179,4 +179,4 @@ def test_a_completion_may_hold_what_a_row_of_a_user_may_not(tmp_path: Path) -> N
 
 def test_of_text_alone_nothing_is_known() -> None:
     assert sampled_tokens.reply_of({"text": "a"}, None) is None
-    assert not SampledReply((), was_cut=True, tokenizer=None).is_of(TOKENIZER)
+    assert SampledReply((), was_cut=True, tokenizer=None).read_by(TOKENIZER).token_ids == ()
