@@ -245,3 +245,13 @@ def anchors(page: Path) -> set[str]:
     """Of the headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", page.read_text(encoding="utf-8"), re.MULTILINE)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_folder_of_code_is_in_the_table_of_folders() -> None:
+    page = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    table = page.partition("## Folders\n")[2].partition("\n## ")[0]
+    named = {found[1] for found in re.finditer(r"^\| `([\w/]+)/` \|", table, re.MULTILINE)}
+    packages = {f"rlhf_core/{file.parent.name}" for file in (ROOT / "rlhf_core").glob("*/__init__.py")}
+    assert packages == {name for name in named if name.startswith("rlhf_core/")}
+    assert {name for name in named if not (ROOT / name).is_dir()} == set()
+    assert {folder.name for folder in ROOT.glob("[!.]*") if any(folder.glob("*.py"))} <= named
