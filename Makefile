@@ -4,9 +4,6 @@ BIN := .venv/bin
 # No look-ups on the hub (each hangs for half a minute without a network), and no threads beyond the cores.
 QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 LINTED := rlhf_core flows tasks deployments tests benchmarks
-# The tests of a commit: pure functions and configuration, well under a minute.
-FAST_TESTS := tests/test_imports.py tests/rlhf_core/config tests/rlhf_core/losses tests/rlhf_core/pipeline \
-	tests/rlhf_core/algorithms tests/deployments/test_setup.py
 MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pipeline/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py
 
@@ -14,7 +11,9 @@ MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pi
 WITHOUT ?= torch
 CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
 
-.PHONY: help setup demo test two-nodes chaos mutations rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+PYTEST := $(QUICK) $(BIN)/python -m pytest
+
+.PHONY: help setup demo unit test test-all endurance durations two-nodes chaos mutations rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -26,8 +25,20 @@ demo: setup  ## start the local stack and run the recipe `tiny` to its report
 	@$(BIN)/alignment up
 	@$(BIN)/alignment run tiny
 
-test: setup  ## all tests
-	@$(QUICK) $(BIN)/python -m pytest -n 2
+unit: setup  ## pure functions and configuration: the tests of a commit
+	@$(PYTEST) -q -n 2 -m unit --durations=0
+
+test: setup  ## the tests of a push: unit, parts, system
+	@$(PYTEST) -n 2 -m "not endurance"
+
+test-all: setup  ## all tests, those of a night included
+	@$(PYTEST) -n 2
+
+endurance: setup  ## PART=chaos, two-nodes, rl-matrix, mutations, architectures or benchmarks: a part of the tests of a night
+	@$(PYTEST) -n 2 -m endurance $(if $(PART),--part $(PART))
+
+durations: setup  ## refresh tests/durations.json, by which tests are ordered, from a run of all
+	@$(PYTEST) -n 2 --store-durations
 
 two-nodes: setup  ## RL on two Ray nodes that share no file system, killed and resumed; needs Linux and root
 	@$(QUICK) $(BIN)/python -m tests.two_nodes
@@ -52,10 +63,7 @@ gpu-checks: $(if $(KIT),kit-site,setup)  ## what one GPU computes, against float
 kit-site:
 	@$(PYTHON) -m pip install -q --no-index --no-deps --no-compile --upgrade --target $(KIT)/site $(KIT)/part-*/*.whl
 
-check: lint types fast  ## what the pre-commit hook runs: format, lint, types, fast tests
-
-fast: setup
-	@$(QUICK) $(BIN)/python -m pytest -q --durations=0 $(wildcard $(FAST_TESTS))
+check: lint types unit  ## what the pre-commit hook runs: format, lint, types, unit tests
 
 format: setup  ## format the code
 	@$(BIN)/ruff format $(wildcard $(LINTED))

@@ -1,9 +1,10 @@
-"""For all tests: the two kinds of store, no hub, and which tests run in one process, which first."""
+"""For all tests: the two kinds of store, no hub, their tiers, and which run in one process, the longest first."""
 
 from __future__ import annotations
 
 import os
 import signal
+from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
+from tests.durations import SLOW, stored
 from tests.services import S3Server, s3_prefix
 
 __all__ = [
@@ -32,42 +34,54 @@ os.environ.setdefault("RAY_worker_niceness", "0")
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """What may take longest comes first: else one process has it left when the others have ended."""
+pytest_plugins = ["tests.tiers", "tests.durations"]
 
-    def seconds(item: pytest.Item) -> float:
-        timeout = item.get_closest_marker("timeout")
-        return float(timeout.args[0]) if timeout else 0.0
+# Each starts a Ray head, a Prefect server or a stack once for its group; two groups run beside each other.
+GROUPS = {
+    "tests/chaos/": "chaos",
+    "tests/two_nodes/": "two nodes",
+    "tests/flows/": "prefect",
+    "tests/deployments/test_cluster_room.py": "ray",
+    "tests/deployments/test_stack.py": "ray",
+    "tests/tasks/": "ray",
+    "tests/rlhf_core/actors/": "ray",
+    "tests/rlhf_core/stages/test_rl.py": "ray",
+    "tests/rlhf_core/stages/test_rl_matrix.py": "ray",
+    "tests/rlhf_core/stages/test_sft_ranks.py": "ray",
+}
 
-    items.sort(key=seconds, reverse=True)
+
+def group_of(nodeid: str) -> str:
+    """Tests of one group, by default those of a file, run in one process."""
+    return next((group for path, group in GROUPS.items() if nodeid.startswith(path)), nodeid.partition("::")[0])
 
 
-WITH_SERVICES = (
-    "tests/chaos/",
-    "tests/two_nodes/",
-    "tests/deployments/test_cluster_room.py",
-    "tests/deployments/test_stack.py",
-    "tests/flows/",
-    "tests/tasks/",
-    "tests/rlhf_core/actors/",
-    "tests/rlhf_core/stages/test_rl.py",
-    "tests/rlhf_core/stages/test_rl_killed_vllm.py",
-    "tests/rlhf_core/stages/test_sft_ranks.py",
-)
+@pytest.hookimpl(trylast=True)  # once tests are deselected
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The longest group first: else one process has it left when the other has ended."""
+    durations = stored()
+    seconds: defaultdict[str, float] = defaultdict(float)
+    for file in {item.nodeid.partition("::")[0] for item in items}:
+        seconds[group_of(file)] += durations.get(file, 0.0)
+    items.sort(key=lambda item: seconds[group_of(item.nodeid)], reverse=True)
+    unexplained = [
+        item.nodeid
+        for item in items
+        if durations.get(item.nodeid, 0.0) > SLOW and item.get_closest_marker("slow") is None
+    ]
+    if unexplained:
+        raise pytest.UsageError(
+            f"more than {SLOW:g} s without a reason, @pytest.mark.slow(…): {', '.join(unexplained)}"
+        )
 
 
 class Scheduling(LoadScopeScheduling):
-    """One process runs all tests of a file, and all that need Ray or a Prefect server: each starts once.
-
-    Such tests wait much, and start many processes at once: beside others like them both would take longer.
-    """
-
     def __init__(self, config: pytest.Config, log: Any = None) -> None:
         config.option.loadscopereorder = False
         super().__init__(config, log)
 
     def _split_scope(self, nodeid: str) -> str:
-        return "services" if nodeid.startswith(WITH_SERVICES) else nodeid.partition("::")[0]
+        return group_of(nodeid)
 
 
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:

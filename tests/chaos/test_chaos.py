@@ -11,75 +11,27 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from prefect.client.orchestration import SyncPrefectClient, get_client
+from prefect.client.orchestration import SyncPrefectClient
 
+from tests.chaos.killed_run import require_undisturbed_end
 from tests.chaos.kills import KILL_ENGINE, KILLS
 from tests.chaos.loop_scenario import loop_on_a_schedule
-from tests.chaos.recipe import CHECKPOINT_STEPS
-from tests.chaos.scenario import (
-    RANK,
-    ROOT,
-    Place,
-    Run,
-    jobs,
-    kill,
-    leftovers,
-    manifests,
-    processes,
-    processes_left,
-    service,
-    started_stack,
-    undisturbed,
-    until,
-    weights,
-)
+from tests.chaos.scenario import RANK, ROOT, Place, jobs, kill, leftovers, processes, service, until
 
 ROUNDS = int(os.environ.get("CHAOS_ROUNDS", 1))
 
-pytestmark = pytest.mark.timeout(3000 + 120 * ROUNDS)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Place]:
-    folder = tmp_path_factory.mktemp("chaos")
-    with pytest.MonkeyPatch.context() as patch, started_stack(folder, patch) as place:
-        yield place
-    assert processes_left(place) == set()
-
-
-@pytest.fixture
-def client(place: Place) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as client:
-        yield client
+pytestmark = [
+    pytest.mark.endurance("chaos"),
+    pytest.mark.slow("each part of a run is killed, and the run continues"),
+    pytest.mark.timeout(3000 + 120 * ROUNDS),
+]
 
 
 def test_a_run_whose_parts_are_killed_ends_as_if_they_had_not_been(place: Place, client: SyncPrefectClient) -> None:
-    run = Run(place, client)
-    run.hold("sft", 1)
-    before = {name: manifest.finished_at for name, manifest in manifests(run.store, place).items()}
-    assert before.keys() >= {"base", *run.inputs("sft")}
-    for number, (name, kill_it) in enumerate(KILLS.items()):
-        print(f"killing: {name}", flush=True)
-        step = run.hold("sft", CHECKPOINT_STEPS)
-        if number == 0:
-            with undisturbed(place) as store:  # the cores are idle while the run counts as running
-                kill_it(run, "sft", step)
-        else:
-            kill_it(run, "sft", step)
-    run.let_go()
-    print("killing: engine", flush=True)
-    KILL_ENGINE(run, "rl", run.hold("rl", 1))
-    state = run.wait_for_its_end()
-    assert state.name == "Completed", state
-    found = manifests(run.store, place)
-    assert weights(found) == weights(manifests(store, place))
-    assert [name.partition("/")[0] for name in sorted(weights(found))] == ["base", "pretrain", "rl", "sft"]
-    assert {name: found[name].finished_at for name in before} == before  # nothing is computed twice
-    until(lambda: not leftovers(place), lambda: f"the end of {leftovers(place)}", 60)
+    require_undisturbed_end(place, client, KILLS, KILL_ENGINE)
 
 
 def test_ctrl_c_stops_the_jobs_of_a_run_whose_worker_and_flow_have_died(

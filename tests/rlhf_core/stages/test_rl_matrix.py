@@ -1,0 +1,30 @@
+"""RL as a job, with two vLLM engines and two DeepSpeed ranks: killed in the middle of a step, and submitted again.
+
+Two of the sixteen combinations that `make rl-matrix` runs: between them each choice is made in both ways.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import ray
+
+from tests.rl_matrix import COMBINATIONS
+from tests.rlhf_core.stages.killed_jobs import killed_and_whole
+from tests.rlhf_core.stages.rl_jobs import job_inputs
+
+pytestmark = [
+    pytest.mark.endurance("rl-matrix"),
+    pytest.mark.slow("three starts of engines and ranks, two of them side by side"),
+    pytest.mark.timeout(1200),
+]
+
+
+@pytest.mark.parametrize("name", ["grpo-full-zero2-own", "ppo-lora-zero3-hybrid"])
+def test_a_killed_job_ends_as_if_it_had_not_been(ray_cluster: None, tmp_path: Path, name: str) -> None:
+    address = ray.get_runtime_context().gcs_address
+    found = killed_and_whole(COMBINATIONS[name], job_inputs(tmp_path / "inputs"), tmp_path, address)
+    assert f'"phase": "resumes after step {found.resumed_after}"' in found.log
+    assert found.killed == found.whole
+    assert [line["step"] for line in found.whole[1]] == [0, 1, 2, 3, 4]
