@@ -12,6 +12,7 @@ from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.asynchronous import AsynchronousConfig
 from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import AnyEnvironment, SingleTurn
 from rlhf_core.config.keep import KeepConfig
@@ -22,6 +23,8 @@ from rlhf_core.config.scorers import MonitorConfig
 from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
+
+POLICY_INPUT = "model"  # the input that the policy starts from
 
 
 class RLSettings(EnginesConfig, KeyedConfig):
@@ -154,6 +157,42 @@ class RLSettings(EnginesConfig, KeyedConfig):
         """Whether the reference is the policy's own base with the adapter switched off."""
         kl = self.settings.kl
         return self.settings.uses_reference and self.lora is not None and kl.reference is None
+
+    def reward_input(self, reward: str) -> str:
+        """The input with the model of a reward."""
+        return f"{self.block}.rewards.{reward}.model"
+
+    @property
+    def reference_input(self) -> str:
+        """The input that the reference starts from."""
+        return POLICY_INPUT if self.settings.kl.reference is None else f"{self.block}.kl.reference"
+
+    @property
+    def teacher_input(self) -> str:
+        """The input that the teacher starts from."""
+        return f"{self.block}.teacher.model"
+
+    @property
+    def critic_input(self) -> str:
+        """The input that the critic starts from."""
+        critic = self.settings.critic_settings
+        assert critic is not None
+        if critic.start is None:
+            # By name, not as written: a stage key knows no order of the rewards.
+            return min((self.reward_input(reward) for reward in self.settings.model_rewards), default=POLICY_INPUT)
+        return POLICY_INPUT if critic.start == POLICY_START else f"{self.block}.critic.start"
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        """Those beside the models of rewards, which read their own tokens."""
+        readers = {}
+        if self.settings.uses_reference:
+            readers["kl.reference"] = self.reference_input, "name another model, or leave it out"
+        if self.settings.teacher is not None:
+            readers["teacher.model"] = self.teacher_input, "name another model"
+        if self.settings.critic_settings is not None:
+            readers["critic.start"] = self.critic_input, "set critic.start: policy"
+        return {f"{self.block}.{setting}": reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}
 
     def engine_of(self, role: str) -> EngineConfig:
         """How the model of a role is run: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward NAME."""

@@ -13,7 +13,7 @@ from rlhf_core.config.logprobs import TopLogprobsConfig
 from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
 from rlhf_core.config.rewards import ModelReward
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, token_readers
+from rlhf_core.config.rl_settings import POLICY_INPUT
 from rlhf_core.config.sampled import FromCompletions, GenerateConfig, PairsConfig
 from rlhf_core.config.stage import EnginesConfig, StageConfig
 from rlhf_core.config.stages import MergeConfig, MergeModelsConfig
@@ -120,7 +120,7 @@ def _adapters(config: StageConfig) -> dict[str, tuple[LoraConfig, str]]:
     elif isinstance(config, RLConfig):
         found["lora"] = config.lora, POLICY_INPUT
         if (critic := config.settings.critic_settings) is not None:
-            found[f"{config.block}.critic.lora"] = critic.lora, critic_input(config)
+            found[f"{config.block}.critic.lora"] = critic.lora, config.critic_input
     return {setting: (lora, start) for setting, (lora, start) in found.items() if lora is not None}
 
 
@@ -171,7 +171,7 @@ def _unmixable(config: MergeModelsConfig, node: Draft, models: Mapping[str, Base
 
 def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
     """Of the models that read the tokens of the stage's own, where their base is at hand."""
-    for setting, (name, advice) in _token_readers(config).items():
+    for setting, (name, advice) in config.token_readers.items():
         reader = models.get(node.inputs[name])
         same = None if reader is None else _same_tokens(reader, models[node.name], root)
         if reader is not None and same is not None:
@@ -179,13 +179,6 @@ def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], 
                 problem = reader_problem(reader.settings, bound, tokens, reads_tokens=same)
                 if problem is not None:
                     yield f"{setting}: {problem}: {advice}"
-
-
-def _token_readers(config: StageConfig) -> dict[str, tuple[str, str]]:
-    """As StageConfig.token_readers."""
-    if isinstance(config, RLConfig):
-        return token_readers(config)
-    return dict(config.token_readers)
 
 
 def _teachers(

@@ -11,7 +11,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.placement import Placement
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import POLICY_INPUT, critic_input, reference_input, reward_input, teacher_input
+from rlhf_core.config.rl_settings import POLICY_INPUT
 from rlhf_core.config.training import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
@@ -62,7 +62,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         )
     ]  # fmt: skip
     if settings.uses_reference:
-        reference = inputs[reference_input(config)].manifest.ref
+        reference = inputs[config.reference_input].manifest.ref
         made.append(
             Role(
                 REFERENCE, reference, "causal", config.engine_of(REFERENCE),
@@ -73,12 +73,12 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
     if settings.teacher is not None:
         made.append(
             Role(
-                TEACHER, inputs[teacher_input(config)].manifest.ref, "causal", config.engine_of(TEACHER),
+                TEACHER, inputs[config.teacher_input].manifest.ref, "causal", config.engine_of(TEACHER),
                 offloaded=settings.teacher.offload, placement=config.own_placements.get(TEACHER),
             )
         )  # fmt: skip
     if critic is not None:
-        critic_start = inputs[critic_input(config)].manifest.ref
+        critic_start = inputs[config.critic_input].manifest.ref
         made.append(
             Role(
                 CRITIC, critic_start, "scalar", config.engine_of(CRITIC), critic.optimizer,
@@ -89,7 +89,7 @@ def roles(config: RLConfig, inputs: Mapping[str, Input]) -> tuple[Role, ...]:
         )  # fmt: skip
     for reward, name in reward_roles(config, inputs).items():
         if name == reward_role(reward):
-            judge, placement = inputs[reward_input(config, reward)], config.own_placements.get(name)
+            judge, placement = inputs[config.reward_input(reward)], config.own_placements.get(name)
             made.append(
                 Role(
                     name, judge.manifest.ref, "scalar", config.engine_of(name), placement=placement,
@@ -108,13 +108,13 @@ def _value_scale(config: RLConfig, inputs: Mapping[str, Input]) -> ValueScale:
     of the weight, where `shaping.normalize` gives all rewards mean 0 and deviation 1. Shaping that is not linear
     (overlong, truncation, clip) is for the critic to learn. A KL in the reward is 0 at first.
     """
-    start, settings = inputs[critic_input(config)], config.settings
+    start, settings = inputs[config.critic_input], config.settings
     if start.manifest.kind is not Kind.REWARD_MODEL:
         return ValueScale()
     given = [
         reward
         for name, reward in settings.model_rewards.items()
-        if reward.weight and inputs[reward_input(config, name)].manifest.ref == start.manifest.ref
+        if reward.weight and inputs[config.reward_input(name)].manifest.ref == start.manifest.ref
     ]
     stored = stored_scale(read_config(start.folder)) or Scale()
     if not given or settings.shaping.normalize:
@@ -156,7 +156,7 @@ def reward_roles(config: RLConfig, inputs: Mapping[str, Input]) -> dict[str, str
     given = {}
     for reward in config.settings.model_rewards:
         own = reward_role(reward)
-        ref = inputs[reward_input(config, reward)].manifest.ref
+        ref = inputs[config.reward_input(reward)].manifest.ref
         model = (ref, config.engine_of(own), config.own_placements.get(own))
         given[reward] = first.setdefault(model, own)
     return given

@@ -10,7 +10,6 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.keep import KeepConfig
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import token_readers
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, Output, StageContext
@@ -79,7 +78,7 @@ def _run(
     for name, of_set in held_out_prompts.items():
         row_counts |= of_set.metrics(counts_prefix(name))
     longest = config.rollout.max_length
-    require_same_tokens(token_readers(config), inputs, "rollout.max_length", longest, images=has_images)
+    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
     require_same_positions(config, inputs)
     if config.environment.appends_turns:
         require_turns_follow(tokenizer)

@@ -13,7 +13,6 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_inputs import teacher_input
 from rlhf_core.contract import Input
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -52,7 +51,7 @@ def trainer(
     config: RLConfig, model: Input, folder: Path, others: Mapping[str, Input] | None = None
 ) -> tuple[PolicyTrainer, InlineGroup[RLWorker]]:
     """others: by input; a teacher that is not among them is the policy."""
-    inputs = {"model": model, teacher_input(config): model, **(others or {})}
+    inputs = {"model": model, config.teacher_input: model, **(others or {})}
     group = InlineGroup(RLWorker, config, context_of(folder, inputs), roles(config, inputs))
     return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
 
