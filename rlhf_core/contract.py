@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib import import_module
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
@@ -40,6 +41,10 @@ class Stage:
     needs_template: bool = False  # renders conversations, so that its model must have a chat template
     serves: bool = False  # it only serves other stages: left out where one of the recipe could read it and none does
     reads_all: bool = False  # every other result is an input of it, `node.NAME`
+    # "package.module:function", called as function(config, node, context) before anything runs: `node` is a Draft of
+    # pipeline.drafting, `context` a CheckContext of pipeline.checks.context. It yields problems, one sentence each that
+    # begins with the wrong setting, and Notes. Empty: only what all stages answer by their settings is checked.
+    checks: str = ""
     # Input name, or a pattern of names -> the files of it that the job fetches; other inputs come whole.
     files: Mapping[str, frozenset[str]] = field(default_factory=dict)
 
@@ -54,6 +59,12 @@ class Stage:
         """What its job and its actors reserve."""
         cpus = self.job_cpus(config)
         return config.reserves() + (of_each(1, cpus, 0.0) if cpus else Reservation())
+
+
+def load_function(reference: str) -> Any:
+    """The function that "package.module:function" names."""
+    module, _, function = reference.partition(":")
+    return getattr(import_module(module), function)
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,13 @@ def test_rows_of_the_format_are_checked_before_anything_runs(recipe: str) -> Non
         preflight(load_recipe(recipe, ["measure.max_length=5"]))
 
 
+def test_checks_of_the_stage_are_called_before_anything_runs(recipe: str) -> None:
+    with pytest.raises(RecipeError, match=r"^measure.max_length: no riddle is as short: raise it\n"):
+        preflight(load_recipe(recipe, ["measure.max_length=3"]))
+    (Path(recipe).parent / "riddles.jsonl").write_text(json.dumps({"riddle": "What?", "answer": "a"}))
+    assert preflight(load_recipe(recipe)) == ["measure: there is one riddle to measure"]
+
+
 def test_the_stage_reads_the_format_in_jobs(
     recipe: str, local_store_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,7 +63,7 @@ def planned_nodes(
 
 def _show_estimates(checked: Checked, planned: Sequence[PlannedNode], earlier: Sequence[Manifest]) -> None:
     finished = {node.name: node.manifest for node in planned if node.manifest is not None}
-    known = Known(checked.seen.samples, checked.seen.models, checked.loaded.root, finished, earlier)
+    known = Known(checked.seen, checked.loaded.root, finished, earlier)
     found = {name: estimate for name, estimate in estimates(checked.graph, known).items() if estimate.says_something}
     if not found:
         return

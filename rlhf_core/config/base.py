@@ -44,6 +44,15 @@ class Reads:
         return (self.role,) if self.or_role is None else (self.role, self.or_role)
 
 
+@dataclass(frozen=True, slots=True)
+class NamedFolder:
+    """A folder of the user, by its path or URL, and the endings of the files in it that count."""
+
+    path: str
+    suffixes: tuple[str, ...]
+    holds: Literal["a model", "images"]
+
+
 class Config(BaseModel):
     # defer_build: a job needs the settings of one stage, and need not build the validators of all others.
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
@@ -55,6 +64,10 @@ class Config(BaseModel):
     def named_files(self) -> Iterable[str]:
         """Paths of the user's files that these settings name, whose content is part of the stage key; without those of
         configs below."""
+        return ()
+
+    def named_folders(self) -> Iterable[NamedFolder]:
+        """The user's folders that these settings name, likewise."""
         return ()
 
     def named_variables(self) -> Iterable[str]:

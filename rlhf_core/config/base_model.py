@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, Dtype, Role
+from rlhf_core.config.base import Config, Dtype, NamedFolder, Role
 from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
 from rlhf_core.config.stage import NamedStageConfig, SeededConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Requirement, Revision
@@ -19,6 +20,9 @@ class FolderModel(Config):
 
     type: Literal["folder"]
     path: NonEmpty = Field(description="the folder; a relative path starts at the recipe's folder")
+
+    def named_folders(self) -> Iterator[NamedFolder]:
+        yield NamedFolder(self.path, MODEL_SUFFIXES, "a model")
 
 
 class HubModel(Config):
@@ -103,6 +107,10 @@ class BaseModelConfig(SeededConfig, NamedStageConfig):
     @property
     def makes(self) -> Role:
         return "model" if self.kind == "policy" else "reward_model"
+
+    @property
+    def model_dtype(self) -> Dtype:
+        return self.dtype
 
     @property
     def draws(self) -> bool:

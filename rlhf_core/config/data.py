@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, Reads, Role, operational
+from rlhf_core.config.base import Config, NamedFolder, Reads, Role, operational
 from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.numbers import (
     ImageBytes,
@@ -108,6 +108,10 @@ class ImagesConfig(Config):
     max_bytes: ImageBytes = Field(default=20_000_000, description="a larger file is a bad row")
     max_pixels: ImagePixels = Field(default=40_000_000, description="an image of more pixels is a bad row")
 
+    def named_folders(self) -> Iterator[NamedFolder]:
+        if self.folder is not None:
+            yield NamedFolder(self.folder, IMAGE_SUFFIXES, "images")
+
 
 class DatasetConfig(SeededConfig):
     format: Annotated[str, AfterValidator(known_format)] = Field(
@@ -163,6 +167,10 @@ class DatasetConfig(SeededConfig):
     @property
     def makes(self) -> Role:
         return "dataset"
+
+    @property
+    def compares_overlap(self) -> bool:
+        return self.on_overlap == "error"
 
     @property
     def draws(self) -> bool:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, ClassVar, Self
 
 from pydantic import Field, model_validator
 
@@ -36,9 +35,6 @@ class KTOConfig(ReferencedConfig):
         description="factor of the loss of bad ones; the paper keeps desirable_weight x good rows between 1 and 4/3 of "
         "undesirable_weight x bad rows",
     )
-
-    def labels(self, row: Mapping[str, Any]) -> list[float]:
-        return [row["label"]]
 
     def one_label(self, label: float) -> str:
         return (

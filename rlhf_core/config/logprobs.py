@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 from pydantic import Field
@@ -9,6 +10,7 @@ from pydantic import Field
 from rlhf_core.config.base import Reads, Role
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import DistillationTemperature, StoredTokens, TrainedTokens
+from rlhf_core.config.stage import HeldModel
 from rlhf_core.config.training import RanksConfig
 
 
@@ -20,6 +22,9 @@ class ReadingConfig(RanksConfig):
     )
     max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
     engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as its reader")
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        return ((HeldModel("model", self.engine, self.placement),),)
 
 
 class LogprobsConfig(ReadingConfig):

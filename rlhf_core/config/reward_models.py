@@ -48,6 +48,13 @@ class SupervisedRewardConfig(SupervisedConfig):
     def adapter(self) -> LoraConfig | None:
         return self.lora
 
+    def num_steps(self, rows: int | None) -> int | None:
+        held_out = held_out_rows(rows) if rows is not None and self.validation is None else 0
+        return super().num_steps(None if rows is None else rows - held_out)
+
+    def splits_by_prompt(self, dataset: str) -> bool:
+        return self.validation is None and dataset == "dataset"
+
     @property
     def input_copies(self) -> float:
         return MERGE_COPIES if self.lora is not None else 0.0
@@ -82,15 +89,13 @@ class RewardRegressionConfig(SupervisedRewardConfig):
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         if any("reward" not in completion for completion in row["completions"]):
             raise ConversationError("a completion has no `reward`, which is what is learned")
-        if (largest := max((abs(reward) for reward in self.labels(row)), default=0.0)) > LARGEST_REWARD:
+        rewards = [abs(completion["reward"]) for completion in row["completions"]]
+        if (largest := max(rewards, default=0.0)) > LARGEST_REWARD:
             raise ConversationError(
                 f"a completion has the reward {largest:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale "
                 "rewards down"
             )
         return row
-
-    def labels(self, row: Mapping[str, Any]) -> list[float]:
-        return [completion["reward"] for completion in row["completions"] if "reward" in completion]
 
 
 class ProcessRewardModelConfig(SupervisedRewardConfig):
@@ -112,6 +117,3 @@ class ProcessRewardModelConfig(SupervisedRewardConfig):
     def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
         """With the separator, which the rows of a dataset have not."""
         return {**row, "separator": self.separator}
-
-    def labels(self, row: Mapping[str, Any]) -> list[float]:
-        return [label for label in row["labels"] if label is not None]

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, cast
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
 
 from pydantic import AfterValidator, Field
 
 from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.asynchronous import AsynchronousConfig
-from rlhf_core.config.base import Config, KeyedConfig, Reads, Role, operational
+from rlhf_core.config.base import Config, Dtype, KeyedConfig, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
@@ -20,7 +20,7 @@ from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
 from rlhf_core.config.placement import Placement, Reservation, of_each
 from rlhf_core.config.rollout import SamplingConfig
 from rlhf_core.config.scorers import MonitorConfig
-from rlhf_core.config.stage import EnginesConfig, JudgedBy, RowLimit
+from rlhf_core.config.stage import EnginesConfig, HeldModel, JudgedBy, RowLimit
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.config.validation import ValidationConfig, ValidationSet, path_of_set
 
@@ -225,8 +225,36 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return "model"
 
     @property
-    def trains_adapter(self) -> bool:
-        return self.lora is not None
+    def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
+        return None if self.lora is None else self.lora.target_modules
+
+    @property
+    def model_dtype(self) -> Dtype:
+        return self.engine.dtype
+
+    def num_steps(self, rows: int | None) -> int:
+        return self.steps
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        """Those on the policy's workers."""
+        settings, critic = self.settings, self.settings.critic_settings
+        starts = {f"reward:{name}": self.reward_input(name) for name in settings.model_rewards}
+        if settings.uses_reference and not self.reference_is_base:
+            starts["reference"] = self.reference_input
+        if settings.teacher is not None:
+            starts["teacher"] = self.teacher_input
+        held = [self._trained(POLICY_INPUT, "policy", self.lora)]
+        held += [
+            HeldModel(start, self.engine_of(role), self.placement)
+            for role, start in starts.items()
+            if role not in self.own_placements
+        ]
+        held += [] if critic is None else [self._trained(self.critic_input, "critic", critic.lora)]
+        return (held,)
+
+    def _trained(self, start: str, role: str, lora: LoraConfig | None) -> HeldModel:
+        rank = None if lora is None else lora.rank
+        return HeldModel(start, self.engine_of(role), self.placement, trained=True, adapter_rank=rank)
 
     @property
     def checkpoints(self) -> CheckpointConfig:

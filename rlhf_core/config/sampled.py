@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import reduce
 from operator import or_
 from typing import Annotated, ClassVar, Literal, Self
@@ -15,7 +15,7 @@ from rlhf_core.config.judges import PairJudgeConfig
 from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
 from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import CompletionReward, ModelReward, TextReward
-from rlhf_core.config.stage import EnginesConfig, JudgedBy, NamedStageConfig
+from rlhf_core.config.stage import EnginesConfig, HeldModel, JudgedBy, NamedStageConfig
 from rlhf_core.config.texts import JudgeName
 from rlhf_core.config.training import require_devices
 
@@ -83,6 +83,11 @@ class GenerateConfig(EnginesConfig):
             for name, reward in self.model_rewards.items()
         }
         return run if self.reference is None else run | {"reference": (self.engine, self.placement)}
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        """One at a time."""
+        run = self.readers.items()
+        return [(HeldModel(f"{name}.model", engine, placement),) for name, (engine, placement) in run]
 
     @property
     def token_readers(self) -> Mapping[str, tuple[str, str]]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Role, operational
+from rlhf_core.config.base import Config, Dtype, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.environments import AnyEnvironment
 from rlhf_core.config.numbers import Seed
-from rlhf_core.config.placement import Reservation
+from rlhf_core.config.placement import Placement, Reservation
 from rlhf_core.config.rewards import RewardConfig
 from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
 
@@ -45,6 +46,17 @@ class JudgedBy:
     dataset: str
 
 
+@dataclass(frozen=True, slots=True)
+class HeldModel:
+    """A model that the workers of a stage hold in memory."""
+
+    start: str  # the input that it starts from
+    engine: EngineConfig
+    placement: Placement
+    trained: bool = False
+    adapter_rank: int | None = None  # of the adapter that is trained; None: all weights are
+
+
 class StageConfig(Config):
     """Settings of one stage."""
 
@@ -61,8 +73,19 @@ class StageConfig(Config):
         return None
 
     @property
-    def trains_adapter(self) -> bool:
-        """Whether its result is an adapter, to be merged before it can serve as a model."""
+    def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
+        """The layers of the adapter that is its result, to be merged before it can serve as a model; None: its result
+        is no adapter."""
+        return None
+
+    @property
+    def model_dtype(self) -> Dtype | None:
+        """Of the weights of the model that it trains or makes; None: that of its input `model`."""
+        return None
+
+    @property
+    def compares_overlap(self) -> bool:
+        """True for a dataset that is compared with what the recipe tests on, before anything is trained on it."""
         return False
 
     @property
@@ -83,6 +106,27 @@ class StageConfig(Config):
     def reserves(self) -> Reservation:
         """What its actors reserve; nothing where it computes in its job's own process."""
         return Reservation()
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        """The models that its workers hold at the same time, one group after another."""
+        return ()
+
+    def num_steps(self, rows: int | None) -> int | None:
+        """Steps on a dataset of so many rows, before those are dropped that cannot be used; None: it has no steps, or
+        `rows` is None and they depend on it."""
+        return None
+
+    def rows_read(self, rows: int) -> int | None:
+        """Rows that it trains on in all its steps, of a dataset of so many; None: not known before it runs."""
+        return None
+
+    def seed_of(self, of_recipe: int) -> int | None:
+        """The seed of its random numbers; None: it draws none."""
+        return None
+
+    def splits_by_prompt(self, dataset: str) -> bool:
+        """True if it holds out some prompts of the input `dataset`, and trains on the rows of the others."""
+        return False
 
     def sequence_lengths(self) -> Mapping[str, int]:
         """Longest sequences in tokens, by setting: none may exceed the model's context."""
@@ -144,6 +188,11 @@ class SeededConfig(StageConfig):
     def draws(self) -> bool:
         """True if it draws random numbers with these settings."""
         return True
+
+    def seed_of(self, of_recipe: int) -> int | None:
+        if not self.draws:
+            return None
+        return of_recipe if self.seed is None else self.seed
 
     @model_validator(mode="after")
     def _a_seed_is_used(self) -> Self:

@@ -122,6 +122,10 @@ class ArtifactConfig(NamedStageConfig):
         "error", description="where it is a dataset: of a row that is trained on and has a prompt that is evaluated on"
     )
 
+    @property
+    def compares_overlap(self) -> bool:
+        return self.on_overlap == "error"
+
 
 class ReportConfig(StageConfig):
     title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")

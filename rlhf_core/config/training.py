@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, Reads, Role, operational
+from rlhf_core.config.base import Config, Dtype, Reads, Role, operational
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.numbers import (
@@ -29,7 +29,7 @@ from rlhf_core.config.numbers import (
     WeightDecay,
 )
 from rlhf_core.config.placement import Placement, Reservation
-from rlhf_core.config.stage import NamedStageConfig, RowLimit, SeededConfig
+from rlhf_core.config.stage import HeldModel, NamedStageConfig, RowLimit, SeededConfig
 from rlhf_core.config.texts import NonEmpty
 from rlhf_core.config.validation import SupervisedValidationConfig
 
@@ -214,10 +214,32 @@ class SupervisedConfig(SeededConfig, RanksConfig):
         whole, left = divmod(num_examples, self.batch_size)
         return whole + (left >= self.SMALLEST_STEP) if whole else min(left, 1)
 
+    def count_steps(self, num_examples: int) -> int:
+        """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
+        steps = self.epochs * self.steps_of_epoch(num_examples)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def num_steps(self, rows: int | None) -> int | None:
+        return None if rows is None else self.count_steps(max(rows, 0))
+
+    def rows_read(self, rows: int) -> int | None:
+        steps = self.num_steps(rows)
+        return None if steps is None else min(rows * self.epochs, steps * self.batch_size)
+
+    @property
+    def model_dtype(self) -> Dtype:
+        return self.engine.dtype
+
     @property
     def frozen_models(self) -> Mapping[str, EngineConfig]:
         """How each model is run that a worker has beside the one it trains, by the input that it starts from."""
         return {}
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        rank = None if self.adapter is None else self.adapter.rank
+        trained = HeldModel("model", self.engine, self.placement, trained=True, adapter_rank=rank)
+        frozen = [HeldModel(start, engine, self.placement) for start, engine in self.frozen_models.items()]
+        return ((trained, *frozen),)
 
     @property
     def adapter(self) -> LoraConfig | None:
@@ -231,10 +253,6 @@ class SupervisedConfig(SeededConfig, RanksConfig):
     @property
     def checkpoints(self) -> CheckpointConfig:
         return self.checkpoint
-
-    def labels(self, row: Mapping[str, Any]) -> Sequence[float]:
-        """What is to be told apart by a row of the dataset, where that is labels: not all of them may be equal."""
-        return ()
 
     def one_label(self, label: float) -> str:
         """Why a dataset all of whose labels are this one teaches nothing."""
@@ -258,5 +276,5 @@ class SupervisedPolicyConfig(SupervisedConfig):
         return self.lora
 
     @property
-    def trains_adapter(self) -> bool:
-        return self.lora is not None
+    def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
+        return None if self.lora is None else self.lora.target_modules

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.config.base import Role
-from rlhf_core.config.data import DatasetConfig, OverlapConfig
+from rlhf_core.config.data import OverlapConfig
 from rlhf_core.config.inputs import InputSetting, input_settings
 from rlhf_core.config.stage import NamedStageConfig, StageConfig
 from rlhf_core.config.stages import ArtifactConfig, MergeConfig
@@ -44,7 +44,7 @@ class Drafter:
 
     def add_stage(self, name: str, config: NamedStageConfig) -> None:
         stage = stage_of(name, config)
-        if isinstance(config, ArtifactConfig):
+        if not stage.entry:
             existing = self.nodes[name].existing
             assert existing is not None
             is_adapter = existing.kind == Kind.ADAPTER
@@ -55,7 +55,7 @@ class Drafter:
         if each is None:
             inputs = self._inputs(name, settings)
             self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
-            self._made(name, config.makes, config.trains_adapter)
+            self._made(name, config.makes, config.adapter_targets is not None)
             return
         if not each.names:
             self.of_all[each.reads.role] = f"{name}.{each.path}"
@@ -204,11 +204,11 @@ class Drafter:
 
     def _overlap(self, name: str) -> str | None:
         config = self.recipe.data.get(name) or self.recipe.stages[name]
-        if not isinstance(config, DatasetConfig | ArtifactConfig):
-            return None  # what a stage has made of a dataset that was compared itself
-        excluded = config.exclude if isinstance(config, DatasetConfig) else ()
+        if not config.compares_overlap:  # nor is what a stage has made of a dataset that was compared itself
+            return None
+        excluded = self.recipe.data[name].exclude if name in self.recipe.data else ()
         held_out = tuple(other for other in self.held_out if other not in excluded and self._is_dataset(other))
-        if config.on_overlap == "allow" or not held_out:
+        if not held_out:
             return None
         node = f"overlap.{name}"
         if node not in self.nodes:

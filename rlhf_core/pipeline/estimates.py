@@ -9,11 +9,8 @@ from pathlib import Path
 
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
-from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.placement import Reservation
-from rlhf_core.config.reward_models import SupervisedRewardConfig, held_out_rows
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.tokenizers import vocabulary
 from rlhf_core.errors import StageError
@@ -22,9 +19,9 @@ from rlhf_core.models.headers import stored_tensors
 from rlhf_core.models.scratch import architecture
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.memory import Memory, Shape, memory
+from rlhf_core.pipeline.preflight import Seen
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
 from rlhf_core.pipeline.preflight_model import BaseModel
-from rlhf_core.pipeline.samples import Sample, known_rows
 
 _TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
 
@@ -47,8 +44,7 @@ class Estimate:
 class Known:
     """What could be found out about the inputs without running anything."""
 
-    samples: Mapping[str, Sample]  # of datasets
-    models: Mapping[str, BaseModel]  # by node, of those whose base model is at hand
+    seen: Seen
     root: Path
     finished: Mapping[str, Manifest]  # by node: what the store has already
     earlier: Iterable[Manifest]  # all other results of the store
@@ -69,14 +65,14 @@ class _Estimator:
 
     def of(self, node: Node) -> Estimate:
         rows = self._rows(node.inputs.get("dataset", node.name))
-        steps = _steps(node, rows)
+        steps = node.config.num_steps(rows)
         shape = self._shape(node)
         return Estimate(
             rows=rows,
-            tokens=self._tokens(node, rows, steps),
+            tokens=self._tokens(node, rows),
             steps=steps,
             seconds=self._seconds(node, steps),
-            memory=Memory() if shape is None else memory(node.config, shape, self._frozen(node)),
+            memory=Memory() if shape is None else memory(node.config, shape, self._shapes(node)),
             reserves=node.config.reserves(),
         )
 
@@ -86,33 +82,27 @@ class _Estimator:
         if made is not None:
             rows = made.metrics.get("rows")
             return rows if isinstance(rows, int) else None
-        config = self._graph[name].config
-        if not isinstance(config, DatasetConfig):
-            return None
-        return known_rows(config, self._known.samples.get(name.removeprefix("data.")), self._known.root)
+        return self._known.seen.rows.get(name.removeprefix("data.")) if name.startswith("data.") else None
 
-    def _tokens(self, node: Node, rows: int | None, steps: int | None) -> int | None:
-        config, name = node.config, node.inputs.get("dataset", "")
-        model = self._known.models.get(node.name)
-        if not isinstance(config, SupervisedConfig) or model is None or rows is None or steps is None:
+    def _tokens(self, node: Node, rows: int | None) -> int | None:
+        model = self._known.seen.models.get(node.name)
+        read = None if rows is None else node.config.rows_read(rows)
+        if model is None or read is None:
             return None
-        mean = self._mean_tokens(name.removeprefix("data."), model, config)
-        if mean is None:
-            return None
-        return round(mean * min(rows * config.epochs, steps * config.batch_size))
+        mean = self._mean_tokens(node.inputs["dataset"].removeprefix("data."), model, node.config)
+        return None if mean is None else round(mean * read)
 
-    def _mean_tokens(self, dataset: str, model: BaseModel, reader: SupervisedConfig) -> float | None:
+    def _mean_tokens(self, dataset: str, model: BaseModel, reader: StageConfig) -> float | None:
         if (dataset, model) not in self._means:  # about the same, whichever stage reads it
             self._means[dataset, model] = self._measured(dataset, model, reader)
         return self._means[dataset, model]
 
-    def _measured(self, dataset: str, model: BaseModel, reader: SupervisedConfig) -> float | None:
-        sample = self._known.samples.get(dataset)
-        config = self._graph[f"data.{dataset}"].config if f"data.{dataset}" in self._graph else None
-        if sample is None or not sample.rows or not isinstance(config, DatasetConfig):
+    def _measured(self, dataset: str, model: BaseModel, reader: StageConfig) -> float | None:
+        sample = self._known.seen.samples.get(dataset)
+        if sample is None or not sample.rows:
             return None
         every = max(1, len(sample.rows) // _TOKENISED_ROWS)
-        data_format, counts = format_of(config.format), []
+        data_format, counts = format_of(sample.format), []
         try:
             tokenizer = tokenizer_of(model, self._known.root)
             for _, row in sample.rows[::every][:_TOKENISED_ROWS]:
@@ -133,38 +123,20 @@ class _Estimator:
         before = found.metrics.get("steps", found.config.get("steps"))
         return took / before * steps if isinstance(before, int) and before > 0 else None
 
-    def _frozen(self, node: Node) -> dict[str, Shape]:
+    def _shapes(self, node: Node) -> dict[str, Shape]:
         """As `memory` takes them."""
-        starts = node.config.frozen_models if isinstance(node.config, SupervisedConfig) else ()
+        starts = {held.start for together in node.config.held_models() for held in together}
         shapes = {start: self._shape(self._graph[node.inputs[start]]) for start in starts}
         return {start: shape for start, shape in shapes.items() if shape is not None}
 
     def _shape(self, node: Node) -> Shape | None:
-        while (model := node.inputs.get("model")) is not None:
-            node = self._graph[model]
-        config, made = node.config, self._known.finished.get(node.name)
+        while (start := node.inputs.get("model")) is not None:
+            node = self._graph[start]
+        model, made = self._known.seen.models.get(node.name), self._known.finished.get(node.name)
         counted = made.metrics.get("parameters") if made is not None else None
-        if not isinstance(config, BaseModelConfig):
+        if model is None:
             return None
-        return _shape(config, self._known.root, counted if isinstance(counted, int) else None)
-
-
-def _steps(node: Node, rows: int | None) -> int | None:
-    match node.config:
-        case RLConfig(steps=steps):
-            return steps
-        case SupervisedConfig() as config:
-            return None if rows is None else supervised_steps(config, rows)
-        case _:
-            return None
-
-
-def supervised_steps(config: SupervisedConfig, rows: int) -> int:
-    """As supervised.loop.count_steps, before rows that cannot be used are dropped and long documents are cut."""
-    if isinstance(config, SupervisedRewardConfig) and config.validation is None:
-        rows -= held_out_rows(rows)
-    steps = config.epochs * config.steps_of_epoch(max(rows, 0))
-    return steps if config.max_steps is None else min(steps, config.max_steps)
+        return _shape(model.config, self._known.root, counted if isinstance(counted, int) else None)
 
 
 def _shape(config: BaseModelConfig, root: Path, parameters: int | None) -> Shape | None:

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.stage import SeededConfig, StageConfig
+from rlhf_core.config.stage import StageConfig
 from rlhf_core.contract import Stage
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.drafting import Draft
@@ -69,7 +69,7 @@ def _node(
         sources = pins(draft.config, resolved)
     except RecipeError as error:
         raise RecipeError(f"{draft.section}: {error}") from error
-    seed = _seed(draft.config, loaded.recipe.seed)
+    seed = draft.config.seed_of(loaded.recipe.seed)
     key = stage_key(
         draft.stage, draft.config,
         inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries,
@@ -78,10 +78,3 @@ def _node(
     return Node(
         draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref, draft.after
     )  # fmt: skip
-
-
-def _seed(config: StageConfig, of_recipe: int) -> int | None:
-    """The seed of the stage's random numbers; None: it draws none."""
-    if not isinstance(config, SeededConfig) or not config.draws:
-        return None
-    return of_recipe if config.seed is None else config.seed

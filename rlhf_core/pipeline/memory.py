@@ -25,14 +25,9 @@ from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
 from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.logprobs import ReadingConfig
 from rlhf_core.config.placement import Placement
-from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.sampled import GenerateConfig
-from rlhf_core.config.stage import StageConfig
-from rlhf_core.config.training import LoraConfig, SupervisedConfig
+from rlhf_core.config.stage import HeldModel, StageConfig
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.served import caches_all_tokens
 
@@ -67,13 +62,13 @@ class Shape:
             parameters = layers * (attention + 3 * hidden * intermediate) + embeddings
         return cls(parameters, hidden, intermediate, layers, heads, shared, caches_all_tokens(config))
 
-    def trained(self, lora: LoraConfig | None) -> int:
+    def trained(self, rank: int | None) -> int:
         """Parameters that are trained: all, or those of an adapter on every linear layer of the blocks."""
-        if lora is None:
+        if rank is None:
             return self.parameters
         kept = self.hidden * self.key_value_heads // self.heads
         widths = 2 * (2 * self.hidden) + 2 * (self.hidden + kept) + 3 * (self.hidden + self.intermediate)
-        return self.layers * lora.rank * widths
+        return self.layers * rank * widths
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,57 +79,30 @@ class Memory:
     engine: float = 0.0
 
 
-def memory(config: StageConfig, shape: Shape, frozen: Mapping[str, Shape] = MappingProxyType({})) -> Memory:
+def memory(config: StageConfig, shape: Shape, shapes: Mapping[str, Shape] = MappingProxyType({})) -> Memory:
     """What the actors of a stage need that starts from a model of this shape.
 
-    frozen: the shapes of `frozen_models` where they are known; others are taken to be as large.
+    shapes: those of the models of its other inputs, where they are known; others are taken to be as large.
     """
-    match config:
-        case RLConfig():
-            return Memory(_of_rl_worker(config, shape), _of_engine(config.rollout, shape, config.engine.dtype))
-        case SupervisedConfig():
-            workers = config.placement.workers
-            beside = sum(
-                _weights(engine, frozen.get(start, shape).parameters, workers)
-                for start, engine in config.frozen_models.items()
-            )
-            return Memory(_of_training(config.engine, shape, config.adapter, config.placement) + beside)
-        case ReadingConfig():
-            return Memory(_weights(config.engine, shape.parameters, config.placement.workers))
-        case GenerateConfig():
-            engine = _of_engine(config.rollout, shape, "bfloat16")
-            each = [_weights(run, shape.parameters, placement.workers) for run, placement in config.readers.values()]
-            return Memory(max(each, default=0.0), engine)
-        case EvaluationConfig():
-            return Memory(engine=_of_engine(config.rollout, shape, "bfloat16"))
-        case _:
-            return Memory()
+    groups = [
+        sum(_of_model(held, shapes.get(held.start, shape)) for held in together) for together in config.held_models()
+    ]
+    dtype = config.model_dtype or "bfloat16"
+    engine = 0.0 if config.engines is None else _of_engine(config.engines, shape, dtype)
+    return Memory(max(groups, default=0.0), engine)
 
 
-def _of_rl_worker(config: RLConfig, shape: Shape) -> float:
-    """The policy and all models that share its workers; a critic and a judge are taken to be as large as the policy."""
-    settings, workers = config.settings, config.placement.workers
-    needed = _of_training(config.engine, shape, config.lora, config.placement)
-    frozen = [f"reward:{name}" for name in settings.model_rewards]
-    if settings.uses_reference and not config.reference_is_base:
-        frozen.append("reference")
-    if settings.teacher is not None:
-        frozen.append("teacher")
-    for role in frozen:
-        if role not in config.own_placements:
-            needed += _weights(config.engine_of(role), shape.parameters, workers)
-    if settings.critic_settings is not None:
-        needed += _of_training(config.engine_of("critic"), shape, settings.critic_settings.lora, config.placement)
-    return needed
-
-
-def _of_training(engine: EngineConfig, shape: Shape, lora: LoraConfig | None, placement: Placement) -> float:
-    trained, stage, workers = shape.trained(lora), engine.sharding, placement.workers
+def _of_model(held: HeldModel, shape: Shape) -> float:
+    engine, workers = held.engine, held.placement.workers
+    weights = _weights(engine, shape.parameters, workers)
+    if not held.trained:
+        return weights
+    trained, stage = shape.trained(held.adapter_rank), engine.sharding
     gradients = 4.0 * trained / (workers if stage >= 2 else 1)
     copied = engine.dtype == "bfloat16" or stage >= 1
     optimizer = (8.0 + (4.0 if copied else 0.0)) * trained / (workers if stage >= 1 else 1)
     on_device = 0.0 if engine.offload_optimizer else optimizer
-    return _weights(engine, shape.parameters, workers) + gradients + on_device + _activations(engine, shape, placement)
+    return weights + gradients + on_device + _activations(engine, shape, held.placement)
 
 
 def _weights(engine: EngineConfig, parameters: int, workers: int) -> float:

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from functools import partial
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel, HubModel
-from rlhf_core.config.data import IMAGE_SUFFIXES, FilesSource, HubSource, ImagesConfig
+from rlhf_core.config.base_model import HubModel
+from rlhf_core.config.data import FilesSource, HubSource
 from rlhf_core.data.remote import UnreadableError, file_identity, folder_identity, is_versioned
 from rlhf_core.errors import RecipeError, reason_of
 from rlhf_core.pipeline.user_files import configs_below
@@ -35,13 +35,12 @@ def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
 def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
     """Each remote source by its URL, and how to look its identity up."""
     for found in configs_below(config):
+        for folder in found.named_folders():
+            if "://" in folder.path:
+                yield folder.path, partial(_folder, folder.path, folder.suffixes)
         match found:
             case HubModel() | HubSource():
                 yield found.url, partial(_commit, found)
-            case FolderModel(path=path) if "://" in path:
-                yield path, partial(_folder, path, MODEL_SUFFIXES)
-            case ImagesConfig(folder=str() as path) if "://" in path:
-                yield path, partial(_folder, path, IMAGE_SUFFIXES)
             case FilesSource(paths=paths, streaming=streaming):
                 yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
 

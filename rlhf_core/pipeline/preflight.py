@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from rlhf_core.errors import RecipeError, one_line
+from rlhf_core.pipeline.checks.context import CheckContext, check_stages
 from rlhf_core.pipeline.loading import LoadedRecipe
 from rlhf_core.pipeline.outline import Outline, outline
-from rlhf_core.pipeline.preflight_columns import check_columns, column_notes, margin_notes
-from rlhf_core.pipeline.preflight_data import check_datasets, check_overlaps, dataset_uses, is_misread, source_functions
+from rlhf_core.pipeline.preflight_columns import check_columns, column_notes
+from rlhf_core.pipeline.preflight_data import check_datasets, dataset_uses, is_misread, source_functions
 from rlhf_core.pipeline.preflight_effects import bad_row_notes, check_effects
-from rlhf_core.pipeline.preflight_environments import check_feedback, environment_notes
-from rlhf_core.pipeline.preflight_hints import check_hints
+from rlhf_core.pipeline.preflight_environments import check_turns, environment_notes
 from rlhf_core.pipeline.preflight_images import check_images
 from rlhf_core.pipeline.preflight_lengths import check_context, check_lengths
 from rlhf_core.pipeline.preflight_loading import code_problems
@@ -20,7 +20,6 @@ from rlhf_core.pipeline.preflight_model import BaseModel, check_bases, models_of
 from rlhf_core.pipeline.preflight_rewards import check_rewards, judging_functions
 from rlhf_core.pipeline.preflight_secrets import check_secrets
 from rlhf_core.pipeline.preflight_texts import check_texts
-from rlhf_core.pipeline.preflight_thresholds import check_thresholds
 from rlhf_core.pipeline.preflight_uses import check_models
 from rlhf_core.pipeline.samples import Sample, known_rows
 
@@ -59,13 +58,11 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     all_uses = [use for use in uses if use.dataset not in misread]
     uses = [use for use in all_uses if use.dataset in recipe.data]
     problems += check_columns(recipe, samples)
-    problems += check_overlaps(nodes, recipe, samples)
     counted = {
         name: known for name in rows if (known := known_rows(recipe.data[name], samples[name], root)) is not None
     }
-    problems += check_effects(recipe, nodes, uses, counted, rows)
+    problems += check_effects(recipe, nodes, rows)
     problems += check_rewards(nodes, rows)
-    problems += check_thresholds(nodes, counted, rows)
     problems += check_texts(nodes, rows)
     problems += code_problems([*source_functions(recipe, samples), *judging_functions(nodes)], root)
     model_problems = check_bases(nodes, root)
@@ -73,11 +70,12 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
     models = {} if model_problems else models_of(nodes, root)
     problems += check_context(nodes, models)
     problems += check_models(nodes, models, root)
+    of_stages, stage_notes = check_stages(CheckContext(recipe, root, nodes, rows, counted, models))
+    problems += of_stages
     too_long, notes = check_lengths(recipe, uses, rows, models, root)
     problems += too_long
     problems += check_images(all_uses, rows, models)
-    problems += check_hints(recipe, uses, rows, models, root)
-    problems += check_feedback(nodes, rows, models, root)
+    problems += check_turns(nodes, models, root)
     if problems:
         raise RecipeError("\n".join(dict.fromkeys(map(one_line, problems))))
     notes = [
@@ -85,6 +83,6 @@ def look(loaded: LoadedRecipe, drafts: Outline | None = None) -> Seen:
         *column_notes(recipe, samples),
         *environment_notes(nodes, rows),
         *notes,
-        *margin_notes(uses, samples),
+        *stage_notes,
     ]
     return Seen(list(dict.fromkeys(notes)), samples, models, counted)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import posixpath
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 
 from rlhf_core.config.data import DatasetConfig, FilesSource
-from rlhf_core.config.reward_models import RewardModelConfig
 from rlhf_core.data.formats import UNUSED, format_of
 from rlhf_core.errors import did_you_mean, one_line
-from rlhf_core.pipeline.preflight_data import Use
 from rlhf_core.pipeline.recipe import Recipe
 from rlhf_core.pipeline.samples import Sample, sources_of
 
@@ -55,19 +53,6 @@ def column_notes(recipe: Recipe, samples: Mapping[str, Sample]) -> Iterator[str]
                 and (near := did_you_mean(target, form.named))
             ):
                 yield one_line(f"data.{name}.columns: `{target}` is kept for rewards and environments alone{near}")
-
-
-def margin_notes(uses: Sequence[Use], samples: Mapping[str, Sample]) -> Iterator[str]:
-    """One sentence for each use of preferences whose margins do not count, or are left out in some rows."""
-    for use in uses:
-        rows = samples[use.dataset].rows if use.dataset in samples and use.format == "preferences" else []
-        given = sum("margin" in row for _, row in rows)
-        if not given:
-            continue
-        if not isinstance(use.node.config, RewardModelConfig):
-            yield f"{use.setting}: the `margin` of rows counts in a stage `reward_model` alone, and is not read here"
-        elif given < len(rows):
-            yield f"{use.setting}: {given} of {len(rows)} rows of `{use.dataset}` have a `margin`; in the rest it is 0"
 
 
 def _repeated_files(name: str, config: DatasetConfig) -> Iterator[str]:

@@ -10,16 +10,14 @@ from pathlib import Path
 from rlhf_core.config.base_model import FolderModel, ScratchModel
 from rlhf_core.config.data import DatasetConfig, LongRowPolicy
 from rlhf_core.config.format_table import FORMATS
-from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.stage import RowLimit
 from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.formats import Format, Row, format_of
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.data.templates import with_template
 from rlhf_core.errors import ConversationError, StageError
-from rlhf_core.models.folder import sampled_otherwise
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.preflight_data import Use, splits_by_prompt
+from rlhf_core.pipeline.preflight_data import Use
 from rlhf_core.pipeline.preflight_model import BaseModel, scratch_tokenizer
 from rlhf_core.pipeline.preflight_reading import reading_notes
 from rlhf_core.pipeline.recipe import Recipe
@@ -38,8 +36,6 @@ def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -
         for setting, tokens in node.config.sequence_lengths().items():
             if context is not None and tokens > context:
                 yield f"{node.section}.{setting}={tokens} is more than the model's context of {context} tokens"
-            elif problem := _sampled_otherwise(node, models, tokens):
-                yield f"{node.section}.{setting}={tokens} is too long for this model: {problem}"
         for input_setting in node.input_settings:
             limit = node.config.row_limit(input_setting.path) if input_setting.reads.role == "dataset" else None
             if limit is not None and limit.completion_tokens >= limit.tokens:
@@ -47,13 +43,6 @@ def check_context(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel]) -
                     f"{node.section}.{limit.completion_setting}={limit.completion_tokens} leaves no room for a prompt "
                     f"in {node.section}.{limit.setting}={limit.tokens}"
                 )
-
-
-def _sampled_otherwise(node: Draft, models: Mapping[str, BaseModel], tokens: int) -> str | None:
-    """Why the node's engines and trainer would compute its model in different ways."""
-    if node.name not in models or not isinstance(node.config, RLConfig):
-        return None
-    return sampled_otherwise(models[node.name].settings, tokens)
 
 
 def check_lengths(
@@ -190,7 +179,7 @@ class _Measured:
         )
 
     def _are_enough(self, kept: list[int]) -> bool:
-        if not splits_by_prompt(self.use) or len(self.rows) > _TOKENISED_ROWS:
+        if not self.use.node.config.splits_by_prompt(self.use.read_by.path) or len(self.rows) > _TOKENISED_ROWS:
             return bool(kept)
         # A dataset with the rows of one prompt is what `check_effects` finds.
         return len(by_prompt(self.rows[index][1] for index in kept)) >= min(2, len(by_prompt(map(_row, self.rows))))

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel, WheelModel
-from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.texts import hub_hint
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.jinja_check import try_jinja
@@ -40,8 +39,8 @@ def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
     """Problems of the base models; those of a remote one are seen by its job."""
     problems: list[str] = []
     for node in nodes.values():
-        if isinstance(node.config, BaseModelConfig):
-            problems += _check_base(node, node.config, nodes, root)
+        if (config := _base_config(node)) is not None:
+            problems += _check_base(node, config, nodes, root)
     return problems
 
 
@@ -82,7 +81,12 @@ def base_of(node: Draft, nodes: Mapping[str, Draft]) -> str | None:
     """The node of the base model that `node` starts from, through the stages that trained it before."""
     while (model := node.inputs.get("model")) is not None:
         node = nodes[model]
-    return node.name if isinstance(node.config, BaseModelConfig) else None
+    return node.name if _base_config(node) is not None else None
+
+
+def _base_config(node: Draft) -> BaseModelConfig | None:
+    """The settings of a node that makes a base model; None of any other."""
+    return node.config if isinstance(node.config, BaseModelConfig) else None
 
 
 def models_of(nodes: Mapping[str, Draft], root: Path) -> dict[str, BaseModel]:
@@ -90,14 +94,14 @@ def models_of(nodes: Mapping[str, Draft], root: Path) -> dict[str, BaseModel]:
     models: dict[str, BaseModel] = {}
     for node in nodes.values():
         base = base_of(node, nodes)
-        model = _base_model(nodes[base].config, root) if base is not None else None
+        config = _base_config(nodes[base]) if base is not None else None
+        model = _base_model(config, root) if config is not None else None
         if model is not None:
             models[node.name] = model
     return models
 
 
-def _base_model(config: StageConfig, root: Path) -> BaseModel | None:
-    assert isinstance(config, BaseModelConfig)
+def _base_model(config: BaseModelConfig, root: Path) -> BaseModel | None:
     match config.source:
         case ScratchModel(context_length=length) as source:
             settings = architecture(source)

@@ -113,7 +113,7 @@ def check(
     drafts = outline(loaded.recipe, find, start)
     seen = look(loaded, drafts)
     graph = build_graph(loaded, libraries, drafts, pinned)
-    notes = list(dict.fromkeys([*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes, seen.rows), *seen.notes]))
+    notes = list(dict.fromkeys([*loaded.notes, *effect_notes(loaded.recipe, drafts.nodes), *seen.notes]))
     if start is not None:
         notes += check_round(loaded.recipe, graph, start, seen.rows, ArtifactRepository(_opened(store)))
     return Checked(loaded, libraries, graph, drafts.left_out, seen, notes, start)

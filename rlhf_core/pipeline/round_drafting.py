@@ -121,10 +121,10 @@ class RoundDrafter(Drafter):
     def _evaluation(self, model: str) -> str:
         """The node that evaluates `model` for the gate."""
         gate = self.loop.gate
-        name, config = gate.evaluation, self.recipe.stages.get(gate.evaluation)
-        place = "loop.gate.evaluation"
-        if not isinstance(config, EvaluationConfig):
-            known = [name for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)]
+        name, place = gate.evaluation, "loop.gate.evaluation"
+        known = {name: stage for name, stage in self.recipe.stages.items() if isinstance(stage, EvaluationConfig)}
+        config = known.get(name)
+        if config is None:
             raise RecipeError(
                 f"{place}: there is no stage `evaluation` called `{name}`{did_you_mean(name, known)}; there are "
                 f"{', '.join(known) or 'none'}"

@@ -42,6 +42,7 @@ _GENERATING_SECONDS = 0.2
 class Sample:
     """What of a dataset could be read here before anything runs."""
 
+    format: str
     rows: list[Located] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
     bad: BadRows = field(default_factory=BadRows)  # those that its job will drop
@@ -52,8 +53,8 @@ def read_samples(recipe: Recipe, names: list[str], root: Path) -> dict[str, Samp
     """A sample of each of the datasets and of those that they exclude."""
     samples = {}
     for name in _with_excluded(recipe, names):
-        sample = samples[name] = Sample()
         config = recipe.data[name]
+        sample = samples[name] = Sample(config.format)
         of_sources: list[list[Located]] = []
         for source in sources_of(config):
             try:

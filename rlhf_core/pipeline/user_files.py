@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.base_model import MODEL_SUFFIXES, FolderModel
-from rlhf_core.config.data import IMAGE_SUFFIXES, ImagesConfig
+from rlhf_core.config.base_model import MODEL_SUFFIXES
+from rlhf_core.config.data import IMAGE_SUFFIXES
 from rlhf_core.data.opening import file_problem, name_problem
 from rlhf_core.errors import RecipeError, one_line
 from rlhf_core.models.folder import TEMPLATES
@@ -56,10 +56,9 @@ def named_variables(config: Config) -> frozenset[str]:
 def _paths(config: Config, root: Path) -> Iterator[str]:
     for found in configs_below(config):
         yield from found.named_files()
-        if isinstance(found, FolderModel) and "://" not in found.path:
-            yield from model_files(root, found.path)
-        if isinstance(found, ImagesConfig) and found.folder is not None and "://" not in found.folder:
-            yield from image_files(root, found.folder)
+        for folder in found.named_folders():
+            if "://" not in folder.path:
+                yield from (model_files if folder.holds == "a model" else image_files)(root, folder.path)
 
 
 def configs_below(value: object) -> Iterator[Config]:

@@ -11,7 +11,7 @@ from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.workers import save
 from rlhf_core.supervised.examples import Packer
-from rlhf_core.supervised.loop import count_steps, train
+from rlhf_core.supervised.loop import train
 from rlhf_core.supervised.policy import PolicyWorker
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.supervised.validation import Read, Validation, read_held_out, row_counts
@@ -36,7 +36,7 @@ def train_language_model(
     model = inputs["model"]
     fitted, held_out = read(inputs["dataset"]), read_held_out(config, inputs, read)
     folder = context.workdir / "model"
-    steps = count_steps(len(fitted.rows), config)
+    steps = config.count_steps(len(fitted.rows))
     context.progress(0, steps, "start workers")
     ref = model.manifest.ref
     with cluster.workers(config.placement, worker, config, context, ref, steps, *arguments) as workers:

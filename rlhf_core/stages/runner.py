@@ -14,9 +14,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from fnmatch import fnmatchcase
-from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
@@ -29,7 +28,7 @@ from rlhf_core.config.inputs import roles_of_inputs
 from rlhf_core.config.placement import Reservation
 from rlhf_core.config.stage import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
-from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage
+from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage, load_function
 from rlhf_core.data.ends_of_turn import write_ends_of_turn
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
@@ -113,7 +112,7 @@ def _compute(
             inputs = {name: _input(stage, name, roles.get(name, ()), ref, context) for name, ref in spec.inputs.items()}
             began = time.monotonic()
             actors = (cluster(),) if stage.runs == "actors" else ()
-            output: Output = _entry(stage)(config, inputs, context, *actors)
+            output: Output = load_function(stage.entry)(config, inputs, context, *actors)
             seconds = lease.earlier_seconds + time.monotonic() - began
         _check_output(stage, output)
         if output.kind in (Kind.BASE_MODEL, Kind.POLICY):
@@ -179,11 +178,6 @@ def _input(stage: Stage, name: str, roles: Sequence[Role], ref: ArtifactRef, con
 def _files(stage: Stage, name: str) -> frozenset[str] | None:
     """The files that the stage fetches of its input `name`; None: all."""
     return next((files for pattern, files in stage.files.items() if fnmatchcase(name, pattern)), None)
-
-
-def _entry(stage: Stage) -> Any:
-    module, _, function = stage.entry.partition(":")
-    return getattr(import_module(module), function)
 
 
 def _check_output(stage: Stage, output: Output) -> None:

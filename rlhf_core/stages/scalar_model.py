@@ -24,7 +24,7 @@ from rlhf_core.stages.workers import save
 from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.held_out import finish_folder, judgement, split_by_prompt
-from rlhf_core.supervised.loop import count_steps, train
+from rlhf_core.supervised.loop import train
 from rlhf_core.supervised.scalar import ScalarWorker
 from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
@@ -74,7 +74,7 @@ def train_scalar_model(
         )
 
     folder = context.workdir / "reward_model"
-    steps = count_steps(len(examples), config)
+    steps = config.count_steps(len(examples))
     context.progress(0, steps, "start workers")
     with cluster.workers(config.placement, worker, config, context, model.manifest.ref, steps) as workers:
         validation = Validation(config, validated, pack, workers, context) if validated else None

@@ -25,12 +25,6 @@ from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.training.randomness import derived_seed
 
 
-def count_steps(num_examples: int, config: SupervisedConfig) -> int:
-    """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
-    steps = config.epochs * config.steps_of_epoch(num_examples)
-    return steps if config.max_steps is None else min(steps, config.max_steps)
-
-
 def shuffled(count: int, *, seed: int, name: str) -> list[int]:
     """0 .. count - 1 in an order that depends on the arguments alone."""
     generator = torch.Generator().manual_seed(derived_seed(seed, name))
@@ -91,7 +85,7 @@ def train(
     """The whole run, or what is left of it after its newest checkpoint. Logs and reports progress every `log_every`
     steps; returns the last metrics logged, of which `tokens` counts those seen so far, trained or not, and the best
     validation."""
-    total = count_steps(len(examples), config)
+    total = config.count_steps(len(examples))
     divide = divider(config, workers)
     trained = SinceLastLine()
     driver: dict[str, DriverState] = {"trained": trained}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Annotated
 
 from pydantic import Field
@@ -15,6 +15,8 @@ from rlhf_core.config.stage import NamedStageConfig, RowLimit
 from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_dataset
+from rlhf_core.pipeline.checks.context import CheckContext, Note
+from rlhf_core.pipeline.drafting import Draft
 
 
 class MeasureConfig(NamedStageConfig):
@@ -26,6 +28,14 @@ class MeasureConfig(NamedStageConfig):
         return RowLimit("max_length", self.max_length)
 
 
+def check(config: MeasureConfig, node: Draft, context: CheckContext) -> Iterator[str | Note]:
+    riddles = [row["riddle"] for _, row in context.samples.get(config.dataset, [])]
+    if config.max_length < 4:
+        yield f"{node.section}.max_length: no riddle is as short: raise it"
+    if len(riddles) == 1:
+        yield Note(f"{node.section}: there is one riddle to measure")
+
+
 def run(config: MeasureConfig, inputs: Mapping[str, Input], context: StageContext) -> Output:
     riddles, tokenizer = read_dataset(inputs["dataset"].folder), load_tokenizer(inputs["model"].folder)
     tokens = [riddles.format.num_tokens(tokenizer, row) for row in riddles.rows]
@@ -35,4 +45,5 @@ def run(config: MeasureConfig, inputs: Mapping[str, Input], context: StageContex
     return Output(Kind.REPORT, folder, {"longest": max(tokens)})
 
 
-MEASURE = Stage("measure", 1, MeasureConfig, frozenset({Kind.REPORT}), "tests.toys.stage:run", needs_template=True)
+MEASURE = Stage("measure", 1, MeasureConfig, frozenset({Kind.REPORT}), "tests.toys.stage:run", needs_template=True,
+                checks="tests.toys.stage:check")  # fmt: skip

@@ -13,6 +13,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.config.rl import RLConfig
 from rlhf_core.config.sampled import GenerateConfig
 from rlhf_core.config.stages import SFTConfig
 from rlhf_core.errors import StoreError
@@ -20,7 +21,7 @@ from rlhf_core.pipeline.estimates import Known, estimates
 from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.memory import Shape, memory
-from rlhf_core.pipeline.preflight import look
+from rlhf_core.pipeline.preflight import Seen, look
 from rlhf_core.stages.key import computing_libraries
 from tests.rlhf_core.pipeline.recipes import planned
 from tests.services import S3Server
@@ -149,7 +150,7 @@ def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> N
     loaded = load(tmp_path, "sft.epochs=3", "sft.engine.dtype=float32", "sft.engine.zero_stage=0")
     seen, graph = look(loaded), build_graph(loaded, computing_libraries())
     of_base = next(manifest for manifest in earlier if manifest.stage == "base")
-    known = Known(seen.samples, seen.models, loaded.root, {"base": of_base}, earlier)
+    known = Known(seen, loaded.root, {"base": of_base}, earlier)
     found = estimates(graph, known)
     assert list(found) == ["data.talks", "sft"]
     assert (found["data.talks"].rows, found["data.talks"].steps) == (40, None)
@@ -160,7 +161,7 @@ def test_what_a_stage_takes(tmp_path: Path, repository: ArtifactRepository) -> N
     assert sft.seconds == 3.0 * 60, "30 s for 10 steps before"
     # weights 4, gradients 4, AdamW 8 bytes a parameter; activations of 2048 tokens, 4 layers, 8 x 128 + 4 x 384
     assert sft.memory.worker == 16 * 1_000_000 + 2048 * 4 * (8 * 128 + 4 * 384) * 4
-    assert estimates(graph, Known({}, {}, loaded.root, {}, []))["sft"].seconds is None
+    assert estimates(graph, Known(Seen([], {}, {}, {}), loaded.root, {}, []))["sft"].seconds is None
 
 
 def test_memory_by_hand() -> None:
@@ -193,6 +194,28 @@ def test_memory_of_activations_by_hand(checkpointing: object, of_layers: int) ->
     section = {"dataset": "x", "batch_size": 8, "max_length": 8, "optimizer": {"learning_rate": 1e-5}, "engine": engine}
     needed = memory(SFTConfig.model_validate(section), Shape(0, 16, 40, 3, 2, 2)).worker
     assert needed == 4 * 100 * of_layers
+
+
+def test_memory_of_all_models_on_the_ranks_of_rl_by_hand() -> None:
+    """The policy is trained, and so is its critic; the judge is frozen, and of its own size."""
+    optimizer = {"learning_rate": 1e-5}
+    judged = {"judge": {"type": "reward_model", "model": "rm"}}
+    config = RLConfig.model_validate(
+        {
+            "algorithm": "ppo", "dataset": "x", "steps": 7, "prompts_per_step": 2, "sampling": {"max_tokens": 4},
+            "rollout": {"max_length": 8, "gpus_per_engine": 1},
+            "engine": {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 100},
+            "ppo": {"rewards": judged, "group_size": 2, "optimizer": optimizer,
+                    "critic": {"start": "policy", "optimizer": optimizer}},
+        }
+    )  # fmt: skip
+    policy, judge = Shape(1_000_000, 16, 40, 3, 2, 2), Shape(3_000_000, 16, 40, 3, 2, 2)
+    trained = 16 * 1_000_000 + 4 * 100 * 3 * (8 * 16 + 4 * 40)
+    needed = memory(config, policy, {"ppo.rewards.judge.model": judge})
+    assert needed.worker == 2 * trained + 4 * 3_000_000
+    assert needed.engine == 4 * 1_000_000 + 2 * 3 * 16 * 4 * 8, "weights in the policy's dtype, and one sequence"
+    assert memory(config, policy).worker == 2 * trained + 4 * 1_000_000, "taken to be as large"
+    assert config.num_steps(None) == 7
 
 
 def test_memory_of_an_engine_by_hand() -> None:

@@ -5,10 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from rlhf_core.contract import load_function
+from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.pipeline.recipes import (
     OPTIMIZER,
     Problems,
 )
+
+
+def test_the_table_of_stages_names_checks_that_are_there() -> None:
+    assert all(callable(load_function(stage.checks)) for stage in STAGES.values() if stage.checks)
 
 
 def test_a_right_recipe_passes(problems: Problems) -> None:

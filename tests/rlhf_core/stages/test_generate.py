@@ -133,6 +133,8 @@ def test_nothing_left_is_an_error(inputs: dict[str, Input], tmp_path: Path) -> N
             sampled.conditional_conversations(
                 ConditionalConfig(dataset="d"), given, LocalContext(tmp_path / f"{name}-told")
             )
+    with pytest.raises(StageError, match=r"every completion is empty: .*2 empty completions.*; give it other rows"):
+        sampled.best_of_n(BestOfNConfig(dataset="d"), given, LocalContext(tmp_path / "empty"))
 
 
 def test_labels_of_one_kind_are_an_error(inputs: dict[str, Input], tmp_path: Path) -> None:

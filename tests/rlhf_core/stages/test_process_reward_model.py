@@ -115,6 +115,8 @@ def test_another_separator_than_it_was_trained_with_is_refused(trained: Output) 
         ("drop", [{"steps": ["a; b"], "labels": [1.0]}, {"steps": ["a", "b"], "labels": [1.0, 1.0]}],
          "of the dataset every step has the label 1, so there is nothing to tell apart"),
         ("error", [{"steps": ["a"], "labels": [0.5]}] * 3, "every step has the label 0.5, so there is nothing"),
+        ("error", [{"steps": ["a"], "labels": [0.5]}, {"steps": ["a"], "labels": [0.25]}],
+         "one of the steps is all that the model would be judged by, of whose reward there is no deviation"),
     ],
 )  # fmt: skip
 def test_what_teaches_nothing_is_refused_before_anything_starts(

@@ -16,11 +16,10 @@ from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
 from rlhf_core.data.fitting import Fitted, RowPolicy
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.estimates import supervised_steps
 from rlhf_core.stages.scalar_model import split_examples
 from rlhf_core.supervised.encoding import fit_examples
 from rlhf_core.supervised.examples import Example, divide, truncated
-from rlhf_core.supervised.loop import SinceLastLine, count_steps, shuffled, step_indices
+from rlhf_core.supervised.loop import SinceLastLine, shuffled, step_indices
 from rlhf_core.supervised.sft import pack_sequences
 from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.training.metrics import StepMetrics
@@ -58,14 +57,14 @@ def test_no_step_of_kto_is_one_row_whose_kl_would_be_its_own(rows: int, sizes: l
     )
     steps = list(step_indices(rows, config, 5))
     assert [len(step) for step in steps] == sizes * 2
-    assert count_steps(rows, config) == supervised_steps(config, rows) == len(steps)
+    assert config.count_steps(rows) == config.num_steps(rows) == len(steps)
     assert sorted(chain(*steps)) == sorted([*range(rows)] * 2)
-    assert len(list(step_indices(9, _config(), 5))) == count_steps(9, _config()) == 3  # of other losses
+    assert len(list(step_indices(9, _config(), 5))) == _config().count_steps(9) == 3  # of other losses
 
 
 @pytest.mark.parametrize(("epochs", "max_steps", "expected"), [(2, None, 6), (2, 5, 5), (1, 100, 3)])
 def test_steps_are_the_epochs_or_max_steps(epochs: int, max_steps: int | None, expected: int) -> None:
-    assert count_steps(10, _config(epochs=epochs, max_steps=max_steps)) == expected
+    assert _config(epochs=epochs, max_steps=max_steps).count_steps(10) == expected
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 8])

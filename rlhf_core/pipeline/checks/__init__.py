@@ -1,0 +1,1 @@
+"""Checks of single kinds of stages before anything runs, which `stages/table.py` names."""

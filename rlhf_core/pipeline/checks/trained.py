@@ -1,0 +1,59 @@
+"""Checks that all stages share which train a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_core.config.base_model import FolderModel, ScratchModel
+from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.training import LoraConfig
+from rlhf_core.models.attention import attention_problem
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.headers import stored_tensors
+from rlhf_core.models.remote_code import reads_images
+from rlhf_core.models.scratch import linear_layers
+from rlhf_core.models.targets import target_problem
+from rlhf_core.pipeline.checks.context import CheckContext, Note
+from rlhf_core.pipeline.drafting import Draft
+
+
+def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+    """Why the node's model cannot be trained as `engine` says."""
+    model = context.models.get(node.name)
+    if model is None:
+        return
+    unfit = attention_problem(model.settings, engine.attention)
+    if unfit is not None:
+        yield f"{node.section}.engine.attention: {unfit}"
+    if engine.freeze_vision and not reads_images(model.settings):
+        yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
+
+
+def adapter_problems(
+    lora: LoraConfig | None, setting: str, start: str, node: Draft, context: CheckContext
+) -> Iterator[str]:
+    """Why the model at the input `start` cannot have the adapter of `setting`."""
+    model = context.models.get(node.inputs[start])
+    if lora is None or model is None:
+        return
+    match model.config.source:
+        case ScratchModel() as source:
+            layers = list(linear_layers(source))
+        case FolderModel(path=path) if "num_experts_per_tok" not in text_config(model.settings):
+            layers = [
+                name.removesuffix(".weight")
+                for name, tensor in stored_tensors(context.root / path).items()
+                if name.endswith(".weight") and len(tensor.shape) == 2
+            ]
+        case _:
+            return  # in memory experts are other layers than in the folder
+    problem = target_problem(lora, layers, tied=bool(model.settings.get("tie_word_embeddings")))
+    if problem is not None:
+        yield f"{node.section}.{setting}: {problem}"
+
+
+def few_rows(dataset: str, setting: str, needed: int, then: str, node: Draft, context: CheckContext) -> Iterator[Note]:
+    """A dataset with fewer rows than a step takes."""
+    known = context.rows.get(dataset, needed)
+    if known < needed:
+        yield Note(f"{node.section}: `{dataset}` has {known} rows, fewer than {setting}={needed}: {then}")
