@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import struct
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,16 @@ def file(image: Image.Image, kind: str = "PNG", **options: Any) -> bytes:
     written = io.BytesIO()
     image.save(written, kind, **options)
     return written.getvalue()
+
+
+def png(depth: int, colour: int, pixel: bytes, *more: tuple[bytes, bytes]) -> bytes:
+    """A file of one pixel, with chunks that PIL does not write."""
+    header = struct.pack(">IIBBBBB", 1, 1, depth, colour, 0, 0, 0)
+    parts = ((b"IHDR", header), *more, (b"IDAT", zlib.compress(b"\0" + pixel)), (b"IEND", b""))
+    chunks = (
+        struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data)) for name, data in parts
+    )
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def turned(orientation: int, kind: str = "PNG") -> bytes:
@@ -104,6 +116,8 @@ def test_training_engines_and_environments_see_the_pixels_as_they_are_meant(kind
     (tmp_path / "shown").mkdir()
     shown = ImageReader(ImagesConfig(), None, tmp_path / "shown").read(url, "image")
     assert pixels(Image.open(tmp_path / "shown" / shown)) == expected
+    opened = Image.open(io.BytesIO(content))  # of a data set of the hub, or of a function
+    assert ImageReader(ImagesConfig(), None, tmp_path / "shown").read(opened, "image") == shown
 
 
 @pytest.mark.parametrize("kind", ALL)
@@ -132,18 +146,16 @@ def test_a_server_gives_vllm_the_pixels_of_training(kind: str, monkeypatch: pyte
 
 
 def test_the_high_byte_of_16_bits_is_kept_for_colour_as_for_grey() -> None:
-    # PIL writes no 16-bit colour: this is a 1 x 1 PNG of (0xFFFF, 0x80FF, 0x0000).
-    import struct
-    import zlib
-
-    def chunk(name: bytes, data: bytes) -> bytes:
-        return struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
-
-    header = struct.pack(">IIBBBBB", 1, 1, 16, 2, 0, 0, 0)
-    row = b"\0" + struct.pack(">HHH", 0xFFFF, 0x80FF, 0)
-    content = b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(row)) + chunk(b"IEND", b"")
+    content = png(16, 2, struct.pack(">HHH", 0xFFFF, 0x80FF, 0))  # PIL writes no 16-bit colour
     assert pixels(decoded_image(content)) == [[(255, 128, 0)]]
     assert pixels(as_rgb(grey16(0x80FF))) == [[(128, 128, 128)]]
+
+
+def test_what_only_the_decoding_finds_is_an_error_of_its_row(tmp_path: Path) -> None:
+    content = png(8, 3, b"\1", (b"PLTE", bytes([*R, *G])), (b"tRNS", bytes([5] * 300)))  # of 256 colours at most
+    with pytest.raises(RowError, match="`image` is no image that can be read"):
+        ImageReader(ImagesConfig(), None, tmp_path).read(content, "image")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_pictures_without_a_known_range_are_refused() -> None:
