@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from rlhf_core.data.call_forms import with_call_form
 from rlhf_core.data.chat import encode_completion, encode_conversation, encode_prompt, stop_token_ids
 from rlhf_core.data.rendering import render
 from rlhf_core.errors import StageError
@@ -111,6 +112,9 @@ def test_a_server_of_vllm_is_given_a_template_that_writes_the_same(tmp_path: Pat
     template = served_model("name", tmp_path, tokenizer, "float32", []).chat_template
     rendered = tokenizer.apply_chat_template(CALLING, tools=[TOOL], chat_template=template, tokenize=False)
     assert rendered == render(tokenizer, CALLING, [TOOL], generation_prompt=False)
+    as_text = {"type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}  # of a request
+    messages = [CALLING[0], assistant("", tool_calls=[as_text]), *CALLING[2:]]
+    assert rendered == tokenizer.apply_chat_template(messages, tools=[TOOL], chat_template=template, tokenize=False)
     plain = byte_level(WITH_TOOLS)
     assert served_model("name", tmp_path, plain, "float32", []).chat_template == WITH_TOOLS
 
@@ -127,6 +131,32 @@ def test_calls_are_written_by_a_template_that_takes_them_beside_no_content_alone
     template = template.replace("call.function | tojson", "call['function']['arguments']")
     [text] = texts(byte_level(template.replace("'call '", "call.function.name")), CALLING, [TOOL])
     assert '⟦add{"a": 1}<|eom|>⟧' in text
+
+
+@pytest.mark.parametrize(
+    "refused",
+    [
+        "messages[-1].tool_calls",  # without their results
+        "messages | length > 2",  # with their results
+        "tools is none",
+        "tools is not none",
+    ],
+)
+def test_a_template_is_asked_by_the_conversations_that_it_takes(refused: str) -> None:
+    refuses = "{% if " + refused + " %}{{ raise_exception('refused') }}{% endif %}"
+    tokenizer = byte_level(refuses + joining("call.function.arguments"))
+    messages = CALLING[:2] if refused.endswith("> 2") else CALLING
+    tools = None if refused == "tools is not none" else [TOOL]
+    template = with_call_form(tokenizer, str(tokenizer.chat_template))
+    text = tokenizer.apply_chat_template(messages, tools=tools, chat_template=template, tokenize=False)
+    assert 'call add\n{"a": 1}<|eom|>' in text
+
+
+def test_a_line_end_that_a_template_begins_with_stays() -> None:
+    tokenizer = byte_level("\n" + joining("call.function.arguments"))
+    plain, calling = (render(tokenizer, messages, None, generation_prompt=False) for messages in (TALK, CALLING))
+    assert plain.startswith("\n<|im_start|>")
+    assert calling.startswith("\n<|im_start|>")
 
 
 def test_tags_are_found_where_arguments_are_text() -> None:
