@@ -40,10 +40,12 @@ _TEXT = """\
 {%- endif %}
 {%- endfor %}
 {%- set messages = calling.messages +%}"""
+_NO_CONTENT = _TEXT.replace(" CONTENT", ", content=message.content or none")  # DeepSeek R1 writes no calls beside ""
 _FORMS = (
     "",  # as they are
     _TEXT.replace(" CONTENT", ""),
-    _TEXT.replace(" CONTENT", ", content=message.content or none"),  # DeepSeek R1 writes calls beside no content alone
+    _NO_CONTENT,
+    _NO_CONTENT.replace("arguments if arguments is string else arguments | tojson", "arguments"),
 )
 
 

@@ -125,10 +125,16 @@ def test_arguments_are_not_written_as_python_writes_them(written: str) -> None:
     assert '⟦call add\n{"a": 1}<|eom|>⟧' in text
 
 
-def test_calls_are_written_by_a_template_that_takes_them_beside_no_content_alone() -> None:
+def test_a_template_that_writes_calls_as_python_does_in_either_form_is_given_mappings() -> None:
+    [text] = texts(byte_level(WITH_TOOLS.replace("call.function | tojson", "call.function | string")), CALLING, [TOOL])
+    assert "⟦call {'name': 'add', 'arguments': {'a': 1}}<|eom|>⟧" in text
+
+
+@pytest.mark.parametrize("as_json", ["", " | tojson"])
+def test_calls_are_written_by_a_template_that_takes_them_beside_no_content_alone(as_json: str) -> None:
     # As that of DeepSeek R1.
     template = WITH_TOOLS.replace("{% if m.tool_calls %}", "{% if m.role == 'assistant' and m.content is none %}")
-    template = template.replace("call.function | tojson", "call['function']['arguments']")
+    template = template.replace("call.function | tojson", "call['function']['arguments']" + as_json)
     [text] = texts(byte_level(template.replace("'call '", "call.function.name")), CALLING, [TOOL])
     assert '⟦add{"a": 1}<|eom|>⟧' in text
 
