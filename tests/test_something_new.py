@@ -246,7 +246,7 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
     prompts = to_prompts([{"id": str(i), **row} for i, row in enumerate(ROWS)], tokenizer, max_tokens=30)
     environments = OwnEnvironments(config.environment, Guess)
     rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environments)
-    trajectories = RolloutSampler(config, rollouter, 0).sample(prompts, 0)
+    trajectories = [t for group in RolloutSampler(config, rollouter, 0).sample(prompts, 0) for t in group]
     assert max(t.turns for t in trajectories) > 1
     batch = pack_trajectories(trajectories)
     algorithm = build_algorithm(config)

@@ -11,7 +11,7 @@ import math
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
@@ -174,26 +174,19 @@ class AsyncCollector:
                 async with self._judging:
                     self._to_judge.clear()
                     batch, self._sampled = self._sampled, []
-                    every = [trajectory for answered in batch for trajectory in answered.group]
                     loop = asyncio.get_running_loop()
-                    judged = await loop.run_in_executor(thread, self._rewards, every) if every else []
+                    judged = await loop.run_in_executor(thread, self._rewards, [each.group for each in batch])
                     failures = self._rewards.take_failures()
                     self._since.add_failures(failures)
                     self._sift(batch, judged)
 
-    def _sift(self, batch: Sequence[Answered], judged: Sequence[Trajectory]) -> None:
-        """judged: of all groups of the batch, but those of which a reward has failed, in their order."""
-        filtering, size = self._config.settings.filtering, self._config.settings.group_size
-        groups = deque(list(judged[start : start + size]) for start in range(0, len(judged), size))
-        for answered in batch:
-            group: Group = []
-            if groups and groups[0][0].token_ids is answered.group[0].token_ids:
-                group = groups.popleft()
-            if group and filtering is not None and not self._since.tally.sift([group], filtering):
-                group = []
+    def _sift(self, batch: Sequence[Answered], judged: Sequence[Group | None]) -> None:
+        """judged: the groups of the batch with their rewards; None where a reward has failed."""
+        filtering, tally = self._config.settings.filtering, self._since.tally
+        for answered, group in zip(batch, judged, strict=True):
             self._begun.discard(answered.number)
-            if group:
-                self._ready.append(Answered(answered.number, answered.attempt, group))
+            if group is not None and (filtering is None or tally.sift([group], filtering)):
+                self._ready.append(replace(answered, group=group))
         self._changed.set()
         self._fill()
 

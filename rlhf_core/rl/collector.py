@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from rlhf_core.config.rl import RLConfig
@@ -53,11 +53,11 @@ class Collector:
             missing = wanted - len(kept)
             count = math.ceil(missing * filtering.oversampling) if filtering else missing
             with phase("rollout"):
-                trajectories = self._rollouts.sample(self._prompts.draw(count), step, sampling_round)
+                sampled = self._rollouts.sample(self._prompts.draw(count), step, sampling_round)
             with phase("reward"):
-                groups = self._groups(self._rewards(trajectories)) if trajectories else []
+                groups = [group for group in self._rewards(sampled) if group is not None]
             kept += tally.sift(groups, filtering) if filtering else groups
-            tally.sampled += trajectories
+            tally.sampled += [trajectory for group in sampled for trajectory in group]
             if len(kept) >= wanted:
                 break
         failures = {**self._rollouts.take_failures(), **self._rewards.take_failures()}
@@ -73,10 +73,6 @@ class Collector:
         if filtering:
             metrics |= tally.metrics(surplus=max(0, len(kept) - wanted))
         return [trajectory for group in kept[:wanted] for trajectory in group], metrics
-
-    def _groups(self, trajectories: Sequence[Trajectory]) -> list[Group]:
-        size = self._config.settings.group_size
-        return [list(trajectories[start : start + size]) for start in range(0, len(trajectories), size)]
 
     def state_dict(self) -> dict[str, Any]:
         """All that the next step depends on: how many prompts were drawn, and the statistics of the rewards."""

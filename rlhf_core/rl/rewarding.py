@@ -6,6 +6,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardResult, TrajectoryReward
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rewards.shaping import Shaping
+from rlhf_core.rl.filtering import Group
 from rlhf_core.types import Trajectory
 
 _SHOWN_FAILURES = 3  # of a reward in one step
@@ -47,14 +49,30 @@ class RewardPipeline:
         self._tolerant = [n for n, r in settings.rewards.items() if isinstance(r, TextReward) and r.tolerated_failures]
         self._failures: Counter[str] = Counter()
 
-    def __call__(self, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
-        """`trajectories` with reward, score, step rewards, and each reward by its name in `extra`.
+    def __call__(self, groups: Sequence[Group]) -> list[Group | None]:
+        """The groups with reward, score, step rewards, and each reward by its name in `extra`, of each trajectory.
 
-        Where a reward tolerates failures, a prompt with a completion that has failed is left out with all of its
-        completions: a baseline of the rest would be that of another group. `take_failures` says how many failed.
+        Where a reward tolerates failures, a group with a completion that has failed is None: a baseline of the rest
+        would be that of another group. `take_failures` says how many completions failed.
         """
+        if not groups:
+            return []
+        trajectories = [trajectory for group in groups for trajectory in group]
+        group_of = [number for number, group in enumerate(groups) for _ in group]
         results = {name: reward(trajectories) for name, reward in self._rewards.items()}
-        trajectories, results = self._without_failures(trajectories, results)
+        for name, result in results.items():
+            self._failures[name] += len(result.failures)
+            for index, why in list(result.failures.items())[:_SHOWN_FAILURES]:
+                print(f"reward {name}, tolerated: {why} (prompt {trajectories[index].prompt.id})", flush=True)
+        failed = {group_of[index] for result in results.values() for index in result.failures}
+        kept = [index for index, number in enumerate(group_of) if number not in failed]
+        rewarded = iter(
+            self._rewarded([trajectories[index] for index in kept], {name: r.of(kept) for name, r in results.items()})
+        )
+        return [None if number in failed else list(islice(rewarded, len(group))) for number, group in enumerate(groups)]
+
+    def _rewarded(self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]) -> list[Trajectory]:
+        """`trajectories`, for none of which a reward failed, with what `results` give them."""
         if not trajectories:
             return []
         weights = {name: reward.weight for name, reward in self._settings.rewards.items()}
@@ -84,18 +102,6 @@ class RewardPipeline:
     def take_failures(self) -> dict[str, float]:
         """Metrics since the last call, of each reward that tolerates failures: the completions that it failed for."""
         return {f"reward/{name}/failures": float(self._failures.pop(name, 0)) for name in self._tolerant}
-
-    def _without_failures(
-        self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]
-    ) -> tuple[list[Trajectory], dict[str, RewardResult]]:
-        size = self._settings.group_size
-        for name, result in results.items():
-            self._failures[name] += len(result.failures)
-            for index, why in list(result.failures.items())[:_SHOWN_FAILURES]:
-                print(f"reward {name}, tolerated: {why} (prompt {trajectories[index].prompt.id})", flush=True)
-        failed = {index // size for result in results.values() for index in result.failures}
-        kept = [index for index in range(len(trajectories)) if index // size not in failed]
-        return [trajectories[index] for index in kept], {name: r.of(kept) for name, r in results.items()}
 
     def _step_rewards(
         self, trajectories: Sequence[Trajectory], results: Mapping[str, RewardResult]

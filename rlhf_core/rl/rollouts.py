@@ -9,6 +9,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.episodes.rounds import Play
 from rlhf_core.errors import EpisodeError
+from rlhf_core.rl.filtering import Group
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.types import Prompt, Trajectory
 
@@ -20,8 +21,8 @@ class RolloutSampler:
         self._config, self._rollouter, self._seed = config, rollouter, seed
         self._failures = 0
 
-    def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Trajectory]:
-        """`group_size` trajectories of each prompt, those of one prompt side by side.
+    def sample(self, prompts: Sequence[Prompt], step: int, sampling_round: int = 0) -> list[Group]:
+        """`group_size` trajectories of each prompt.
 
         A step that samples several times numbers its rounds. A prompt of which an episode has failed is left out with
         all of its episodes, as where a reward fails; `take_failures` says how many failed. Raises EpisodeError if more
@@ -33,12 +34,11 @@ class RolloutSampler:
         ]
         played = self._rollouter.try_to_play(starts, self._config.sampling)
         self.count([each for each in played if isinstance(each, EpisodeError)])
-        failed = {index // size for index, each in enumerate(played) if isinstance(each, EpisodeError)}
-        return [
-            each
-            for index, each in enumerate(played)
-            if index // size not in failed and not isinstance(each, EpisodeError)
+        groups = [
+            [each for each in played[first : first + size] if not isinstance(each, EpisodeError)]
+            for first in range(0, len(played), size)
         ]
+        return [group for group in groups if len(group) == size]
 
     def group(self, prompt: Prompt, number: int, attempt: int) -> list[Play[Trajectory | EpisodeError]]:
         """The episodes of one prompt, to be played by the caller; number: of its draw; attempt: counted from 0."""

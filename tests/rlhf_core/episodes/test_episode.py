@@ -271,7 +271,7 @@ def test_the_engine_is_asked_for_no_more_than_the_environment_wants() -> None:
     engine = ScriptedEngine(lambda *_: [WORDS.convert_tokens_to_ids("x")] * 4, max_length=64)
     environments = OwnEnvironments(of_run.environment, Asks)
     ours = RolloutSampler(of_run, Rollouter(InlineEngines(engine), WORDS, of_run.rollout, environments), 0)
-    made = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
+    (made,) = ours.sample(to_prompts([ROW], WORDS, max_tokens=60), step=1)
     assert [(t.num_sampled_tokens, t.finish_reason) for t in made] == [(2, "length")] * 2
 
 
@@ -337,7 +337,7 @@ def test_retry_says_that_a_reply_is_wrong_until_it_is_right() -> None:
         return WORDS("b" if right else "x", add_special_tokens=False)["input_ids"] + [WORDS.eos_token_id]
 
     prompts = to_prompts([{**ROW, "id": str(i)} for i in range(3)], WORDS, max_tokens=60)
-    made = sampler(script).sample(prompts, step=1)
+    made = [t for group in sampler(script).sample(prompts, step=1) for t in group]
     assert [t.prompt.id for t in made] == ["0", "0", "1", "1", "2", "2"]
     assert all(t.environment_reward == (t.completion == "b") for t in made)
     assert {t.turns for t in made} >= {1, 2}

@@ -64,9 +64,16 @@ def pipeline(
     return RewardPipeline(config, MAX_TOKENS, made, TOKENIZER)
 
 
+def judge(ours: RewardPipeline, *trajectories: Trajectory) -> list[Trajectory]:
+    """One group, for which no reward fails."""
+    (group,) = ours([list(trajectories)])
+    assert group is not None
+    return group
+
+
 def test_rewards_are_summed_by_weight_and_kept_by_name() -> None:
     ours = pipeline({"a": Values(1.0, 2.0), "b": Values(10.0, -4.0)}, {"a": 0.5, "b": -2.0})
-    first, second = ours([trajectory("x"), trajectory("y")])
+    first, second = judge(ours, trajectory("x"), trajectory("y"))
     assert (first.reward, second.reward) == (0.5 - 20.0, 1.0 + 8.0)
     assert (first.extra, second.extra) == ({"a": 1.0, "b": 10.0}, {"a": 2.0, "b": -4.0})
     assert first.step_rewards is None
@@ -79,9 +86,11 @@ def test_prompts_with_a_tolerated_failure_are_left_out_counted_and_in_no_statist
     ours = pipeline(failing, shaping={"normalize": True}, group_size=2)
     alone = pipeline({"a": Values(2.0, 6.0), "b": Values(1.0, 1.0)}, shaping={"normalize": True}, group_size=2)
     four = [trajectory(text) for text in "wxyz"]
-    kept = ours(four)
+    failed, kept = ours([four[:2], four[2:]])
+    assert failed is None
+    assert kept is not None
     assert [t.completion for t in kept] == ["y", "z"]
-    assert [t.reward for t in kept] == [t.reward for t in alone(four[2:])] == [-1.0, 1.0]
+    assert [t.reward for t in kept] == [t.reward for t in judge(alone, *four[2:])] == [-1.0, 1.0]
     assert [t.extra for t in kept] == [{"a": 2.0, "b": 1.0}, {"a": 6.0, "b": 1.0}]
     assert ours.take_failures() == {"reward/a/failures": 1.0}
     assert ours.take_failures() == {"reward/a/failures": 0.0}
@@ -90,7 +99,7 @@ def test_prompts_with_a_tolerated_failure_are_left_out_counted_and_in_no_statist
 
 def test_all_may_fail_and_nothing_is_left() -> None:
     ours = pipeline({"a": Values(None, 1.0, 1.0, None, tolerated=0.5)}, group_size=2)
-    assert ours([trajectory(text) for text in "wxyz"]) == []
+    assert ours([[trajectory(text) for text in group] for group in ("wx", "yz")]) == [None, None]
 
 
 def test_the_sum_is_shaped_and_the_score_is_not() -> None:
@@ -98,7 +107,7 @@ def test_the_sum_is_shaped_and_the_score_is_not() -> None:
     values = Values(*[{"reward": 1.0, "score": 1.0}] * 3)
     ours = pipeline({"a": values}, {"a": 2.0}, shaping=shaping)
     # 2.0 clipped to 1.5; 6 tokens with EOS are 2 of 4 into the buffer: 2.0 - 1.0; cut: -3.0 clipped to -2.0.
-    judged = ours([trajectory("x"), trajectory("12345"), trajectory("12345678", finished=False)])
+    judged = judge(ours, trajectory("x"), trajectory("12345"), trajectory("12345678", finished=False))
     assert [t.reward for t in judged] == [1.5, 1.0, -2.0]
     assert [t.score for t in judged] == [1.0, 1.0, 1.0]
     assert judged[0].extra == {"a": 1.0}
@@ -110,14 +119,13 @@ def test_length_counts_what_the_policy_sampled() -> None:
     mask[3:5] = False  # said by an environment: 4 tokens are left, none of them in the buffer
     other = Trajectory(said.prompt, said.token_ids, mask, said.rollout_logprobs, 0, "stop", "1345")
     ours = pipeline({"a": Values(1.0, 1.0)}, shaping={"overlong": {"buffer": 4, "penalty": 2.0}})
-    assert [t.reward for t in ours([said, other])] == [0.0, 1.0]
+    assert [t.reward for t in judge(ours, said, other)] == [0.0, 1.0]
 
 
 def test_rewards_of_steps_are_weighted_and_placed_on_the_steps_last_tokens() -> None:
     values = Values({"reward": 1.0, "steps": [0.5, -1.0]}, {"reward": 0.0, "steps": [2.0]})
-    first, second = pipeline({"a": values}, {"a": 2.0}, shaping={"clip": (-0.1, 0.1)})(
-        [trajectory("ab\ncd"), trajectory("\nx\n")]
-    )
+    ours = pipeline({"a": values}, {"a": 2.0}, shaping={"clip": (-0.1, 0.1)})
+    first, second = judge(ours, trajectory("ab\ncd"), trajectory("\nx\n"))
     # 7 7 a b \n c d EOS, and 7 7 \n x \n EOS
     assert first.step_rewards is not None
     assert second.step_rewards is not None
@@ -134,7 +142,7 @@ def test_rewards_that_cut_steps_differently_add_up_by_token() -> None:
         Values({"reward": 0.0, "steps": [1.0, 2.0]}),
         Values({"reward": 0.0, "steps": [10.0, 20.0, 30.0]}, separator=";"),
     )
-    (judged,) = pipeline({"lines": lines, "words": words, "plain": Values(5.0)})([trajectory("a;b;\nc")])
+    (judged,) = judge(pipeline({"lines": lines, "words": words, "plain": Values(5.0)}), trajectory("a;b;\nc"))
     assert judged.step_rewards is not None
     assert judged.step_rewards.tolist() == [0, 0, 0, 10.0, 0, 20.0, 1.0, 0, 32.0]
     assert judged.reward == 5.0
@@ -144,7 +152,7 @@ def test_rewards_that_cut_steps_differently_add_up_by_token() -> None:
 def test_a_wrong_number_of_steps_is_named(given: list[float]) -> None:
     values = Values({"reward": 0.0, "steps": [1.0]}, {"reward": 0.0, "steps": given})
     with pytest.raises(RewardError) as raised:
-        pipeline({"a": values})([trajectory("x"), trajectory("a\nb")])
+        judge(pipeline({"a": values}), trajectory("x"), trajectory("a\nb"))
     assert str(raised.value) == (
         f"reward a, completion 1 ('a\\nb'): expected 2 step rewards, given {len(given)}; steps are what is not blank "
         "between '\\n'"
@@ -154,26 +162,26 @@ def test_a_wrong_number_of_steps_is_named(given: list[float]) -> None:
 def test_steps_that_the_algorithm_cannot_use_are_an_error() -> None:
     values = Values({"reward": 0.0, "steps": [1.0]})
     with pytest.raises(RewardError, match="reward a gives `steps`, which this algorithm cannot use"):
-        pipeline({"a": values}, kind=RLOOConfig)([trajectory("x")])  # type: ignore[arg-type]
+        judge(pipeline({"a": values}, kind=RLOOConfig), trajectory("x"))  # type: ignore[arg-type]
 
 
 SCORED, PLAIN = {"reward": 5.0, "score": 0.25}, {"reward": 1.0, "score": 1.0}
 
 
 def test_the_score_is_that_of_the_only_reward_that_gives_one() -> None:
-    (judged,) = pipeline({"a": Values(3.0), "b": Values(SCORED)})([trajectory("x")])
+    (judged,) = judge(pipeline({"a": Values(3.0), "b": Values(SCORED)}), trajectory("x"))
     assert judged.score == 0.25
     assert judged.extra == {"a": 3.0, "b": 5.0}
 
 
 def test_of_several_scores_the_named_one_filters_and_the_others_are_figures() -> None:
-    (judged,) = pipeline({"a": Values(SCORED), "b": Values(PLAIN)}, filtering={"score": "b"})([trajectory("x")])
+    (judged,) = judge(pipeline({"a": Values(SCORED), "b": Values(PLAIN)}, filtering={"score": "b"}), trajectory("x"))
     assert judged.score == 1.0
     assert judged.extra == {"a": 5.0, "b": 1.0, "a/score": 0.25}
 
 
 def test_without_filtering_no_score_is_chosen_among_several() -> None:
-    (judged,) = pipeline({"a": Values(SCORED), "b": Values(PLAIN)})([trajectory("x")])
+    (judged,) = judge(pipeline({"a": Values(SCORED), "b": Values(PLAIN)}), trajectory("x"))
     assert judged.score is None
     assert judged.extra == {"a": 5.0, "b": 1.0, "a/score": 0.25, "b/score": 1.0}
 
@@ -190,13 +198,13 @@ def test_filtering_without_its_score_is_an_error(
     rewards: dict[str, Values], filtering: dict[str, Any], message: str
 ) -> None:
     with pytest.raises(RewardError) as raised:
-        pipeline(rewards, filtering=filtering)([trajectory("x")])
+        judge(pipeline(rewards, filtering=filtering), trajectory("x"))
     assert message in str(raised.value)
 
 
 def test_a_score_of_some_completions_only_does_not_filter() -> None:
     with pytest.raises(RewardError, match="needs a score of every completion"):
-        pipeline({"a": Values(SCORED, 1.0)}, filtering={})([trajectory("x"), trajectory("y")])
+        judge(pipeline({"a": Values(SCORED, 1.0)}, filtering={}), trajectory("x"), trajectory("y"))
 
 
 class Given(Values):
@@ -221,7 +229,7 @@ def test_a_reward_that_float32_does_not_hold_is_an_error(values: Sequence[Any], 
     ours = pipeline({"a": Values(), "b": Values(3e38, 0.0)}, {"a": weight})
     ours._rewards = {**ours._rewards, "a": Given(*values)}  # type: ignore[dict-item]
     with pytest.raises(RewardError, match=says.replace("+39", r"\+39")):
-        ours([trajectory("x"), trajectory("y")])
+        judge(ours, trajectory("x"), trajectory("y"))
 
 
 def test_a_reward_of_a_step_that_float32_does_not_hold_is_an_error() -> None:
@@ -230,19 +238,19 @@ def test_a_reward_of_a_step_that_float32_does_not_hold_is_an_error() -> None:
         (3e38,): "times its weight 2 ",
     }.items():
         with pytest.raises(RewardError, match=says):
-            pipeline({"a": Values({"reward": 0.0, "steps": list(steps)})}, {"a": 2.0})([trajectory("x")])
+            judge(pipeline({"a": Values({"reward": 0.0, "steps": list(steps)})}, {"a": 2.0}), trajectory("x"))
     both = {"a": Values({"reward": 0.0, "steps": [3e38]}), "b": Values({"reward": 0.0, "steps": [3e38]})}
     with pytest.raises(RewardError, match="sum of the rewards of its steps is inf"):
-        pipeline(both)([trajectory("x")])
+        judge(pipeline(both), trajectory("x"))
 
 
 def test_the_statistics_of_rewards_are_state() -> None:
     shaping = {"normalize": True}
     ours, other = (pipeline({"a": Values(1.0, 4.0)}, shaping=shaping) for _ in range(2))
     two = [trajectory("x"), trajectory("y")]
-    first = [t.reward for t in ours(two)]
+    first = [t.reward for t in judge(ours, *two)]
     other.load_state_dict(ours.state_dict())
-    assert [t.reward for t in ours(two)] == [t.reward for t in other(two)]
+    assert [t.reward for t in judge(ours, *two)] == [t.reward for t in judge(other, *two)]
     assert first == [-1.0, 1.0]
 
 
@@ -264,9 +272,8 @@ def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> Non
     context = LocalContext(tmp_path / "work", user_files_root=tmp_path)
     reward = build_reward(config.driver_rewards["own"], context)
     try:
-        judged = RewardPipeline(config, MAX_TOKENS, {"own": reward}, TOKENIZER)(
-            [trajectory("abc\nd", row={"bonus": 0.5}), trajectory("", row={"bonus": 1.5})]
-        )
+        ours = RewardPipeline(config, MAX_TOKENS, {"own": reward}, TOKENIZER)
+        judged = judge(ours, trajectory("abc\nd", row={"bonus": 0.5}), trajectory("", row={"bonus": 1.5}))
     finally:
         reward.close()
     assert [(t.reward, t.score) for t in judged] == [(0.5, 1.0), (1.5, 1.0)]

@@ -70,7 +70,7 @@ def test_requests_differ_in_the_bits_that_generators_keep() -> None:
 
 def test_trajectories_are_prompt_and_completion_with_the_completion_trained() -> None:
     engine = ScriptedEngine(lambda prompt, seed: [9, 10, 11, 12], logprob=-0.5)
-    one, two, *_ = RolloutSampler(CONFIG, rollouter(engine), 0).sample([Prompt("p", "", (7, 8), ROW)], 0)
+    ((one, two),) = RolloutSampler(CONFIG, rollouter(engine), 0).sample([Prompt("p", "", (7, 8), ROW)], 0)
     assert one.token_ids.tolist() == two.token_ids.tolist() == [7, 8, 9, 10, 11]
     assert one.loss_mask.tolist() == [False, False, True, True, True]
     torch.testing.assert_close(one.rollout_logprobs, torch.tensor([0.0, 0.0, -0.5, -0.5, -0.5]))

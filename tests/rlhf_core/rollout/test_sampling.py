@@ -74,7 +74,8 @@ def test_steps_sample_with_random_numbers_of_their_own(served: Served) -> None:
     prompts = [Prompt(str(i), "", tuple(ids), {"prompt": [{"role": "user", "content": "?"}]}) for i, ids in PAIRS]
 
     def tokens(count: int, step: int, sampling_round: int = 0) -> list[list[int]]:
-        return [t.token_ids.tolist() for t in sampler.sample(prompts[:count], step, sampling_round)]
+        groups = sampler.sample(prompts[:count], step, sampling_round)
+        return [t.token_ids.tolist() for group in groups for t in group]
 
     first = tokens(4, 3)
     for other in (tokens(4, 4), tokens(4, 3 + 16), tokens(4, 3 + 32), tokens(4, 3, sampling_round=1)):

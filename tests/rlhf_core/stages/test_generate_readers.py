@@ -100,9 +100,9 @@ def test_rewards_of_models_are_those_that_rl_gives_the_same_tokens(inputs: dict[
     readers = read_reward_models(rl.settings.model_rewards, "grpo.rewards", in_rl, 24)
     tokenizer = load_tokenizer(inputs["model"].folder)
     pipeline = RewardPipeline(rl.settings, 5, {n: r.reward(scores[n]) for n, r in readers.items()}, tokenizer)
-    for (_, entry), trajectory in zip(
-        entries, pipeline([_trajectory(tokenizer, *each) for each in entries]), strict=True
-    ):
+    (group,) = pipeline([[_trajectory(tokenizer, *each) for each in entries]])
+    assert group is not None
+    for (_, entry), trajectory in zip(entries, group, strict=True):
         assert trajectory.step_rewards is not None
         assert entry["rewards"] == pytest.approx({name: trajectory.extra[name] for name in REWARDS}, abs=1e-5)
         assert entry["reward"] == pytest.approx(trajectory.reward + float(trajectory.step_rewards.sum()), abs=1e-5)

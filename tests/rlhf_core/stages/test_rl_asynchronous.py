@@ -256,6 +256,24 @@ def test_rewards_are_given_while_engines_sample(model: Input, tmp_path: Path, mo
     assert any(sampled_meanwhile)
 
 
+def test_a_prompt_whose_reward_fails_is_left_out(model: Input, tmp_path: Path, trained: list[list[Trajectory]]) -> None:
+    """One completion of every third prompt fails; the other prompts keep their own rewards."""
+    (tmp_path / "own.py").write_text(
+        "def reward(completions, prompts, rows):\n"
+        "    numbers = [float(prompt.rstrip('?')) for prompt in prompts]\n"
+        "    return [None if n % 3 == 0 and i % 2 == 0 else n for i, n in enumerate(numbers)]\n"
+    )
+    rewards = {"own": {"type": "function", "path": "own.py", "function": "reward", "tolerated_failures": 0.5}}
+    grpo = {**SETTINGS["grpo"], "rewards": rewards}
+    context = run(tmp_path, model, prompts=40, asynchronous={"max_lag": 4}, grpo=grpo)
+    assert sum(metrics["reward/own/failures"] for _, metrics in context.logs) > 0
+    for step in trained:
+        assert prompts_of(step) == [trajectory.prompt.text for trajectory in step[1::2]]
+        numbers = [float(trajectory.prompt.text.rstrip("?")) for trajectory in step]
+        assert [trajectory.reward for trajectory in step] == numbers
+        assert all(number % 3 for number in numbers)
+
+
 def test_the_first_error_of_a_reward_or_an_engine_ends_the_run(model: Input, tmp_path: Path) -> None:
     (tmp_path / "own.py").write_text("def reward(completions, prompts, rows):\n    raise LookupError('no such row')\n")
     rewards = {"own": {"type": "function", "path": "own.py", "function": "reward"}}
