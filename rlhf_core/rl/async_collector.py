@@ -44,8 +44,8 @@ class Answered:
 
 
 class AsyncCollector:
-    """Its state belongs to the stream's event loop. A checkpoint has every prompt that was drawn and not trained on:
-    with its completions if they were judged already, else it is answered again."""
+    """Implements Collector. Its state belongs to the stream's event loop. A checkpoint has every prompt that was drawn
+    and not trained on: with its completions if they were judged already, else it is answered again."""
 
     def __init__(
         self,
@@ -68,10 +68,9 @@ class AsyncCollector:
         self._started = False
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """Rewarded trajectories, those of one prompt side by side, no older than `max_lag` updates, and metrics.
+        """See Collector. No trajectory is older than `max_lag` updates; the phase `rollout` is the time spent waiting.
 
-        step: as many updates were made and published. Phase `rollout` is the time that the trainer has waited. Raises
-        what an engine, an episode or a reward raised, and StageError where filtering leaves too few prompts.
+        Raises what an engine, an episode or a reward raised, and StageError where filtering leaves too few prompts.
         """
         with phase("rollout"):
             taken, metrics = self._stream.call(self._take(step))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Protocol
 
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.errors import StageError
@@ -14,11 +14,24 @@ from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline, monitor
 from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.training.checkpointing import DriverState
 from rlhf_core.types import Trajectory
 
 
-class Collector:
-    """Dynamic sampling, section 3.2 of arXiv:2503.14476, where `filtering` is set; else one round, all of it kept.
+class Collector(DriverState, Protocol):
+    """Gives each step what it trains on. Its state is saved in checkpoints."""
+
+    def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
+        """Rewarded trajectories, those of one prompt side by side, and metrics of how they were collected.
+
+        step: as many updates were made and published. Time is measured as the phases `rollout` and `reward`.
+        """
+
+
+class SyncCollector:
+    """Implements Collector, sampling with the newest weights alone.
+
+    Dynamic sampling, section 3.2 of arXiv:2503.14476, where `filtering` is set; else one round, all of it kept.
 
     A round draws as many new prompts as groups are missing. With the default `oversampling` none is ever too many; with
     more, the last round's surplus is dropped: by the next step its completions would be of older weights, and the loop
@@ -41,10 +54,11 @@ class Collector:
         self._monitors = monitors
 
     def collect(self, step: int, phase: PhaseTimer) -> tuple[list[Trajectory], dict[str, float]]:
-        """Rewarded trajectories, those of one prompt side by side, and metrics of all that was sampled for them.
+        """See Collector. The metrics are of all that was sampled.
 
-        They are of `prompts_per_step` prompts, or fewer where `max_rounds` were not enough and `when_short` is train.
-        Raises StageError where nothing could be kept, or `when_short` is stop; RewardError where a reward fails.
+        The trajectories are of `prompts_per_step` prompts, or fewer where `max_rounds` were not enough and `when_short`
+        is train. Raises StageError where nothing could be kept, or `when_short` is stop; RewardError where a reward
+        fails.
         """
         wanted, filtering = self._config.prompts_per_step, self._config.settings.filtering
         tally = Tally()

@@ -16,7 +16,6 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
 from rlhf_core.models.vision import ImageProcessor
-from rlhf_core.rl.async_collector import AsyncCollector
 from rlhf_core.rl.collector import Collector
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
 from rlhf_core.rl.hybrid import Turns
@@ -33,7 +32,7 @@ from rlhf_core.types import Experience, Trajectory
 class Loop:
     config: RLConfig
     algorithm: Algorithm
-    collector: Collector | AsyncCollector
+    collector: Collector
     trainer: PolicyTrainer
     publisher: Publisher
     context: StageContext

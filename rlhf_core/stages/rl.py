@@ -28,7 +28,7 @@ from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import TrajectoryReward, open_rewards
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
-from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.collector import Collector, SyncCollector
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.loop import Loop
@@ -111,14 +111,16 @@ def _run(
         }
         publisher = Publisher(config, trainer, engines, probe=prompts[:4], turns=turns)
         rollouter = Rollouter(engines, tokenizer, config.rollout, environments, stream, shown)
-        parts = (
-            config,
-            PromptSampler(prompts, context.seed),
-            RolloutSampler(config, rollouter, context.seed),
-            RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer),
-            monitors,
-        )
-        collector = Collector(*parts) if stream is None else AsyncCollector(*parts, stream)
+        sampler = PromptSampler(prompts, context.seed)
+        rollouts = RolloutSampler(config, rollouter, context.seed)
+        pipeline = RewardPipeline(config.settings, config.max_sampled_tokens, rewards, tokenizer)
+        collector: Collector
+        if stream is None:
+            collector = SyncCollector(config, prompts=sampler, rollouts=rollouts, rewards=pipeline, monitors=monitors)
+        else:
+            collector = AsyncCollector(
+                config, prompts=sampler, rollouts=rollouts, rewards=pipeline, monitors=monitors, stream=stream
+            )
         driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
         validation = None
         if config.validation is not None:

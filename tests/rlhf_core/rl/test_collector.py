@@ -16,7 +16,7 @@ from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.base import RewardResult
 from rlhf_core.rewards.text import RewardOfText
-from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.collector import SyncCollector
 from rlhf_core.rl.phases import PhaseTimer
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.rewarding import RewardPipeline
@@ -64,7 +64,7 @@ class Setup:
         self.prompts = InOrder(prompts)
         engines = InlineEngines(ScriptedEngine(self._script, max_length=32))
         self._by_token = dict(zip(range(50, 50 + len(answers)), answers, strict=True))
-        self.collector = Collector(
+        self.collector = SyncCollector(
             config,
             self.prompts,
             RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),

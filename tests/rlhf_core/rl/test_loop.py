@@ -23,7 +23,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rewards.base import RewardResult, checked_result
 from rlhf_core.rewards.text import RewardOfText
 from rlhf_core.rl import publisher as rl_publisher
-from rlhf_core.rl.collector import Collector
+from rlhf_core.rl.collector import SyncCollector
 from rlhf_core.rl.experience import pack_trajectories, require_finite
 from rlhf_core.rl.hybrid import take_turns
 from rlhf_core.rl.loop import Loop
@@ -92,7 +92,7 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     algorithm = build_algorithm(config)
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
-    collector = Collector(
+    collector = SyncCollector(
         config,
         PromptSampler(prompts, 0),
         RolloutSampler(config, Rollouter(engines, TOKENIZER, config.rollout), 0),
