@@ -1,7 +1,10 @@
-"""THE page: rollout → reward → score → advantage → update → publish, and prove it.
+"""The RL loop. Each step: rollout → reward → score → advantage → update → publish, with a proof of the weights served.
 
 Synchronous and on-policy: every step samples with the weights that the last step published. Or, with `asynchronous`,
 its rollouts were sampled while earlier steps trained (async_collector.py).
+
+Read next, in the order of a step: prompts → rollouts → episodes/rollouter → rewarding → filtering → collector →
+experience → ranks → scoring → algorithms/base → worker → publisher → rollout/proof.
 """
 
 from __future__ import annotations
