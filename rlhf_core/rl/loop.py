@@ -4,13 +4,14 @@ Synchronous and on-policy: every step samples with the weights that the last ste
 its rollouts were sampled while earlier steps trained (async_collector.py).
 
 Read next, in the order of a step: prompts → rollouts → episodes/rollouter → rewarding → filtering → collector →
-experience → ranks → scoring → algorithms/base → worker → publisher → rollout/proof.
+experience → ranks → scoring → algorithms/base → worker → publisher → rollout/proof. assembly.py builds the loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import torch
 
@@ -44,6 +45,7 @@ class Loop:
     validation: Validation | None = None
     keeper: Keeper | None = None
     processor: ImageProcessor | None = None  # of the policy, if it reads images
+    row_counts: Mapping[str, float] = field(default_factory=dict)  # rows of the datasets that were dropped or truncated
 
     def run(self) -> dict[str, float]:
         """All steps, or those left after the newest checkpoint; the metrics of the last one."""
@@ -61,6 +63,11 @@ class Loop:
                 self.checkpoints.after(step + 1)
         self.checkpoints.finish()
         return metrics
+
+    def save(self, folder: Path) -> None:
+        """Write the trained policy to `folder`, in this job's working folder."""
+        self.turns.train()
+        self.trainer.save(folder, self.context)
 
     def _step(self, step: int) -> dict[str, float]:
         phase = PhaseTimer()

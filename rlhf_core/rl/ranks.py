@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm
 from rlhf_core.config.rl import RLConfig
+from rlhf_core.contract import StageContext
 from rlhf_core.division import Division
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.aggregation import loss_weights
@@ -28,6 +30,7 @@ from rlhf_core.rollout.publication import Files, Publication
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, of_batch, over_steps
 from rlhf_core.training.randomness import derived_seed
+from rlhf_core.training.saving import save
 from rlhf_core.types import Experience, PackedBatch
 
 B = TypeVar("B", bound=PackedBatch)
@@ -226,6 +229,10 @@ class PolicyTrainer:
     def keep_weights(self, source: WeightSource) -> None:
         """The ranks keep a copy of the current policy: the stage's result, unless another copy is kept later."""
         self._workers.call(RLWorker.keep_weights, source)
+
+    def save(self, folder: Path, context: StageContext, *, current: bool = False) -> None:
+        """Write the stage's result, or the `current` policy, to `folder` in the job's working folder."""
+        save(self._workers, folder, context, RLWorker.save_current if current else None)
 
 
 def _of_known_logprobs(experience: Experience) -> dict[str, float]:

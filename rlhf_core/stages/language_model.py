@@ -9,12 +9,12 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.training import SupervisedConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.stages.workers import save
 from rlhf_core.supervised.examples import Packer
 from rlhf_core.supervised.loop import train
 from rlhf_core.supervised.policy import PolicyWorker
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.supervised.validation import Read, Validation, read_held_out, row_counts
+from rlhf_core.training.saving import save
 
 
 def train_language_model(

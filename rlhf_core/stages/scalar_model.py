@@ -20,7 +20,6 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.folder import ADAPTER
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
-from rlhf_core.stages.workers import save
 from rlhf_core.supervised.encoding import read_examples
 from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.held_out import finish_folder, judgement, split_by_prompt
@@ -29,6 +28,7 @@ from rlhf_core.supervised.scalar import ScalarWorker
 from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.supervised.validation import Validation, read_held_out, row_counts
 from rlhf_core.supervised.worker import divider
+from rlhf_core.training.saving import save
 
 
 def train_scalar_model(

@@ -11,8 +11,8 @@ import pytest
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.stages.job_context import JobContext
-from rlhf_core.stages.workers import save
 from rlhf_core.training.group import InlineGroup
+from rlhf_core.training.saving import save
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import Stateful
 from tests.rlhf_core.stages.specs import QUICK, specified

@@ -1,0 +1,193 @@
+"""Builds the loop of a run in three steps: read the inputs, start ranks and engines, wire the parts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+
+from rlhf_core.algorithms import Algorithm, build_algorithm
+from rlhf_core.config.keep import KeepConfig
+from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.validation import counts_prefix, path_of_set
+from rlhf_core.contract import Input, StageContext
+from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.data.feedback import require_turns_follow
+from rlhf_core.data.fitting import Fitted
+from rlhf_core.data.hints import Hint
+from rlhf_core.data.prompts import fit_prompts
+from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
+from rlhf_core.environments import Environments, open_environments, rows_to_play
+from rlhf_core.episodes.rollouter import Rollouter
+from rlhf_core.episodes.shown_images import ShownImages
+from rlhf_core.episodes.stream import Stream
+from rlhf_core.errors import StageError
+from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
+from rlhf_core.rewards import TrajectoryReward, open_rewards
+from rlhf_core.rewards.model import RewardReader
+from rlhf_core.rewards.templates import hint_of
+from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
+from rlhf_core.rl.collector import Collector, SyncCollector
+from rlhf_core.rl.hybrid import take_turns
+from rlhf_core.rl.keeping import Keeper
+from rlhf_core.rl.loop import Loop
+from rlhf_core.rl.prompts import PromptSampler
+from rlhf_core.rl.publisher import Publisher
+from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rl.reward_models import rank_scores, read_reward_models
+from rlhf_core.rl.rewarding import RewardPipeline
+from rlhf_core.rl.roles import require_same_positions, require_same_tokens
+from rlhf_core.rl.rollouts import RolloutSampler
+from rlhf_core.rl.scoring import FrozenWorker
+from rlhf_core.rl.validation import HeldOut, Validation
+from rlhf_core.rl.worker import RLWorker
+from rlhf_core.rollout.engines import SleepingEngines
+from rlhf_core.training.checkpointing import Checkpointing, DriverState
+from rlhf_core.training.group import WorkerGroup
+from rlhf_core.types import Prompt
+
+# The training ranks, the engines, and by role the ranks of models that are placed apart.
+Started = tuple[WorkerGroup[RLWorker], SleepingEngines, Mapping[str, WorkerGroup[FrozenWorker]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The inputs of a run, checked against each other and its settings."""
+
+    tokenizer: Tokenizer
+    processor: ImageProcessor | None
+    environments: Environments
+    prompts: list[Prompt]
+    held_out: Mapping[str, HeldOut]  # validation sets by name
+    row_counts: Mapping[str, float]  # dropped and truncated rows of all datasets
+    algorithm: Algorithm
+    driver_rewards: Mapping[str, TrajectoryReward]
+    reward_models: Mapping[str, RewardReader]
+    monitors: Mapping[str, TrajectoryReward]
+
+
+@contextmanager
+def build_loop(
+    config: RLConfig,
+    inputs: Mapping[str, Input],
+    context: StageContext,
+    start: Callable[[], AbstractContextManager[Started]],
+) -> Iterator[Loop]:
+    """The loop, ready to run; everything it has opened and started ends with the context.
+
+    start: the ranks and the engines. It is called last, since they take minutes to start, and all that can be wrong
+    with the inputs raises StageError before.
+    """
+    with ExitStack() as stack:
+        read = _read(config, inputs, context, stack)
+        context.progress(0, config.steps, "start workers and engines")
+        started = stack.enter_context(start())
+        yield _wire(config, inputs, context, read, started, stack)
+
+
+def _read(config: RLConfig, inputs: Mapping[str, Input], context: StageContext, stack: ExitStack) -> _Read:
+    folder, settings = inputs["model"].folder, config.settings
+    tokenizer, processor = load_tokenizer(folder), open_processor(folder)
+    environments = stack.enter_context(open_environments(config.environment, context, tokenizer))
+    prompts_of = partial(_prompts, config, tokenizer, processor, environments)
+    hint = (
+        hint_of(settings.teacher.hint) if settings.teacher is not None and settings.teacher.hint is not None else None
+    )
+    fitted = prompts_of(inputs["dataset"], config.sampling, hint)
+    if not fitted.rows:
+        raise StageError("`dataset` has no prompt that leaves room for its completion")
+    row_counts, held_out_prompts = fitted.metrics(), {}
+    for name, validation_set in config.validation_sets.items():
+        setting = f"{path_of_set(name)}.dataset"
+        of_set = prompts_of(inputs[setting], validation_set.sampling or config.sampling)
+        if not of_set.rows:
+            raise StageError(f"`{setting}` has no prompts to validate with")
+        held_out_prompts[name] = of_set.rows
+        row_counts |= of_set.metrics(counts_prefix(name))
+    longest, has_images = config.rollout.max_length, any(prompt.images for prompt in fitted.rows)
+    require_same_tokens(config.token_readers, inputs, "rollout.max_length", longest, images=has_images)
+    require_same_positions(config, inputs)
+    if config.environment.appends_turns:
+        require_turns_follow(tokenizer)
+    reward_models = read_reward_models(settings.model_rewards, f"{config.block}.rewards", inputs, longest)
+    algorithm = build_algorithm(config)
+    driver_rewards = stack.enter_context(open_rewards(settings.driver_rewards, context))
+    monitors = stack.enter_context(open_rewards(config.monitors, context))
+    held_out = {
+        name: HeldOut(each, held_out_prompts[name], stack.enter_context(open_rewards(each.scorers, context)))
+        for name, each in config.validation_sets.items()
+    }
+    return _Read(
+        tokenizer=tokenizer, processor=processor, environments=environments, prompts=fitted.rows, held_out=held_out,
+        row_counts=row_counts, algorithm=algorithm, driver_rewards=driver_rewards, reward_models=reward_models,
+        monitors=monitors,
+    )  # fmt: skip
+
+
+def _prompts(
+    config: RLConfig,
+    tokenizer: Tokenizer,
+    processor: ImageProcessor | None,
+    environments: Environments,
+    dataset: Input,
+    sampling: SamplingConfig,
+    hint: Hint | None = None,
+) -> Fitted[list[Prompt]]:
+    room, policy = config.rollout.max_length - sampling.max_tokens, row_policy(dataset.folder)
+    images = RowImages(processor, dataset.folder / IMAGES_FOLDER, config.rollout.max_images)
+    rows = rows_to_play(read_rows(dataset.folder, images=True), environments)
+    fitted = fit_prompts(rows, tokenizer, max_tokens=room, policy=policy, hint=hint, images=images)
+    require_seen_by_all((prompt.row for prompt in fitted.rows), config.text_readers_of)
+    return fitted
+
+
+def _wire(
+    config: RLConfig,
+    inputs: Mapping[str, Input],
+    context: StageContext,
+    read: _Read,
+    started: Started,
+    stack: ExitStack,
+) -> Loop:
+    ranks, all_engines, frozen = started
+    workers, engines, turns = take_turns(config, ranks, all_engines)
+    stream = None
+    if config.asynchronous is not None and config.max_lag:
+        stream = stack.enter_context(Stream(engines))
+        if config.asynchronous.publish == "between_replies":
+            turns = BetweenReplies(stream)
+    trainer = PolicyTrainer(config, read.algorithm, workers, context.seed, frozen)
+    publisher = Publisher(config, trainer, engines, probe=read.prompts[:4], turns=turns)
+    shown = None
+    if read.processor is not None and not config.text_readers and config.asynchronous is None:
+        shown = ShownImages(read.processor, context.workdir / "shown_images", config.rollout.max_images)
+    rollouter = Rollouter(engines, read.tokenizer, config.rollout, read.environments, stream, shown)
+
+    scores = rank_scores(config, inputs, trainer, turns)
+    of_models = {name: model.reward(scores[name]) for name, model in read.reward_models.items()}
+    rewards = RewardPipeline(
+        config.settings, config.max_sampled_tokens, {**read.driver_rewards, **of_models}, read.tokenizer
+    )
+    prompts, rollouts = PromptSampler(read.prompts, context.seed), RolloutSampler(config, rollouter, context.seed)
+    collector: Collector
+    if stream is None:
+        collector = SyncCollector(config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors)
+    else:
+        collector = AsyncCollector(
+            config, prompts=prompts, rollouts=rollouts, rewards=rewards, monitors=read.monitors, stream=stream
+        )
+
+    driver: dict[str, DriverState] = {"collector": collector, "trainer": trainer}
+    validation = keeper = None
+    if config.validation is not None:
+        validation = Validation(config, read.held_out, rollouter, trainer, publisher, turns, seed=context.seed)
+        driver["validation"] = validation.best
+    if config.keep != KeepConfig():
+        keeper = Keeper(config, context, partial(trainer.save, context=context, current=True), read.tokenizer)
+    return Loop(
+        config, read.algorithm, collector, trainer, publisher, context, turns=turns, validation=validation,
+        checkpoints=Checkpointing(config.checkpoint, context, workers, driver), keeper=keeper,
+        processor=read.processor, row_counts=read.row_counts,
+    )  # fmt: skip
