@@ -27,11 +27,10 @@ from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start
-from rlhf_core.rollout.child_engine import engine_in_child
-from rlhf_core.rollout.engine import EngineSettings, Request
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
+from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.engines import Engines, OneEngine
 from rlhf_core.training.randomness import derived_seed
-from rlhf_core.types import Completion
 
 _SHAPE = SHAPES["25m"]
 _EPISODES, _PROMPT, _FEEDBACK, _REPLY, _LONGEST_REPLY, _TURNS, _MAX_LENGTH = 48, 64, 16, 24, 128, 8, 1536
@@ -68,16 +67,21 @@ class Thinking(Environments, EpisodeEnvironment):
         pass
 
 
-class WithoutPrefixes(InlineEngines):
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        return super().generate(requests)
+class WithoutPrefixes(OneEngine):
+    def __init__(self, engine: ChildEngine) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        kept = {name: value for name, value in kwargs.items() if name != "keep_prefixes"}
+        return self._engine._run(method, args, kept)
 
 
 def words(source: random.Random, count: int) -> str:
     return " ".join(f"w{source.choice(word_ids(_SHAPE.vocabulary))}" for _ in range(count))
 
 
-def played(engines: InlineEngines, tokenizer: Tokenizer, side: str, environments: Environments) -> tuple[float, int]:
+def played(engines: Engines, tokenizer: Tokenizer, side: str, environments: Environments) -> tuple[float, int]:
     """Seconds, and the tokens that were sampled."""
     config = RolloutEngineConfig(max_length=_MAX_LENGTH, repeatable=side != "concurrent")
     source = random.Random(0)
@@ -109,14 +113,13 @@ def main(arguments: Sequence[str] | None = None) -> None:
         tokenizer = load_tokenizer(Path(folder))
         config = RolloutEngineConfig(max_length=_MAX_LENGTH, threads=2, max_sequences=_EPISODES)
         with engine_in_child(Path(folder), EngineSettings(config, "float32", seed=0)) as engine:
-            of_side = {_SIDES[0]: WithoutPrefixes(engine)}
+            of_side: dict[str, Engines] = {_SIDES[0]: WithoutPrefixes(engine)}
             for case, (turns, seconds) in _CASES.items():
                 speeds: dict[str, list[tuple[float, float, int]]] = {side: [] for side in _SIDES}
                 for repeat in range(repeats + 1):
                     for side in _SIDES:
-                        took, tokens = played(
-                            of_side.get(side, InlineEngines(engine)), tokenizer, side, Thinking(turns, seconds)
-                        )
+                        engines = of_side.get(side, engine)
+                        took, tokens = played(engines, tokenizer, side, Thinking(turns, seconds))
                         if repeat:  # the first warms up
                             speeds[side].append((tokens / took, took, tokens))
                 medians = {side: statistics.median(speed for speed, _, _ in each) for side, each in speeds.items()}

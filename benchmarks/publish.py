@@ -27,6 +27,7 @@ from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer
+from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.stages.ray_cluster import RayCluster
 from rlhf_core.stages.rl import ranks_and_engines
@@ -66,13 +67,12 @@ def measure(workload: GRPOWorkload, model: Path, repeats: int) -> Result:
                 with _timed(taken["load"]):
                     engines.publish(weights, version)
             with _timed(read_back):
-                engines.probe([])
+                engines.call(RolloutEngine.probe, [])
             began = time.perf_counter()
             length = len(PROBE[0])
             expected = [list(logprobs[i : i + length]) for i in range(0, len(logprobs), length)]
-            verify_weights(
-                engines.probe(PROBE), Expected(version, expected, weights.digests), default_tolerance(workload.dtype)
-            )
+            answers = engines.call(RolloutEngine.probe, PROBE)
+            verify_weights(answers, Expected(version, expected, weights.digests), default_tolerance(workload.dtype))
             taken["log-probs"][-1] += max(0.0, time.perf_counter() - began - read_back[-1])
     return Result(size, {phase: statistics.median(seconds) for phase, seconds in taken.items()})
 

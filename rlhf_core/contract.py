@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -24,6 +24,9 @@ KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {
     "top_logprobs": frozenset({Kind.TOP_LOGPROBS}),
     "evaluation": frozenset({Kind.EVALUATION}),
 }
+
+# The hook of a group of ranks or engines: it gets the method of each call, and raises where the call must not be made.
+Before = Callable[[Callable[..., Any]], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -192,7 +192,9 @@ def guesses(inputs: Mapping[str, Input]) -> ScriptedEngine:
 def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_path: Path) -> None:
     engine = guesses(inputs)
     context = context_of(tmp_path / "work", inputs)
-    rl.run(RLConfig.model_validate(RL), inputs, context, InProcessCluster(lambda *_: nullcontext(engine)))
+    rl.run(
+        RLConfig.model_validate(RL), inputs, context, InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
+    )
     assert [version for _, version in engine.loaded] == [1, 2]
     for _, metrics in context.logs:
         assert metrics["reward"] == pytest.approx(metrics["reward/short"] + 2 * metrics["reward/guess"])

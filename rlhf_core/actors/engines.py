@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import accumulate, pairwise
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import ray
 from ray.util.placement_group import PlacementGroup
@@ -19,13 +19,16 @@ from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.contract import StageContext
-from rlhf_core.rollout.engine import EngineSettings, Request
-from rlhf_core.rollout.proof import ProbeAnswer, answer_probe
+from rlhf_core.contract import Before, StageContext
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
+from rlhf_core.rollout.engines import verb
 from rlhf_core.rollout.publication import Files, Publication, received
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
 from rlhf_core.threads import use_threads
-from rlhf_core.types import Completion
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 START_SECONDS = 900.0  # a large model from a cold disk
 
@@ -41,9 +44,6 @@ def engine_bundles(config: RolloutEngineConfig) -> list[dict[str, float]]:
 class EngineActor:
     """One engine in a process of its own, on any node: it fetches the model itself."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
     def start(
         self, model: ArtifactRef, context: StageContext, settings: EngineSettings, environment: Mapping[str, str]
     ) -> None:
@@ -55,20 +55,8 @@ class EngineActor:
 
         self._engine = VllmEngine(context.fetch(model).folder, settings)
 
-    def generate(self, requests: Sequence[Request], keep_prefixes: bool) -> list[Completion]:
-        return self._engine.generate(requests, keep_prefixes=keep_prefixes)
-
-    def advance(self, requests: Mapping[int, Request], abandoned: Sequence[int]) -> dict[int, Completion]:
-        return self._engine.advance(requests, abandoned=abandoned)
-
-    def forget(self) -> None:
-        self._engine.forget()
-
-    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        return self._engine.logprobs(sequences)
-
-    def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-        return answer_probe(self._name, self._engine, sequences)
+    def call(self, method: str, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self._engine, method)(*args, **kwargs)
 
     def load(self, folder: Path, version: int) -> bool:
         """False: this node has no such folder."""
@@ -81,12 +69,6 @@ class EngineActor:
         with received(files) as folder:
             self._engine.load_weights(folder, version)
 
-    def sleep(self, keep_weights: bool) -> None:
-        self._engine.sleep(keep_weights=keep_weights)
-
-    def wake(self) -> None:
-        self._engine.wake()
-
     def leave(self) -> None:
         """Called last: see calls.leave."""
         remove_all()
@@ -95,7 +77,7 @@ class EngineActor:
 class EngineGroup:
     """N engines with the same weights. Starts them side by side and returns at once; any call waits for them.
 
-    Closes with `shutdown`, or as a context manager. A dead engine raises StageError, which names it.
+    Implements rollout.engines.Engines. Closes with `shutdown`, or as a context manager.
     """
 
     def __init__(
@@ -108,6 +90,7 @@ class EngineGroup:
         first_bundle: int = 0,
     ) -> None:
         """placement_group: already reserved, engine i in bundle first_bundle + i; none: this group reserves its own."""
+        self.before: Before = lambda method: None
         self._stack = ExitStack()
         self._actors: dict[str, Any] = {}
         self._starts: dict[Any, str] = {}  # reference -> name
@@ -116,7 +99,7 @@ class EngineGroup:
             group = placement_group or self._stack.enter_context(reserve(engine_bundles(settings.config)))
             for index in range(settings.config.engines):
                 name = f"engine {index}"
-                actor = self._actors[name] = _create(name, settings.config, group, first_bundle + index)
+                actor = self._actors[name] = _create(settings.config, group, first_bundle + index)
                 self._stack.callback(ray.kill, actor)
                 self._starts[actor.start.remote(model, context, settings, forwarding.received())] = name
             started.pop_all()
@@ -132,56 +115,54 @@ class EngineGroup:
         starts, self._starts = self._starts, {}
         wait("start", starts, timeout_seconds)
 
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        """The completion of each request, in their order: the same tokens on any engine."""
-        self.wait_ready()
-        shares = self._shares(len(requests))
+    @property
+    def size(self) -> int:
+        return len(self._actors)
+
+    def call(self, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        self._prepare(method)
+        return wait(verb(method), {self._start(name, method, *args, **kwargs): name for name in self._actors})
+
+    def call_on(
+        self, index: int, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        self._prepare(method)
+        name = [*self._actors][index]
+        result: R
+        (result,) = wait(verb(method), {self._start(name, method, *args, **kwargs): name})
+        return result
+
+    def share(
+        self, method: Callable[Concatenate[RolloutEngine, Sequence[S], P], list[R]], items: Sequence[S], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> list[R]:  # fmt: skip
+        self._prepare(method)
         calls = {
-            self._actors[name].generate.remote(requests[i:j], keep_prefixes): name for name, (i, j) in shares.items()
+            self._start(name, method, items[i:j], *args, **kwargs): name
+            for name, (i, j) in self._shares(len(items)).items()
         }
-        return [completion for share in wait("generate", calls) for completion in share]
-
-    def forget(self) -> None:
-        self._all("forget")
-
-    def each(self) -> list[OneEngine]:
-        self.wait_ready()
-        return [OneEngine(name, actor) for name, actor in self._actors.items()]
-
-    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        """log p(token t | tokens < t) of every token at temperature 1; the first of each sequence is 0.0."""
-        self.wait_ready()
-        shares = self._shares(len(sequences))
-        calls = {self._actors[name].logprobs.remote(sequences[i:j]): name for name, (i, j) in shares.items()}
-        return [logprobs for share in wait("logprobs", calls) for logprobs in share]
+        return [result for share in wait(verb(method), calls) for result in share]
 
     def publish(self, weights: Publication, version: int) -> None:
         """Every engine serves `weights` from now on: the whole model or, with LoRA, the adapter.
 
         Raises WeightSyncError if they do not fit the model. Prove it with proof.verify_weights.
         """
-        self.wait_ready()
-        loaded = self._all("load", weights.folder, version)
+        self._prepare(RolloutEngine.load_weights)
+        loads = {actor.load.remote(weights.folder, version): name for name, actor in self._actors.items()}
+        loaded = wait("load", loads)
         elsewhere = {name: actor for (name, actor), here in zip(self._actors.items(), loaded, strict=True) if not here}
         if elsewhere:
             # Once into the object store: Ray carries it to each node once, whose engines read the same memory.
             files = ray.put(weights.files())
             wait("load", {actor.load_files.remote(files, version): name for name, actor in elsewhere.items()})
 
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        """Every engine's own answer to all `sequences`."""
+    def _prepare(self, method: Callable[..., Any]) -> None:
+        self.before(method)
         self.wait_ready()
-        return self._all("probe", sequences)
 
-    def sleep(self, *, keep_weights: bool) -> None:
-        self.wait_ready()
-        self._all("sleep", keep_weights)
-
-    def wake(self) -> None:
-        self._all("wake")
-
-    def _all(self, method: str, *arguments: Any) -> list[Any]:
-        return wait(method, {getattr(actor, method).remote(*arguments): name for name, actor in self._actors.items()})
+    def _start(self, name: str, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return self._actors[name].call.remote(method.__name__, *args, **kwargs)
 
     def _shares(self, count: int) -> dict[str, tuple[int, int]]:
         """Contiguous slices, as even as can be; an engine without any is left out."""
@@ -196,19 +177,7 @@ class EngineGroup:
         self._stack.close()
 
 
-class OneEngine:
-    """Of a group. What it raises names it."""
-
-    def __init__(self, name: str, actor: Any) -> None:
-        self._name, self._actor = name, actor
-
-    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
-        completions: dict[int, Completion]
-        (completions,) = wait("generate", {self._actor.advance.remote(requests, abandoned): self._name})
-        return completions
-
-
-def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:
+def _create(config: RolloutEngineConfig, group: PlacementGroup, bundle: int) -> Any:
     # Set before the actor imports torch: OpenMP reads it once.
     environment = {"OMP_NUM_THREADS": str(config.num_threads), "HF_HUB_OFFLINE": "1"}
     if "PYTHONPATH" in os.environ:
@@ -220,4 +189,4 @@ def _create(name: str, config: RolloutEngineConfig, group: PlacementGroup, bundl
         max_restarts=0,  # an engine that comes back would serve the weights of version 0
         runtime_env=runtime_environment(environment),
         scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=bundle),
-    ).remote(name)  # fmt: skip
+    ).remote()  # fmt: skip

@@ -15,6 +15,7 @@ from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
 from rlhf_core.artifacts.scratch import remove_all
 from rlhf_core.config.placement import Placement
+from rlhf_core.contract import Before
 from rlhf_core.threads import use_threads
 
 W = TypeVar("W")
@@ -83,6 +84,7 @@ class RayWorkerGroup(Generic[W]):
         timeout: seconds that a call may take, start_timeout: that building may take once resources are reserved.
         Raises StageError if the cluster can never provide the resources, or a worker cannot be built.
         """
+        self.before: Before = lambda method: None
         self._timeout = timeout
         self._stack = ExitStack()
         self._actors: list[Any] = []
@@ -125,7 +127,7 @@ class RayWorkerGroup(Generic[W]):
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
         """`worker.method(*args)` on every rank; the results by rank. Large arguments travel once."""
-        return wait(method.__name__, self._start(method.__name__, [()] * self.size, args, kwargs), self._timeout)
+        return wait(method.__name__, self._start(method, [()] * self.size, args, kwargs), self._timeout)
 
     def scatter(
         self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
@@ -134,29 +136,31 @@ class RayWorkerGroup(Generic[W]):
         name = method.__name__
         if len(shards) != self.size:
             raise ValueError(f"{name}: {len(shards)} shards for {self.size} ranks")
-        return wait(name, self._start(name, [(shard,) for shard in shards], args, kwargs), self._timeout)
+        return wait(name, self._start(method, [(shard,) for shard in shards], args, kwargs), self._timeout)
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
         """Start `worker.method(*args)` on every rank beside its other calls; the returned function waits for the
         results."""
-        name = method.__name__
-        calls = self._start(name, [()] * self.size, args, kwargs, thread=ASIDE)
-        return lambda: wait(name, calls, self._timeout)
+        calls = self._start(method, [()] * self.size, args, kwargs, thread=ASIDE)
+        return lambda: wait(method.__name__, calls, self._timeout)
 
     def _start(
         self,
-        method: str,
+        method: Callable[..., Any],
         first: Sequence[tuple[Any, ...]],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
         thread: str | None = None,
     ) -> dict[Any, str]:
         """`worker.method(*first[rank], *args, **kwargs)` on every rank: call reference -> name of the rank."""
+        self.before(method)
         shared = [ray.put(argument) for argument in args]
         return {
-            actor.call.options(concurrency_group=thread).remote(method, *first[rank], *shared, **kwargs): f"rank {rank}"
+            actor.call.options(concurrency_group=thread).remote(
+                method.__name__, *first[rank], *shared, **kwargs
+            ): f"rank {rank}"
             for rank, actor in enumerate(self._actors)
         }
 

@@ -7,12 +7,12 @@ from typing import TypeVar
 
 from rlhf_core.episodes.rounds import Play
 from rlhf_core.episodes.stream import Stream
-from rlhf_core.rollout.engines import Sampler
+from rlhf_core.rollout.engines import Engines
 
 T = TypeVar("T")
 
 
-def play_concurrently(episodes: Sequence[Play[T]], engines: Sampler) -> list[T]:
+def play_concurrently(episodes: Sequence[Play[T]], engines: Engines) -> list[T]:
     """What each episode returns, in their order; the first error of an episode or an engine is raised.
 
     After an error the engines may have begun what nothing waits for, and are of no further use.

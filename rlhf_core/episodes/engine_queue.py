@@ -7,16 +7,16 @@ import itertools
 from concurrent.futures import Executor
 from functools import partial
 
-from rlhf_core.rollout.engine import Request
-from rlhf_core.rollout.engines import Advancing
+from rlhf_core.rollout.engine import Request, RolloutEngine
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.types import Completion
 
 
 class EngineQueue:
     """Of one engine: what its episodes ask for, and wait for."""
 
-    def __init__(self, engine: Advancing, threads: Executor) -> None:
-        self._engine, self._threads = engine, threads
+    def __init__(self, engines: Engines, index: int, threads: Executor) -> None:
+        self._engines, self._index, self._threads = engines, index, threads
         self._numbers = itertools.count()
         self._new: dict[int, tuple[Request, asyncio.Future[Completion]]] = {}
         self._sampled: dict[int, asyncio.Future[Completion]] = {}  # by the engine, which has begun it
@@ -61,9 +61,8 @@ class EngineQueue:
                 continue
             self._idle.clear()
             requests = {number: request for number, (request, _) in new.items()}
-            completions = await asyncio.get_running_loop().run_in_executor(
-                self._threads, partial(self._engine.advance, requests, abandoned=abandoned)
-            )
+            advance = partial(self._engines.call_on, self._index, RolloutEngine.advance, requests, abandoned=abandoned)
+            completions = await asyncio.get_running_loop().run_in_executor(self._threads, advance)
             for number, completion in completions.items():
                 future = self._sampled.pop(number, None)  # none: it was abandoned meanwhile
                 if future is not None and not future.done():

@@ -19,7 +19,7 @@ from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.rollout.engines import Sampler
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.types import Prompt, Trajectory
 
 
@@ -39,7 +39,7 @@ _Play = Callable[[Start, SamplingParameters, Ask], Coroutine[Any, Any, T]]
 class Rollouter:
     def __init__(
         self,
-        engines: Sampler,
+        engines: Engines,
         tokenizer: Tokenizer,
         config: RolloutEngineConfig,
         environments: Environments | None = None,

@@ -11,8 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from rlhf_core.rollout.engine import Request
-from rlhf_core.rollout.engines import Sampler
+from rlhf_core.rollout.engine import Request, RolloutEngine
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.types import Completion
 
 T = TypeVar("T")
@@ -20,17 +20,17 @@ Ask = Callable[[Request], Awaitable[Completion]]  # what an episode gets its rep
 Play = Callable[[Ask], Coroutine[Any, Any, T]]  # an episode, from its start to its end
 
 
-def play_in_rounds(episodes: Sequence[Play[T]], engines: Sampler) -> list[T]:
+def play_in_rounds(episodes: Sequence[Play[T]], engines: Engines) -> list[T]:
     """What each episode returns, in their order; where several raise in one round, the first one's error is raised."""
     with asyncio.Runner() as runner:
         rounds = _Rounds(episodes)
         # The engines are called outside of the event loop, which would hold a Ctrl-C back until they have answered.
         begun = False
         while requests := runner.run(rounds.requests()):
-            rounds.answer(engines.generate(requests, keep_prefixes=begun))
+            rounds.answer(engines.share(RolloutEngine.generate, requests, keep_prefixes=begun))
             begun = True
         if begun:
-            engines.forget()
+            engines.call(RolloutEngine.forget)
         return rounds.results()
 
 

@@ -12,7 +12,7 @@ from typing import Any, Self, TypeVar
 
 from rlhf_core.episodes.engine_queue import EngineQueue
 from rlhf_core.episodes.rounds import Ask, Play
-from rlhf_core.rollout.engines import Sampler
+from rlhf_core.rollout.engines import Engines
 
 T = TypeVar("T")
 
@@ -23,7 +23,7 @@ class Stream:
     The engines may be given weights meanwhile. After an engine has failed, each call raises its error.
     """
 
-    def __init__(self, engines: Sampler) -> None:
+    def __init__(self, engines: Engines) -> None:
         self._engines = engines
         self._stack = ExitStack()
         self._queues: list[EngineQueue] = []
@@ -33,15 +33,15 @@ class Stream:
         self._error: asyncio.Future[None]  # never done, but by the first error
 
     def __enter__(self) -> Self:
-        each = self._engines.each()
         with ExitStack() as stack:
             self._loop = stack.enter_context(asyncio.Runner()).get_loop()
-            threads = stack.enter_context(ThreadPoolExecutor(len(each)))
+            threads = stack.enter_context(ThreadPoolExecutor(self._engines.size))
             thread = threading.Thread(target=self._loop.run_forever, name="episodes")
             thread.start()
             stack.callback(thread.join)
             stack.callback(self._loop.call_soon_threadsafe, self._loop.stop)
-            self.call(self._begin([EngineQueue(engine, threads) for engine in each]))
+            queues = [EngineQueue(self._engines, index, threads) for index in range(self._engines.size)]
+            self.call(self._begin(queues))
             stack.callback(lambda: self.call(self._end()))
             self._stack = stack.pop_all()
         return self

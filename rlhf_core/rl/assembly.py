@@ -30,7 +30,7 @@ from rlhf_core.rewards.model import RewardReader
 from rlhf_core.rewards.templates import hint_of
 from rlhf_core.rl.async_collector import AsyncCollector, BetweenReplies
 from rlhf_core.rl.collector import Collector, SyncCollector
-from rlhf_core.rl.hybrid import take_turns
+from rlhf_core.rl.hybrid import turns_of
 from rlhf_core.rl.keeping import Keeper
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
@@ -43,13 +43,13 @@ from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rl.scoring import FrozenWorker
 from rlhf_core.rl.validation import HeldOut, Validation
 from rlhf_core.rl.worker import RLWorker
-from rlhf_core.rollout.engines import SleepingEngines
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.training.checkpointing import Checkpointing, DriverState
 from rlhf_core.training.group import WorkerGroup
 from rlhf_core.types import Prompt
 
 # The training ranks, the engines, and by role the ranks of models that are placed apart.
-Started = tuple[WorkerGroup[RLWorker], SleepingEngines, Mapping[str, WorkerGroup[FrozenWorker]]]
+Started = tuple[WorkerGroup[RLWorker], Engines, Mapping[str, WorkerGroup[FrozenWorker]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,8 +151,8 @@ def _wire(
     started: Started,
     stack: ExitStack,
 ) -> Loop:
-    ranks, all_engines, frozen = started
-    workers, engines, turns = take_turns(config, ranks, all_engines)
+    workers, engines, frozen = started
+    turns = turns_of(config, workers, engines)
     stream = None
     if config.asynchronous is not None and config.max_lag:
         stream = stack.enter_context(Stream(engines))

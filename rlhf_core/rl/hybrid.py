@@ -11,21 +11,14 @@ out of memory:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import StrEnum
-from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from rlhf_core.config.rl import RLConfig
-from rlhf_core.rollout.engine import Request
-from rlhf_core.rollout.engines import Advancing, Engines, SleepingEngines
-from rlhf_core.rollout.proof import ProbeAnswer
-from rlhf_core.rollout.publication import Publication
+from rlhf_core.rollout.engine import RolloutEngine
+from rlhf_core.rollout.engines import Engines, verb
 from rlhf_core.training.group import WorkerGroup, is_host_memory_only
-from rlhf_core.types import Completion
-
-P = ParamSpec("P")
-R = TypeVar("R")
-S = TypeVar("S")
 
 
 class LendsDevice(Protocol):
@@ -43,6 +36,13 @@ class Turn(StrEnum):
     SAMPLING = "sampling"  # engines serve the version published last; the ranks' states are in main memory
     TRAINING = "training"  # the ranks have the devices; engines are asleep
     PUBLISHING = "publishing"  # engines are awake, but may not sample: their weights are old or gone
+
+
+_TURNS_OF_ENGINES = {  # of their methods; others are called while they sample
+    "load_weights": (Turn.PUBLISHING,),
+    "probe": (Turn.PUBLISHING, Turn.SAMPLING),
+    "wake": (Turn.PUBLISHING,),
+}
 
 
 class Turns(Protocol):
@@ -77,34 +77,28 @@ class HybridEngine(Generic[W]):
     weights are to sample once more.
     """
 
-    def __init__(self, workers: WorkerGroup[W], engines: SleepingEngines, *, adapters: bool) -> None:
+    def __init__(self, workers: WorkerGroup[W], engines: Engines, *, adapters: bool) -> None:
         """adapters: a publish has LoRA factors only."""
-        self._all_workers, self._all_engines = workers, engines
+        self.workers, self.engines = workers, engines
         self._adapters = adapters
         self._has_weights = True  # that may be sampled with, or may be again after a wake
         self.turn = Turn.SAMPLING
-        self.workers: WorkerGroup[W] = _Ranks(workers, self)
-        self.engines: Engines = _Engines(engines, self)
         workers.call(LendsDevice.offload)
+        workers.before, engines.before = self._before_ranks, self._before_engines
 
     def train(self, *, keep_weights: bool = False) -> None:
         if self.turn is Turn.TRAINING:
             return
-        self.require(Turn.SAMPLING, doing="train")
+        self._require(Turn.SAMPLING, doing="train")
         self._has_weights = keep_weights or self._adapters
-        self._all_engines.sleep(keep_weights=self._has_weights)
-        self._all_workers.call(LendsDevice.reload)
+        self.engines.call(RolloutEngine.sleep, keep_weights=self._has_weights)
         self.turn = Turn.TRAINING
+        self.workers.call(LendsDevice.reload)
 
     def publish(self) -> None:
-        self.require(Turn.TRAINING, doing="publish")
+        self._require(Turn.TRAINING, doing="publish")
         self._hand_over()
         self._has_weights = False
-        self.turn = Turn.PUBLISHING
-
-    def published(self) -> None:
-        """The engines have loaded what they were given."""
-        self._has_weights = True
 
     def sample(self) -> None:
         if not self._has_weights:
@@ -114,84 +108,27 @@ class HybridEngine(Generic[W]):
         self.turn = Turn.SAMPLING
 
     def _hand_over(self) -> None:
-        self._all_workers.call(LendsDevice.offload)
-        self._all_engines.wake()
+        self.workers.call(LendsDevice.offload)
+        self.turn = Turn.PUBLISHING
+        self.engines.call(RolloutEngine.wake)
 
-    def require(self, *turns: Turn, doing: str) -> None:
+    def _before_ranks(self, method: Callable[..., Any]) -> None:
+        if not is_host_memory_only(method):
+            self._require(Turn.TRAINING, doing=method.__name__)
+
+    def _before_engines(self, method: Callable[..., Any]) -> None:
+        self._require(*_TURNS_OF_ENGINES.get(method.__name__, (Turn.SAMPLING,)), doing=verb(method))
+        if method.__name__ == "load_weights":  # an error of it ends the run
+            self._has_weights = True
+
+    def _require(self, *turns: Turn, doing: str) -> None:
         """Raises RuntimeError, naming the state, unless it is one of `turns`."""
         if self.turn not in turns:
             raise RuntimeError(f"cannot {doing} in the state {self.turn}; this needs {' or '.join(turns)}")
 
 
-def take_turns(
-    config: RLConfig, workers: WorkerGroup[W], engines: SleepingEngines
-) -> tuple[WorkerGroup[W], Engines, Turns]:
-    """Ranks and engines as they are called from now on, and who says whose turn it is."""
+def turns_of(config: RLConfig, workers: WorkerGroup[W], engines: Engines) -> Turns:
+    """Says from now on whose turn it is."""
     if not config.hybrid:
-        return workers, engines, OwnDevices()
-    hybrid = HybridEngine(workers, engines, adapters=config.served_lora is not None)
-    return hybrid.workers, hybrid.engines, hybrid
-
-
-class _Ranks(Generic[W]):
-    """The ranks, in their turn."""
-
-    def __init__(self, workers: WorkerGroup[W], hybrid: HybridEngine[W]) -> None:
-        self._workers = workers
-        self._hybrid = hybrid
-
-    @property
-    def size(self) -> int:
-        return self._workers.size
-
-    def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
-        self._require(method)
-        return self._workers.call(method, *args, **kwargs)
-
-    def scatter(
-        self, method: Callable[Concatenate[W, S, P], R], shards: Sequence[S], /, *args: P.args, **kwargs: P.kwargs
-    ) -> list[R]:
-        self._require(method)
-        return self._workers.scatter(method, shards, *args, **kwargs)
-
-    def aside(
-        self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
-    ) -> Callable[[], list[R]]:
-        self._require(method)
-        return self._workers.aside(method, *args, **kwargs)
-
-    def _require(self, method: Callable[..., Any]) -> None:
-        if not is_host_memory_only(method):
-            self._hybrid.require(Turn.TRAINING, doing=method.__name__)
-
-    def shutdown(self) -> None:
-        self._workers.shutdown()
-
-
-class _Engines:
-    """The engines, in their turn."""
-
-    def __init__(self, engines: Engines, hybrid: HybridEngine[Any]) -> None:
-        self._engines = engines
-        self._hybrid = hybrid
-
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        self._hybrid.require(Turn.SAMPLING, doing="generate")
-        return self._engines.generate(requests, keep_prefixes=keep_prefixes)
-
-    def forget(self) -> None:
-        self._hybrid.require(Turn.SAMPLING, doing="forget")
-        self._engines.forget()
-
-    def each(self) -> Sequence[Advancing]:
-        self._hybrid.require(Turn.SAMPLING, doing="generate")
-        return self._engines.each()
-
-    def publish(self, weights: Publication, version: int) -> None:
-        self._hybrid.require(Turn.PUBLISHING, doing="load weights")
-        self._engines.publish(weights, version)
-        self._hybrid.published()
-
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        self._hybrid.require(Turn.PUBLISHING, Turn.SAMPLING, doing="probe")
-        return self._engines.probe(sequences)
+        return OwnDevices()
+    return HybridEngine(workers, engines, adapters=config.served_lora is not None)

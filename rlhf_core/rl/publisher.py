@@ -12,6 +12,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.weights import WeightSource
+from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.engines import Engines
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, verify_weights
 from rlhf_core.types import Prompt, Trajectory
@@ -83,7 +84,8 @@ class Publisher:
 
     def _prove(self, expected: Expected) -> Proof:
         before, self._proven = self._proven, None
-        proof = verify_weights(self._engines.probe(self._sequences), expected, self._tolerance, before)
+        answers = self._engines.call(RolloutEngine.probe, self._sequences)
+        proof = verify_weights(answers, expected, self._tolerance, before)
         self._proven = expected
         return proof
 

@@ -10,60 +10,26 @@ from typing import Any
 
 from rlhf_core.rollout.child_output import ChildOutput, kept_output
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
 from rlhf_core.threads import use_threads
-from rlhf_core.types import Completion
 
 _engines: dict[int, Any] = {}  # in the child
 _numbers = itertools.count()
 
 
-class ChildEngine(RolloutEngine):
+class ChildEngine(OneEngine):
     """A VllmEngine in `process`, which may have several; what it raises is raised here."""
 
     def __init__(self, process: ChildProcess, folder: Path, settings: EngineSettings) -> None:
+        super().__init__()
         self._process = process
         self._number = next(_numbers)
         process.call(_start, self._number, folder, settings)
 
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        completions: list[Completion] = self._call("generate", requests, keep_prefixes=keep_prefixes)
-        return completions
-
-    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
-        completions: dict[int, Completion] = self._call("advance", requests, abandoned=abandoned)
-        return completions
-
-    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
-        logprobs: list[list[float]] = self._call("logprobs", sequences)
-        return logprobs
-
-    def forget(self) -> None:
-        self._call("forget")
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        self._call("load_weights", folder, version)
-
-    @property
-    def weight_version(self) -> int:
-        return self._process.call(_weight_version, self._number)
-
-    def served(self) -> tuple[ServedTensor, ...]:
-        served: tuple[ServedTensor, ...] = self._call("served")
-        return served
-
-    def sleep(self, *, keep_weights: bool) -> None:
-        self._call("sleep", keep_weights=keep_weights)
-
-    def wake(self) -> None:
-        self._call("wake")
-
-    def shutdown(self) -> None:
-        self._call("shutdown")
-
-    def _call(self, method: str, *arguments: Any, **options: Any) -> Any:
-        return self._process.call(_call, self._number, method, arguments, options)
+    def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        return self._process.call(_call, self._number, method, args, kwargs)
 
 
 @contextmanager
@@ -95,9 +61,5 @@ def _start(number: int, folder: Path, settings: EngineSettings) -> None:
     _engines[number] = VllmEngine(folder, settings)
 
 
-def _call(number: int, method: str, arguments: Sequence[Any], options: dict[str, Any]) -> Any:
-    return getattr(_engines[number], method)(*arguments, **options)
-
-
-def _weight_version(number: int) -> int:
-    return int(_engines[number].weight_version)
+def _call(number: int, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    return getattr(_engines[number], method)(*args, **kwargs)

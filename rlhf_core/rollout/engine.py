@@ -72,6 +72,15 @@ class ServedTensor:
     read_back: bool = True  # False: the digest is of the values that the engine was given; its layout cannot be read
 
 
+@dataclass(frozen=True, slots=True)
+class ProbeAnswer:
+    """The proof of one engine of what it serves."""
+
+    version: int
+    logprobs: list[list[float]]
+    served: tuple[ServedTensor, ...] = ()
+
+
 class RolloutEngine(Protocol):
     """Sampling is a function of (weights, requests): the same call of `generate` gives the same completions.
 
@@ -109,6 +118,10 @@ class RolloutEngine(Protocol):
     @property
     def weight_version(self) -> int:
         """The version being served; 0 is the weights the engine was started with."""
+
+    def probe(self, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
+        """The log-probs of `sequences` at temperature 1, and the tensors that the engine serves."""
+        return ProbeAnswer(self.weight_version, self.logprobs(sequences), self.served())
 
     def sleep(self, *, keep_weights: bool) -> None:
         """Release the device. Weights that are not kept must be loaded again before anything is sampled."""

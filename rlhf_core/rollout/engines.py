@@ -1,43 +1,82 @@
-"""A group of rollout engines with the same weights, as its users see it: actors.EngineGroup, InlineEngines."""
+"""A group of rollout engines with the same weights: actors.EngineGroup, and groups of one engine."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Protocol
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from rlhf_core.rollout.engine import Request
-from rlhf_core.rollout.proof import ProbeAnswer
+from rlhf_core.contract import Before
+from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.publication import Publication
-from rlhf_core.types import Completion
+
+S = TypeVar("S")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
-class Advancing(Protocol):
-    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
-        """As of rollout.engine.RolloutEngine."""
+class Engines(Protocol):
+    """Engines 0 ... size - 1. Methods are passed unbound, such as `engines.call(RolloutEngine.wake)`."""
 
+    before: Before
 
-class Sampler(Protocol):
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        """The completion of each request, in their order, whichever engine serves it; as of one engine."""
+    @property
+    def size(self) -> int:
+        """The number of engines."""
 
-    def forget(self) -> None:
-        """Of every engine; as of one."""
+    def call(self, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        """`engine.method(*args)` on every engine; the results in their order. Raises StageError if an engine dies."""
 
-    def each(self) -> Sequence[Advancing]:
-        """Its engines, one by one."""
+    def call_on(
+        self, index: int, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        """`engine.method(*args)` on one engine."""
 
+    def share(
+        self, method: Callable[Concatenate[RolloutEngine, Sequence[S], P], list[R]], items: Sequence[S], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> list[R]:  # fmt: skip
+        """`engine.method(part of items, *args)` on the engines; the results of all items in their order."""
 
-class Engines(Sampler, Protocol):
     def publish(self, weights: Publication, version: int) -> None:
         """Every engine serves `weights` as `version` from now on; proof.verify_weights checks that it does."""
 
-    def probe(self, sequences: Sequence[Sequence[int]]) -> list[ProbeAnswer]:
-        """Of every engine: its log-probs of all `sequences` at temperature 1, and the tensors that it serves."""
+
+class OneEngine(ABC):
+    """A group of one engine."""
+
+    size = 1
+
+    def __init__(self) -> None:
+        self.before: Before = lambda method: None
+
+    def call(self, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        return [self.call_on(0, method, *args, **kwargs)]
+
+    def call_on(
+        self, index: int, method: Callable[Concatenate[RolloutEngine, P], R], /, *args: P.args, **kwargs: P.kwargs
+    ) -> R:
+        self.before(method)
+        result: R = self._run(method.__name__, args, kwargs)
+        return result
+
+    def share(
+        self, method: Callable[Concatenate[RolloutEngine, Sequence[S], P], list[R]], items: Sequence[S], /,
+        *args: P.args, **kwargs: P.kwargs,
+    ) -> list[R]:  # fmt: skip
+        return self.call_on(0, method, items, *args, **kwargs)
+
+    def publish(self, weights: Publication, version: int) -> None:
+        self.call(RolloutEngine.load_weights, weights.folder, version)
+
+    def shutdown(self) -> None:
+        self._run("shutdown", (), {})
+
+    @abstractmethod
+    def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        """Call the engine's method of this name."""
 
 
-class SleepingEngines(Engines, Protocol):
-    """Engines that can release their devices."""
-
-    def sleep(self, *, keep_weights: bool) -> None: ...
-
-    def wake(self) -> None: ...
+def verb(method: Callable[..., Any]) -> str:
+    """The word for a call in errors: `advance` generates too."""
+    return "generate" if method.__name__ == "advance" else method.__name__.replace("_", " ")

@@ -17,7 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.rollout.engine import RolloutEngine, ServedTensor
+from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
 
 SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
 _NAMED = 8  # tensors that an error names; of the others it gives the number
@@ -67,20 +67,6 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeAnswer:
-    """What one engine says of itself."""
-
-    engine: str
-    version: int
-    logprobs: list[list[float]]
-    served: tuple[ServedTensor, ...] = ()
-
-
-def answer_probe(name: str, engine: RolloutEngine, sequences: Sequence[Sequence[int]]) -> ProbeAnswer:
-    return ProbeAnswer(name, engine.weight_version, engine.logprobs(sequences), engine.served())
-
-
-@dataclass(frozen=True, slots=True)
 class Proof:
     difference: float  # mean |log-prob difference| of the worst engine and the trainer over the probe's tokens
     max_difference: float  # of any engine, at any token
@@ -111,17 +97,17 @@ def verify_weights(
     """
     max_mean_difference = max_difference = 0.0
     unverifiable: set[str] = set()
-    for answer in answers:
+    for index, answer in enumerate(answers):
         if answer.version != expected.version:
             raise WeightSyncError(
-                f"{answer.engine} serves version {answer.version}, but version {expected.version} was published"
+                f"engine {index} serves version {answer.version}, but version {expected.version} was published"
             )
         wrong = list(_wrong_tensors(answer, expected, before))
         differences = _differences(answer.logprobs, expected.logprobs)
         mean = float(differences.mean())
         if wrong or not mean <= tolerance:  # nor is NaN
             raise WeightSyncError(
-                f"{answer.engine} does not serve version {expected.version} as published: {_listed(wrong)}; its "
+                f"engine {index} does not serve version {expected.version} as published: {_listed(wrong)}; its "
                 f"log-probs of the probe are off by {mean:.3g} on average (tolerance {tolerance:.3g})"
             )
         max_mean_difference = max(max_mean_difference, mean)

@@ -15,7 +15,7 @@ import torch
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.weights import require_fit
-from rlhf_core.rollout.engine import EngineSettings, Request, ServedTensor
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
 from rlhf_core.rollout.publication import tensor_shapes
 from rlhf_core.rollout.vllm_outputs import Partial, chosen
 from rlhf_core.rollout.vllm_prompts import prompt_of, require_same_prompt
@@ -26,8 +26,8 @@ _ADVANCE_SECONDS = 0.1  # more requests are taken after so long; a call costs a 
 SleepState = Literal["awake", "asleep", "awake without weights"]
 
 
-class VllmEngine:
-    """One vLLM engine over the GPUs of this process, or its CPU cores. Implements rollout.engine.RolloutEngine.
+class VllmEngine(RolloutEngine):
+    """One vLLM engine over the GPUs of this process, or its CPU cores.
 
     With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
     It wants a process without training in it: vLLM keeps process-wide state, and ends the process group at its own end.

@@ -11,7 +11,7 @@ from rlhf_core.config.placement import Placement
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.engine import EngineSettings
-from rlhf_core.rollout.engines import Engines, SleepingEngines
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.training.group import WorkerGroup
 
 W = TypeVar("W")
@@ -47,6 +47,6 @@ class Cluster(Protocol):
 
     def workers_and_engines(
         self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
-    ) -> AbstractContextManager[tuple[WorkerGroup[L], SleepingEngines, Mapping[str, WorkerGroup[W]]]]:
+    ) -> AbstractContextManager[tuple[WorkerGroup[L], Engines, Mapping[str, WorkerGroup[W]]]]:
         """Ranks, engines, and further groups of ranks by name, all reserved together. Where engines sleep, rank i and
         engine i share a device, which the rank has lent; the groups in `apart` have their own."""

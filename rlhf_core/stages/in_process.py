@@ -15,8 +15,7 @@ from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import RolloutEngine
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
 from rlhf_core.threads import use_threads
 from rlhf_core.training.group import InlineGroup
@@ -24,11 +23,11 @@ from rlhf_core.training.group import InlineGroup
 W = TypeVar("W")
 L = TypeVar("L", bound=LendsDevice)
 
-OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[RolloutEngine]]
+OpenEngine = Callable[[EngineSpec, StageContext], AbstractContextManager[OneEngine]]
 
 
 @contextmanager
-def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
+def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
     """A vLLM engine in `process`, for as long as the context lasts."""
     engine = ChildEngine(process, spec.model.folder, spec.settings)
     yield engine
@@ -36,7 +35,7 @@ def vllm_in(process: ChildProcess, spec: EngineSpec, context: StageContext) -> I
 
 
 @contextmanager
-def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[RolloutEngine]:
+def vllm_in_child(spec: EngineSpec, context: StageContext) -> Iterator[OneEngine]:
     """A vLLM engine in a process of its own, which ends with this context."""
     with engine_in_child(spec.model.folder, spec.settings, _devices(spec)) as engine:
         yield engine
@@ -62,16 +61,16 @@ class InProcessCluster:
                 torch.cuda.empty_cache()
 
     @contextmanager
-    def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[InlineEngines]:
+    def engines(self, spec: EngineSpec, context: StageContext, /) -> Iterator[OneEngine]:
         if spec.settings.config.engines > 1:
             print(f"rollout.engines is {spec.settings.config.engines}: here one engine does it all", flush=True)
         with self._open_engine(spec, context) as engine:
-            yield InlineEngines(engine)
+            yield engine
 
     @contextmanager
     def workers_and_engines(
         self, ranks: RankSpec[L], spec: EngineSpec, context: StageContext, apart: Mapping[str, RankSpec[W]], /
-    ) -> Iterator[tuple[InlineGroup[L], InlineEngines, Mapping[str, InlineGroup[W]]]]:
+    ) -> Iterator[tuple[InlineGroup[L], OneEngine, Mapping[str, InlineGroup[W]]]]:
         with ExitStack() as stack:
             # First: building the ranks that train seeds this process's random generators for the run.
             others = {

@@ -17,12 +17,12 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.folder import context_length
 from rlhf_core.rl.rows import completion_entry, completions_row
 from rlhf_core.rollout.child_engine import quiet_engine
-from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings
+from rlhf_core.rollout.engines import Engines
 from rlhf_core.stages.generate import completed
 from rlhf_core.types import Prompt, Trajectory
 
-OpenEngine = Callable[[Path, EngineSettings], AbstractContextManager[RolloutEngine]]
+OpenEngine = Callable[[Path, EngineSettings], AbstractContextManager[Engines]]
 
 _AT_ONCE = 256  # completions that the engine is asked for in one call
 _SHOWN = 40  # characters of a prompt
@@ -63,10 +63,10 @@ def generate(
     config = settings.config.model_copy(update={"max_length": length})
     with ExitStack() as stack:
         try:
-            engine = stack.enter_context(open_engine(folder, replace(settings, config=config)))
+            engines = stack.enter_context(open_engine(folder, replace(settings, config=config)))
         except ValueError as error:  # of its settings
             raise StageError(str(error)) from error
-        rollouter = Rollouter(InlineEngines(engine), tokenizer, config)
+        rollouter = Rollouter(engines, tokenizer, config)
         for start in range(0, len(prompts), at_once):
             part = prompts[start : start + at_once]
             made = completed(part, each, request.sampling, rollouter, request.seed)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Concatenate, Generic, ParamSpec, Protocol, TypeVar
 
+from rlhf_core.contract import Before
 from rlhf_core.training.background import Background
 from rlhf_core.training.distributed import join_group
 
@@ -31,6 +32,8 @@ class WorkerGroup(Protocol[W_co]):
 
     Methods are passed unbound, such as `group.call(RLWorker.save, folder)`; a worker's own override is what runs.
     """
+
+    before: Before
 
     @property
     def size(self) -> int:
@@ -59,6 +62,7 @@ class InlineGroup(Generic[W]):
 
     def __init__(self, factory: Callable[..., W], *args: Any) -> None:
         join_group(rank=0, size=1)
+        self.before: Before = lambda method: None
         self._worker: Any = factory(*args)
 
     @property
@@ -66,6 +70,7 @@ class InlineGroup(Generic[W]):
         return 1
 
     def call(self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs) -> list[R]:
+        self.before(method)
         return [getattr(self._worker, method.__name__)(*args, **kwargs)]
 
     def scatter(
@@ -73,12 +78,15 @@ class InlineGroup(Generic[W]):
     ) -> list[R]:
         if len(shards) != 1:
             raise ValueError(f"{method.__name__}: {len(shards)} shards for 1 rank")
+        self.before(method)
         return [getattr(self._worker, method.__name__)(shards[0], *args, **kwargs)]
 
     def aside(
         self, method: Callable[Concatenate[W, P], R], /, *args: P.args, **kwargs: P.kwargs
     ) -> Callable[[], list[R]]:
-        return Background(lambda: self.call(method, *args, **kwargs), name=method.__name__).result
+        self.before(method)
+        run = getattr(self._worker, method.__name__)
+        return Background(lambda: [run(*args, **kwargs)], name=method.__name__).result
 
     def shutdown(self) -> None:
         self._worker = None

@@ -13,7 +13,7 @@ from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from rlhf_core.rollout.publication import Publication, publication
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
@@ -45,51 +45,50 @@ def test_a_group_of_engines(tmp_path: Path) -> None:
     with EngineGroup(ref, context, EngineSettings(CONFIG, "float32", seed=0)) as engines:
         engines.wait_ready()
 
-        completions = engines.generate(SAMPLED)
+        completions = engines.share(RolloutEngine.generate, SAMPLED)
         for prompt, completion in zip(PROMPTS, completions, strict=True):
             expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])[0][len(prompt) :]
             assert completion.logprobs == pytest.approx(expected, abs=1e-4)
         # The fourth is the second engine's, and here the first's.
-        assert engines.generate([SAMPLED[3]])[0].token_ids == completions[3].token_ids
+        assert engines.share(RolloutEngine.generate, [SAMPLED[3]])[0].token_ids == completions[3].token_ids
         with pytest.raises(StageError, match="engine 0 failed in generate: ValueError: prompt 0 has 64 tokens"):
-            engines.generate(requests([[1] * 64], PARAMETERS))
+            engines.share(RolloutEngine.generate, requests([[1] * 64], PARAMETERS))
 
-        _, second = engines.each()
-        alone = second.advance({7: SAMPLED[3]})
+        alone = engines.call_on(1, RolloutEngine.advance, {7: SAMPLED[3]})
         while not alone:
-            alone = second.advance({})
+            alone = engines.call_on(1, RolloutEngine.advance, {})
         assert {number: completion.token_ids for number, completion in alone.items()} == {7: completions[3].token_ids}
         with pytest.raises(StageError, match="engine 1 failed in generate: ValueError: prompt 8 has 64 tokens"):
-            second.advance({8: requests([[1] * 64], PARAMETERS)[0]})
+            engines.call_on(1, RolloutEngine.advance, {8: requests([[1] * 64], PARAMETERS)[0]})
 
         disturb(model, seed=1)
         digests = publish(engines, model.state_dict(), 1)
         expected = Expected(1, expected_logprobs(model, PROBE), digests)
-        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
-        assert engines.logprobs(PROBE)[1] == pytest.approx(expected.logprobs[1], abs=1e-4)
-        assert [c.weight_version for c in engines.generate(SAMPLED)] == [1] * 5
+        assert verify_weights(engines.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
+        assert engines.share(RolloutEngine.logprobs, PROBE)[1] == pytest.approx(expected.logprobs[1], abs=1e-4)
+        assert [c.weight_version for c in engines.share(RolloutEngine.generate, SAMPLED)] == [1] * 5
 
         disturb(model, seed=2)
         with publication(model.state_dict()) as weights:  # as engines on another node see it
             engines.publish(Publication(tmp_path / "elsewhere", weights.digests, weights.files), 2)
             expected = Expected(2, expected_logprobs(model, PROBE), weights.digests)
-        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
+        assert verify_weights(engines.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
 
         disturb(model, seed=3)  # and nothing published
         with pytest.raises(WeightSyncError, match="engine 0 does not serve version 2 as published: it serves each"):
-            verify_weights(engines.probe(PROBE), Expected(2, expected_logprobs(model, PROBE)), 1e-4)
+            verify_weights(engines.call(RolloutEngine.probe, PROBE), Expected(2, expected_logprobs(model, PROBE)), 1e-4)
 
-        engines.sleep(keep_weights=True)
+        engines.call(RolloutEngine.sleep, keep_weights=True)
         with pytest.raises(StageError, match="the engine is asleep; this needs it awake"):
-            engines.generate(SAMPLED)
-        engines.wake()
+            engines.share(RolloutEngine.generate, SAMPLED)
+        engines.call(RolloutEngine.wake)
 
         processes = _engine_processes()
         temporary = [_temporary_folder(process) for process in processes]
         assert [len([*folder.iterdir()]) for folder in temporary] == [1, 1]  # what vLLM leaves
         processes[0].kill()
         with pytest.raises(StageError, match=r"engine [01] died in generate"):
-            engines.generate(SAMPLED)
+            engines.share(RolloutEngine.generate, SAMPLED)
     _, alive = psutil.wait_procs(processes, timeout=20)
     assert len(processes) == 2
     assert not alive

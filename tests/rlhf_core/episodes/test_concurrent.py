@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,7 @@ from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.rounds import Ask, Play
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.types import Completion
 
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=())
@@ -43,15 +45,20 @@ class Queueing:
         return {number: Completion((len(prompt),), (0.0,), "stop", 0)}
 
 
-class Several:
+class Several(OneEngine):
     def __init__(self, *engines: Queueing) -> None:
+        super().__init__()
         self.engines = engines
 
-    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
-        raise AssertionError("engines are called one by one")
+    @property
+    def size(self) -> int:
+        return len(self.engines)
 
-    def each(self) -> Sequence[Queueing]:
-        return self.engines
+    def call_on(self, index: int, method: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        return getattr(self.engines[index], method.__name__)(*args, **kwargs)
+
+    def _run(self, method: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+        raise AssertionError("engines are called one by one")
 
 
 def episode(number: int, turns: int) -> Play[list[int]]:

@@ -9,16 +9,18 @@ import pytest
 
 from rlhf_core.episodes.rounds import Ask, Play, play_in_rounds
 from rlhf_core.rollout.engine import Request, SamplingParameters
-from rlhf_core.rollout.engines import Advancing
+from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Completion
 
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=())
 
 
-class Counts:
+class Counts(ScriptedEngine):
     """Completes a prompt with its length; writes down the prompts of each call, and whether prefixes were kept."""
 
     def __init__(self) -> None:
+        super().__init__(lambda prompt, seed: [])
         self.calls: list[list[Sequence[int]]] = []
         self.kept: list[bool] = []
         self.forgotten = 0
@@ -30,9 +32,6 @@ class Counts:
 
     def forget(self) -> None:
         self.forgotten += 1
-
-    def each(self) -> Sequence[Advancing]:
-        raise AssertionError("in rounds engines are called all together")
 
 
 def episode(number: int, turns: int, pauses: Sequence[float] = ()) -> Play[list[int]]:
@@ -50,7 +49,7 @@ def episode(number: int, turns: int, pauses: Sequence[float] = ()) -> Play[list[
 
 def test_every_round_asks_for_all_that_go_on_in_their_order() -> None:
     engines = Counts()
-    made = play_in_rounds([episode(70, 2), episode(80, 0), episode(90, 3), episode(60, 1)], engines)
+    made = play_in_rounds([episode(70, 2), episode(80, 0), episode(90, 3), episode(60, 1)], InlineEngines(engines))
     assert made == [[70, 1, 2], [80], [90, 1, 2, 3], [60, 1]]
     assert engines.calls == [[(70,), (90,), (60,)], [(70, 1), (90, 1)], [(90, 1, 2)]]
     assert engines.kept == [False, True, True]  # what the first round forgets is what another play has left
@@ -60,15 +59,15 @@ def test_every_round_asks_for_all_that_go_on_in_their_order() -> None:
 def test_calls_do_not_depend_on_how_long_an_environment_takes() -> None:
     slow, quick = Counts(), Counts()
     pauses = [(0.03, 0.0, 0.02), (0.0, 0.04, 0.0), (0.01, 0.01, 0.01)]
-    made = play_in_rounds([episode(7 + i, 3, of_one) for i, of_one in enumerate(pauses)], slow)
-    assert made == play_in_rounds([episode(7 + i, 3) for i in range(3)], quick)
+    made = play_in_rounds([episode(7 + i, 3, of_one) for i, of_one in enumerate(pauses)], InlineEngines(slow))
+    assert made == play_in_rounds([episode(7 + i, 3) for i in range(3)], InlineEngines(quick))
     assert slow.calls == quick.calls
 
 
 def test_there_may_be_no_episode_or_none_that_asks() -> None:
     engines = Counts()
-    assert play_in_rounds([], engines) == []
-    assert play_in_rounds([episode(5, 0)], engines) == [[5]]
+    assert play_in_rounds([], InlineEngines(engines)) == []
+    assert play_in_rounds([episode(5, 0)], InlineEngines(engines)) == [[5]]
     assert (engines.calls, engines.forgotten) == ([], 0)
 
 
@@ -92,7 +91,7 @@ def test_of_several_failures_in_a_round_the_first_is_raised_and_the_others_end()
 
     engines = Counts()
     with pytest.raises(ValueError, match="episode 4"):
-        play_in_rounds([goes_on, fails(4, 0.02), fails(5, 0.0)], engines)
+        play_in_rounds([goes_on, fails(4, 0.02), fails(5, 0.0)], InlineEngines(engines))
     assert ended == [0]
     assert len(engines.calls) == 1
 
@@ -114,5 +113,5 @@ def test_what_the_engines_raise_is_raised_and_all_episodes_end() -> None:
         return play
 
     with pytest.raises(ConnectionError, match="engine 0 died"):
-        play_in_rounds([waits(1), waits(2)], Broken())
+        play_in_rounds([waits(1), waits(2)], InlineEngines(Broken()))
     assert sorted(ended) == [1, 2]

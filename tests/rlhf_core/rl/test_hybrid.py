@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from rlhf_core.rl.hybrid import HybridEngine, Turn
-from rlhf_core.rollout.engine import Request, SamplingParameters
+from rlhf_core.rollout.engine import Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
@@ -67,17 +67,17 @@ def at(turn: Turn) -> HybridEngine[Told]:
 
 def test_the_turns_of_a_step() -> None:
     ours, log = hybrid()
-    ours.engines.generate([GREEDY])
+    ours.engines.share(RolloutEngine.generate, [GREEDY])
     ours.train()
     ours.workers.call(Told.update_policy)
     ours.train()  # it is already
     ours.publish()
     ours.workers.call(Told.read_weights)
     ours.engines.publish(WEIGHTS, 1)
-    ours.engines.probe([[5]])
+    ours.engines.call(RolloutEngine.probe, [[5]])
     ours.sample()
     ours.sample()
-    ours.engines.generate([GREEDY])
+    ours.engines.share(RolloutEngine.generate, [GREEDY])
     assert log == ["sleep, keep_weights=False", "reload", "update", "offload", "wake", "read"]
 
 
@@ -91,10 +91,12 @@ def test_weights_are_kept_where_no_publish_brings_them_again() -> None:
     assert log[0] == "sleep, keep_weights=True"
 
 
-GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.generate([GREEDY])  # noqa: E731
+GENERATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.share(RolloutEngine.generate, [GREEDY])  # noqa: E731
+ADVANCE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.call_on(0, RolloutEngine.advance, {})  # noqa: E731
+ASIDE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.aside(Told.update_policy)  # noqa: E731
 UPDATE: Callable[[HybridEngine[Told]], Any] = lambda h: h.workers.call(Told.update_policy)  # noqa: E731
 LOAD: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.publish(WEIGHTS, 1)  # noqa: E731
-PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.probe([[5]])  # noqa: E731
+PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.call(RolloutEngine.probe, [[5]])  # noqa: E731
 
 
 @pytest.mark.parametrize(
@@ -102,6 +104,8 @@ PROBE: Callable[[HybridEngine[Told]], Any] = lambda h: h.engines.probe([[5]])  #
     [
         (Turn.TRAINING, GENERATE, "cannot generate in the state training; this needs sampling"),
         (Turn.PUBLISHING, GENERATE, "cannot generate in the state publishing; this needs sampling"),
+        (Turn.TRAINING, ADVANCE, "cannot generate in the state training; this needs sampling"),
+        (Turn.SAMPLING, ASIDE, "cannot update_policy in the state sampling; this needs training"),
         (Turn.SAMPLING, UPDATE, "cannot update_policy in the state sampling; this needs training"),
         (Turn.PUBLISHING, UPDATE, "cannot update_policy in the state publishing; this needs training"),
         (Turn.SAMPLING, LOAD, "cannot load weights in the state sampling; this needs publishing"),

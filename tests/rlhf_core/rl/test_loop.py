@@ -25,7 +25,7 @@ from rlhf_core.rewards.text import RewardOfText
 from rlhf_core.rl import publisher as rl_publisher
 from rlhf_core.rl.collector import SyncCollector
 from rlhf_core.rl.experience import pack_trajectories, require_finite
-from rlhf_core.rl.hybrid import take_turns
+from rlhf_core.rl.hybrid import turns_of
 from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.publisher import Publisher
@@ -85,10 +85,9 @@ def loop(folder: Path, reward: FunctionOf, config: RLConfig = CONFIG, engine: Sc
     LlamaForCausalLM(LlamaConfig(vocab_size=len(TOKENIZER), **shape)).save_pretrained(folder / "model")
     model = local_input(folder / "model", Kind.POLICY)
     context = LocalContext(folder / "work", artifacts={model.manifest.ref.path: model})
-    ranks = InlineGroup(RLWorker, config, context, roles(config, {"model": model}))
-    workers, engines, turns = take_turns(
-        config, ranks, InlineEngines(engine or ScriptedEngine(numbered(script), max_length=16))
-    )
+    workers = InlineGroup(RLWorker, config, context, roles(config, {"model": model}))
+    engines = InlineEngines(engine or ScriptedEngine(numbered(script), max_length=16))
+    turns = turns_of(config, workers, engines)
     algorithm = build_algorithm(config)
     prompts = to_prompts(ROWS, TOKENIZER, max_tokens=13)
     trainer = PolicyTrainer(config, algorithm, workers, seed=0)
@@ -285,7 +284,7 @@ def test_the_same_seed_gives_the_same_run(tmp_path: Path) -> None:
     assert runs[0] == runs[1]
 
 
-def test_ranks_and_engines_that_take_turns_give_the_same_run(tmp_path: Path) -> None:
+def test_ranks_and_engines_that_turns_of_give_the_same_run(tmp_path: Path) -> None:
     runs = []
     for name, hybrid in (("own", False), ("shared", True)):
         config = CONFIG.model_copy(update={"hybrid": hybrid})

@@ -16,6 +16,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import Request
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -95,7 +96,7 @@ def run(
     context = context_of(folder / "work", inputs)
     context.user_files_root = folder
     watched = engine(inputs["model"].folder)
-    cluster = InProcessCluster(lambda spec, context: nullcontext(watched))
+    cluster = InProcessCluster(lambda spec, context: nullcontext(InlineEngines(watched)))
     config = RLConfig.model_validate({**CONFIG, "validation": VALIDATION, **settings})
     return rl.run(config, inputs, context, cluster), context, watched
 

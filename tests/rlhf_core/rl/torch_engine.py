@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.contract import StageContext
 from rlhf_core.rollout.engine import Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import published_tensors
 from rlhf_core.stages.cluster import EngineSpec
@@ -71,4 +72,4 @@ class TorchEngine(RolloutEngine):
 
 def torch_engine(spec: EngineSpec, context: StageContext) -> AbstractContextManager[TorchEngine]:
     """What an InProcessCluster opens in place of vLLM."""
-    return nullcontext(TorchEngine(spec.model.folder))
+    return nullcontext(InlineEngines(TorchEngine(spec.model.folder)))

@@ -16,10 +16,9 @@ from transformers import LlamaForCausalLM
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
-from rlhf_core.rollout.publication import publication
+from rlhf_core.rollout.publication import Publication, publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
 
@@ -42,7 +41,7 @@ def served(engine_process: ChildProcess, tmp_path_factory: pytest.TempPathFactor
 
 def prove(
     model: LlamaForCausalLM,
-    engine: Any,
+    engine: RemoteEngine,
     version: int,
     digests: Mapping[str, str],
     before: Expected | None = None,
@@ -50,7 +49,7 @@ def prove(
 ) -> Proof:
     """By default whatever the log-probs say: most faults are smaller than rounding."""
     expected = Expected(version, expected_logprobs(model, PROBE), digests)
-    return verify_weights(InlineEngines(engine).probe(PROBE), expected, tolerance, before)
+    return verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, tolerance, before)
 
 
 def spoil(worker: Any, module: str, row: int, column: int) -> None:
@@ -73,7 +72,7 @@ def spoil_plain(worker: Any, name: str) -> None:
 def test_one_element_of_a_weight(served: Served, module: str, row: int, named: str) -> None:
     """A fused layer is taken apart: the published tensor is named, and no other."""
     model, engine = served
-    digests = publish(InlineEngines(engine), model.state_dict(), 1)
+    digests = publish(engine, model.state_dict(), 1)
     assert prove(model, engine, 1, digests, tolerance=1e-4).not_read_back == ()
     engine.in_worker(spoil, f"model.layers.1.{module}", row, 33)
     parent = module.split(".")[0]
@@ -81,7 +80,7 @@ def test_one_element_of_a_weight(served: Served, module: str, row: int, named: s
         WeightSyncError, match=rf"version 1 as published: model.layers.1.{parent}.{named}.weight has other values; its"
     ):
         prove(model, engine, 1, digests)
-    publish(InlineEngines(engine), model.state_dict(), 2)
+    publish(engine, model.state_dict(), 2)
     assert prove(model, engine, 2, digests, tolerance=1e-4).difference < 1e-4
 
 
@@ -110,7 +109,7 @@ def test_one_element_is_found_if_its_column_is_read_back_and_in_every_eighth_pub
     column = read[9][0]
     missed = []
     for version in versions:
-        digests = publish(InlineEngines(engine), model.state_dict(), version)
+        digests = publish(engine, model.state_dict(), version)
         engine.in_worker(spoil, "model.layers.0.mlp.gate_up_proj", 100, column)
         with suppress(WeightSyncError):
             prove(model, engine, version, digests)
@@ -133,7 +132,7 @@ def test_columns_are_drawn_anew_for_each_publish() -> None:
 def test_one_element_of_a_norm_and_of_the_embedding(served: Served) -> None:
     model, engine = served
     for name in ("model.layers.0.input_layernorm.weight", "model.embed_tokens.weight"):
-        digests = publish(InlineEngines(engine), model.state_dict(), 3)
+        digests = publish(engine, model.state_dict(), 3)
         engine.in_worker(spoil_plain, name)
         with pytest.raises(WeightSyncError, match=f"as published: {name} has other values; its"):
             prove(model, engine, 3, digests)
@@ -145,21 +144,17 @@ class ExchangingEngine:
     def __init__(self, engine: RemoteEngine) -> None:
         self._engine = engine
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._engine, name)
-
-    def load_weights(self, folder: Path, version: int) -> None:
-        state = load_file(folder / "model.safetensors")
+    def publish(self, weights: Publication, version: int) -> None:
+        state = load_file(weights.folder / "model.safetensors")
         state[EXCHANGED[0]], state[EXCHANGED[1]] = state[EXCHANGED[1]], state[EXCHANGED[0]]
         with publication(state) as wrong:
-            self._engine.load_weights(wrong.folder, version)
+            self._engine.publish(wrong, version)
 
 
 @pytest.mark.usefixtures("eight_columns")
 def test_two_tensors_of_the_same_shape_exchanged(served: Served) -> None:
     model, engine = served
-    exchanging: Any = ExchangingEngine(engine)
-    digests = publish(InlineEngines(exchanging), model.state_dict(), 4)
+    digests = publish(ExchangingEngine(engine), model.state_dict(), 4)
     named = f"{EXCHANGED[0]} has the values of {EXCHANGED[1]}, {EXCHANGED[1]} has the values of {EXCHANGED[0]}; its"
     with pytest.raises(WeightSyncError, match=f"version 4 as published: {named}"):
         prove(model, engine, 4, digests)
@@ -167,7 +162,7 @@ def test_two_tensors_of_the_same_shape_exchanged(served: Served) -> None:
 
 def test_a_stale_version(served: Served) -> None:
     model, engine = served
-    digests = publish(InlineEngines(engine), model.state_dict(), 5)
+    digests = publish(engine, model.state_dict(), 5)
     with pytest.raises(WeightSyncError, match="serves version 5, but version 6 was published"):
         prove(model, engine, 6, digests)
 
@@ -184,11 +179,11 @@ def load_again(worker: Any) -> None:
 def test_old_weights_under_a_new_version(served: Served) -> None:
     """A step so small that log-probs hide it, as every step is in bfloat16."""
     model, engine = served
-    before = Expected(6, [], publish(InlineEngines(engine), model.state_dict(), 6))
+    before = Expected(6, [], publish(engine, model.state_dict(), 6))
     with torch.no_grad():
         model.model.layers[1].mlp.up_proj.weight.mul_(1 + 2**-20)
     engine.in_worker(load_nothing)
-    digests = publish(InlineEngines(engine), model.state_dict(), 7)
+    digests = publish(engine, model.state_dict(), 7)
     engine.in_worker(load_again)
     named = "model.layers.1.mlp.up_proj.weight still has the values of version 6; its"
     with pytest.raises(WeightSyncError, match=f"version 7 as published: {named}"):
@@ -207,8 +202,8 @@ def test_a_publish_with_other_tensors_is_refused(served: Served, spoiled: str) -
         state["model.norm.weight"] = torch.ones(63)
     named = "model.more.weight" if spoiled == "unknown" else "model.norm.weight"
     with pytest.raises(WeightSyncError, match=f"version 8 does not fit the engine's model in 1 tensors: {named}"):
-        publish(InlineEngines(engine), state, 8)
-    assert engine.weight_version != 8
+        publish(engine, state, 8)
+    assert engine.call_on(0, RolloutEngine.probe, []).version != 8
 
 
 def leave_heads(worker: Any) -> None:
@@ -232,20 +227,20 @@ def test_without_its_cure_the_tied_head_is_stale(engine_process: ChildProcess, t
     engine.in_worker(leave_heads)
     with publication(model.state_dict()) as weights:
         before = Expected(0, expected_logprobs(model, PROBE), weights.digests)
-    assert verify_weights(InlineEngines(engine).probe(PROBE), before, 1e-4).difference < 1e-4
+    assert verify_weights(engine.call(RolloutEngine.probe, PROBE), before, 1e-4).difference < 1e-4
     named = r"lm_head.weight \(tied to model.embed_tokens.weight\) still has the values of version 0; its log-probs"
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(1 + 2**-20)  # too small a step for log-probs to show it
-    digests = publish(InlineEngines(engine), model.state_dict(), 1)
+    digests = publish(engine, model.state_dict(), 1)
     with pytest.raises(WeightSyncError, match=rf"version 1 as published: {named}"):
         prove(model, engine, 1, digests, before)
     disturb(model, seed=3)
-    digests = publish(InlineEngines(engine), model.state_dict(), 2)
+    digests = publish(engine, model.state_dict(), 2)
     with pytest.raises(
         WeightSyncError, match=rf"version 2 as published: {named} of the probe are off by [0-9.]+ on average [(]"
     ):
         prove(model, engine, 2, digests, before, tolerance=1e-4)
     engine.in_worker(pack_heads)
-    digests = publish(InlineEngines(engine), model.state_dict(), 3)
+    digests = publish(engine, model.state_dict(), 3)
     assert prove(model, engine, 3, digests, tolerance=1e-4).difference < 1e-4
     engine.shutdown()

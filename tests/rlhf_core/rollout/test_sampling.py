@@ -18,8 +18,7 @@ from rlhf_core.packing import pack
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.types import Completion, Prompt
 from tests.rlhf_core.rollout.models import EOS, make_model
 
@@ -49,7 +48,9 @@ def sampled(engine: ChildEngine, **settings: float) -> tuple[list[Completion], T
     """Completions of all prompts, and the log-probs that came with them, one after the other."""
     sampling = SamplingConfig.model_validate({"max_tokens": 24, **settings})
     parameters = SamplingParameters.of(sampling, (EOS,))
-    completions = engine.generate([Request(prompt, parameters, seed) for seed, prompt in enumerate(PROMPTS)])
+    completions = engine.share(
+        RolloutEngine.generate, [Request(prompt, parameters, seed) for seed, prompt in enumerate(PROMPTS)]
+    )
     return completions, torch.tensor([logprob for completion in completions for logprob in completion.logprobs])
 
 
@@ -69,7 +70,7 @@ def test_steps_sample_with_random_numbers_of_their_own(served: Served) -> None:
     """torch's generator on CPU keeps the low 32 bits of a seed: seeds that differed above them only made step k + 16
     repeat the random numbers of step k. A request keeps its own whatever else is in the batch."""
     _, engine = served
-    rollouter = Rollouter(InlineEngines(engine), word_level_tokenizer([], context_length=64), RL.rollout)
+    rollouter = Rollouter(engine, word_level_tokenizer([], context_length=64), RL.rollout)
     sampler = RolloutSampler(RL, rollouter, seed=0)
     prompts = [Prompt(str(i), "", tuple(ids), {"prompt": [{"role": "user", "content": "?"}]}) for i, ids in PAIRS]
 

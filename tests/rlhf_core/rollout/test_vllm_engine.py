@@ -15,8 +15,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, default_tolerance, verify_weights
 from rlhf_core.rollout.publication import publication
 from tests.rlhf_core.rollout.models import (
@@ -58,25 +57,25 @@ def worst_difference(a: list[list[float]], b: list[list[float]]) -> float:
 
 def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(served: Served) -> None:
     model, engine = served
-    for prompt, completion in zip(PROMPTS, engine.generate(SAMPLED), strict=True):
+    for prompt, completion in zip(PROMPTS, engine.share(RolloutEngine.generate, SAMPLED), strict=True):
         whole = [*prompt, *completion.token_ids]
         expected = expected_logprobs(model, [whole], temperature=0.7)[0][len(prompt) :]
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
-        assert completion.weight_version == engine.weight_version
+        assert completion.weight_version == engine.call_on(0, RolloutEngine.probe, []).version
 
 
 def test_the_same_call_gives_the_same_completions_and_another_seed_others(served: Served) -> None:
     _, engine = served
-    first = engine.generate(SAMPLED)
-    assert engine.generate(SAMPLED) == first
-    assert engine.generate(requests(PROMPTS, AT_0_7, first_seed=12)) != first
+    first = engine.share(RolloutEngine.generate, SAMPLED)
+    assert engine.share(RolloutEngine.generate, SAMPLED) == first
+    assert engine.share(RolloutEngine.generate, requests(PROMPTS, AT_0_7, first_seed=12)) != first
     # Each request is sampled with a seed of its own, so the same prompt twice in a call is sampled twice.
     assert first[0].token_ids != first[3].token_ids
 
 
 def test_greedy_is_transformers_greedy(served: Served) -> None:
     model, engine = served
-    for prompt, completion in zip(PROMPTS, engine.generate(GREEDY), strict=True):
+    for prompt, completion in zip(PROMPTS, engine.share(RolloutEngine.generate, GREEDY), strict=True):
         ids = torch.tensor([prompt])
         expected = model.generate(ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=12)
         assert list(completion.token_ids) == expected[0, len(prompt) :].tolist()
@@ -84,8 +83,9 @@ def test_greedy_is_transformers_greedy(served: Served) -> None:
 
 def test_a_stop_token_ends_the_completion_and_is_part_of_it(served: Served) -> None:
     _, engine = served
-    free = engine.generate(GREEDY[:1])[0].token_ids
-    (stopped,) = engine.generate([Request(PROMPTS[0], replace(AT_0, stop_token_ids=(free[2],)), seed=None)])
+    free = engine.share(RolloutEngine.generate, GREEDY[:1])[0].token_ids
+    request = Request(PROMPTS[0], replace(AT_0, stop_token_ids=(free[2],)), seed=None)
+    (stopped,) = engine.share(RolloutEngine.generate, [request])
     assert stopped.token_ids == free[: free.index(free[2]) + 1]
     assert stopped.finish_reason == "stop"
     assert len(stopped.logprobs) == len(stopped.token_ids)
@@ -95,67 +95,70 @@ def test_logprobs_of_given_sequences(served: Served) -> None:
     model, engine = served
     full = [1, *range(3, 66)]  # 64 tokens: as long as the model's context
     sequences = [*PROBE, full, [1]]
-    assert worst_difference(engine.logprobs(sequences), expected_logprobs(model, sequences)) < 1e-4
+    assert worst_difference(engine.share(RolloutEngine.logprobs, sequences), expected_logprobs(model, sequences)) < 1e-4
 
 
 def test_prompt_and_completion_fit_in_max_length_together(served: Served) -> None:
     _, engine = served
     parameters = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=30, stop_token_ids=())
-    completion = engine.generate(requests([[1] * 60], parameters))[0]
+    completion = engine.share(RolloutEngine.generate, requests([[1] * 60], parameters))[0]
     assert (len(completion.token_ids), completion.finish_reason) == (4, "length")
     with pytest.raises(ValueError, match=r"prompt 1 has 64 tokens .* at most 64"):
-        engine.generate(requests([[1], [1] * 64], parameters))
+        engine.share(RolloutEngine.generate, requests([[1], [1] * 64], parameters))
     with pytest.raises(ValueError, match="prompt 0 is empty"):
-        engine.generate(requests([[]], parameters))
+        engine.share(RolloutEngine.generate, requests([[]], parameters))
     with pytest.raises(ValueError, match="sequence 0 has 65 tokens"):
-        engine.logprobs([[1] * 65])
+        engine.share(RolloutEngine.logprobs, [[1] * 65])
 
 
 def test_published_weights_are_served_and_proven(served: Served) -> None:
     model, engine = served
-    engines = InlineEngines(engine)
     for version in (7, 8):
         disturb(model, seed=version)
-        digests = publish(engines, model.state_dict(), version)
+        digests = publish(engine, model.state_dict(), version)
         expected = Expected(version, expected_logprobs(model, PROBE), digests)
-        assert verify_weights(engines.probe(PROBE), expected, 1e-4).difference < 1e-4
-        assert engine.weight_version == version
+        assert verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
+        assert engine.call_on(0, RolloutEngine.probe, []).version == version
 
 
 def test_a_sleeping_engine_serves_nothing(served: Served) -> None:
     """On CPU nothing is freed, and nothing is lost: only the order of calls is kept."""
     model, engine = served
-    before = engine.generate(GREEDY)
-    engine.sleep(keep_weights=True)
-    for refused in (lambda: engine.generate(GREEDY), lambda: engine.logprobs(PROBE), engine.served):
+    before = engine.share(RolloutEngine.generate, GREEDY)
+    engine.call(RolloutEngine.sleep, keep_weights=True)
+    for refused in (
+        lambda: engine.share(RolloutEngine.generate, GREEDY),
+        lambda: engine.share(RolloutEngine.logprobs, PROBE),
+        lambda: engine.call(RolloutEngine.served),
+    ):
         with pytest.raises(RuntimeError, match="the engine is asleep; this needs it awake"):
             refused()
     with publication(model.state_dict()) as weights, pytest.raises(RuntimeError, match="the engine is asleep"):
-        engine.load_weights(weights.folder, 50)
-    engine.wake()
-    assert engine.generate(GREEDY) == before
+        engine.call(RolloutEngine.load_weights, weights.folder, 50)
+    engine.call(RolloutEngine.wake)
+    assert engine.share(RolloutEngine.generate, GREEDY) == before
     with pytest.raises(RuntimeError, match="the engine is awake; this needs it asleep"):
-        engine.wake()
-    engine.sleep(keep_weights=False)
-    engine.wake()
+        engine.call(RolloutEngine.wake)
+    engine.call(RolloutEngine.sleep, keep_weights=False)
+    engine.call(RolloutEngine.wake)
     with pytest.raises(RuntimeError, match="the engine is awake without weights; this needs it awake"):
-        engine.generate(GREEDY)
-    publish(InlineEngines(engine), model.state_dict(), 51)
-    assert [c.token_ids for c in engine.generate(GREEDY)] == [c.token_ids for c in before]
+        engine.share(RolloutEngine.generate, GREEDY)
+    publish(engine, model.state_dict(), 51)
+    assert [c.token_ids for c in engine.share(RolloutEngine.generate, GREEDY)] == [c.token_ids for c in before]
 
 
 def test_requests_join_others_that_are_being_sampled(served: Served) -> None:
     model, engine = served
     asked = dict(enumerate([*requests(PROMPTS, LONG), *requests(PROMPTS, LONG, first_seed=20)]))
     asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
-    complete = engine.advance({number: asked[number] for number in range(4)})
+    complete = engine.call_on(0, RolloutEngine.advance, {number: asked[number] for number in range(4)})
     assert list(complete) == [0]
-    complete |= engine.advance({number: asked[number] for number in range(4, 8)})
+    complete |= engine.call_on(0, RolloutEngine.advance, {number: asked[number] for number in range(4, 8)})
     with pytest.raises(RuntimeError, match="completions that `advance` has begun are not whole yet"):
-        engine.generate(GREEDY)
+        engine.share(RolloutEngine.generate, GREEDY)
     while len(complete) < 8:
-        complete |= engine.advance({})
-    assert engine.advance({}) == {}
+        complete |= engine.call_on(0, RolloutEngine.advance, {})
+    assert engine.call_on(0, RolloutEngine.advance, {}) == {}
     for number, completion in complete.items():
         prompt = asked[number].prompt
         whole = len(completion.token_ids) == asked[number].parameters.max_tokens
@@ -163,26 +166,28 @@ def test_requests_join_others_that_are_being_sampled(served: Served) -> None:
         expected = expected_logprobs(model, [[*prompt, *completion.token_ids]], temperature=0.7)[0][len(prompt) :]
         assert completion.logprobs == pytest.approx(expected, abs=1e-4)
     # Alone or beside others, a seed has the same random numbers.
-    assert [complete[n].token_ids for n in (1, 2)] == [c.token_ids for c in engine.generate([asked[1], asked[2]])]
+    alone = engine.share(RolloutEngine.generate, [asked[1], asked[2]])
+    assert [complete[n].token_ids for n in (1, 2)] == [c.token_ids for c in alone]
 
 
 def test_completions_continue_with_weights_that_are_published_meanwhile(served: Served) -> None:
     model, engine = served
     asked = dict(enumerate(requests(PROMPTS, LONG, first_seed=40)))
     asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
-    complete = engine.advance(asked)
+    complete = engine.call_on(0, RolloutEngine.advance, asked)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     disturb(model, seed=7)
-    first, second = engine.weight_version, engine.weight_version + 1
-    publish(InlineEngines(engine), model.state_dict(), second)
+    first = engine.call_on(0, RolloutEngine.probe, []).version
+    second = first + 1
+    publish(engine, model.state_dict(), second)
     proof = verify_weights(  # also while completions are half sampled
-        InlineEngines(engine).probe(PROBE),
+        engine.call(RolloutEngine.probe, PROBE),
         Expected(second, expected_logprobs(model, PROBE)),
         default_tolerance("float32"),
     )
     assert proof.difference < 1e-4
     while len(complete) < 4:
-        complete |= engine.advance({})
+        complete |= engine.call_on(0, RolloutEngine.advance, {})
     new = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     for number in (1, 2, 3):
         made, prompt = complete[number], asked[number].prompt
@@ -204,14 +209,15 @@ def test_what_is_abandoned_is_sampled_no_further(served: Served) -> None:
     _, engine = served
     asked = dict(enumerate(requests(PROMPTS, LONG)))
     asked[0] = replace(asked[0], parameters=replace(LONG, max_tokens=1))
-    complete = engine.advance(asked)  # of others too, if their first token ends them
+    complete = engine.call_on(0, RolloutEngine.advance, asked)  # of others too, if their first token ends them
     assert 0 in complete
-    left = engine.advance({}, abandoned=[0, 1, 2])  # 0 is whole already
+    left = engine.call_on(0, RolloutEngine.advance, {}, abandoned=[0, 1, 2])  # 0 is whole already
     while 3 not in complete | left:
-        left |= engine.advance({})
+        left |= engine.call_on(0, RolloutEngine.advance, {})
     assert left.keys() <= {3}
-    assert engine.advance({}) == {}
-    assert (complete | left)[3].token_ids == engine.generate([asked[3]])[0].token_ids  # idle, else it would refuse
+    assert engine.call_on(0, RolloutEngine.advance, {}) == {}
+    (alone,) = engine.share(RolloutEngine.generate, [asked[3]])  # idle, else it would refuse
+    assert (complete | left)[3].token_ids == alone.token_ids
 
 
 def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(
@@ -221,16 +227,16 @@ def test_a_later_turn_computes_the_rest_alone_until_the_weights_change(
     config = CONFIG.model_copy(update={"max_length": 512})
     engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
     prompt = [1, *(3 + index * index % 90 for index in range(299))]
-    turn = [*prompt, *engine.generate(requests([prompt], AT_0))[0].token_ids, 5, 6, 7]
+    turn = [*prompt, *engine.share(RolloutEngine.generate, requests([prompt], AT_0))[0].token_ids, 5, 6, 7]
     assert cached_tokens(engine, requests([turn], AT_0), keep_prefixes=True)[0] >= 256
-    (reply,) = engine.generate(requests([turn], AT_0_7), keep_prefixes=True)
+    (reply,) = engine.share(RolloutEngine.generate, requests([turn], AT_0_7), keep_prefixes=True)
     expected = expected_logprobs(model, [[*turn, *reply.token_ids]], temperature=0.7)[0][len(turn) :]
     assert reply.logprobs == pytest.approx(expected, abs=1e-4)
     assert cached_tokens(engine, requests([turn], AT_0), keep_prefixes=False) == [0]
-    engine.advance({0: requests([[9, *prompt]], replace(AT_0, max_tokens=1))[0]})
+    engine.call_on(0, RolloutEngine.advance, {0: requests([[9, *prompt]], replace(AT_0, max_tokens=1))[0]})
     assert cached_tokens(engine, requests([[9, *prompt]], AT_0), keep_prefixes=True)[0] >= 256
     disturb(model, seed=1)
-    publish(InlineEngines(engine), model.state_dict(), 1)
+    publish(engine, model.state_dict(), 1)
     assert cached_tokens(engine, requests([turn, [9, *prompt]], AT_0), keep_prefixes=True) == [0, 0]
     engine.shutdown()
 
@@ -242,7 +248,7 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
         engine_process, tmp_path, EngineSettings(CONFIG.model_copy(update={"max_sequences": 128}), "float32", seed=0)
     )
     prompts = [[1, *range(3, 50), 3 + index % 90] for index in range(100)]  # 4,900 tokens, 4,096 of them at once
-    completions = engine.generate(requests(prompts, AT_0_7, first_seed=0))
+    completions = engine.share(RolloutEngine.generate, requests(prompts, AT_0_7, first_seed=0))
     for index in (0, 83, 84, 99):
         expected = expected_logprobs(model, [[*prompts[index], *completions[index].token_ids]], temperature=0.7)
         assert completions[index].logprobs == pytest.approx(expected[0][49:], abs=1e-4)
@@ -252,13 +258,12 @@ def test_more_prompt_tokens_than_one_forward_takes(engine_process: ChildProcess,
 def test_bfloat16_is_proven_too(engine_process: ChildProcess, tmp_path: Path) -> None:
     model = make_model(tmp_path, tied=True, dtype=torch.bfloat16)
     engine = ChildEngine(engine_process, tmp_path, EngineSettings(CONFIG, "bfloat16", seed=0))
-    engines = InlineEngines(engine)
     disturb(model, seed=1)
     # As a trainer with float32 master weights publishes it.
-    digests = publish(engines, model.float().state_dict(), 1, dtype=torch.bfloat16)
+    digests = publish(engine, model.float().state_dict(), 1, dtype=torch.bfloat16)
     expected = Expected(1, expected_logprobs(model.bfloat16(), PROBE), digests)
     tolerance = default_tolerance("bfloat16")
-    assert verify_weights(engines.probe(PROBE), expected, tolerance).difference < tolerance
+    assert verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, tolerance).difference < tolerance
     engine.shutdown()
 
 

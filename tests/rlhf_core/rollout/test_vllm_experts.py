@@ -16,8 +16,7 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.models.adapters import add_lora
 from rlhf_core.models.loading import load_causal_model, stored_state
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, Proof, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_experts, publish
@@ -43,12 +42,12 @@ def served(
 
 
 def published(model: PreTrainedModel, engine: RemoteEngine, version: int) -> Expected:
-    digests = publish(InlineEngines(engine), stored_state(model, model.state_dict()), version)
+    digests = publish(engine, stored_state(model, model.state_dict()), version)
     return Expected(version, expected_logprobs(model, PROBE), digests)
 
 
 def prove(engine: RemoteEngine, expected: Expected, before: Expected | None = None, tolerance: float = 1e-4) -> Proof:
-    return verify_weights(InlineEngines(engine).probe(PROBE), expected, tolerance, before)
+    return verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, tolerance, before)
 
 
 def test_every_publish_of_all_experts_is_proven_by_each_tensor(served: Served) -> None:
@@ -61,7 +60,7 @@ def test_every_publish_of_all_experts_is_proven_by_each_tensor(served: Served) -
         assert proof.difference < 1e-5
     experts = {name for name in expected.digests if ".experts." in name}
     assert len(experts) == 2 * 4 * 3
-    assert {tensor.published for tensor in engine.served()} == expected.digests.keys()
+    assert {tensor.published for tensor in engine.call_on(0, RolloutEngine.served)} == expected.digests.keys()
 
 
 def leave_expert(worker: Any, expert: int) -> None:
@@ -144,7 +143,7 @@ def test_an_adapter_of_the_layers_beside_the_experts_is_served(
     engine = RemoteEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0, lora=lora))
     for version in (1, 2):
         train_a_little(model, seed=version)
-        digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), version, lora=lora)
+        digests = publish(engine, get_peft_model_state_dict(model), version, lora=lora)
         proof = prove(engine, Expected(version, expected_logprobs(model, PROBE), digests))
         assert proof.not_read_back == ()
     assert len(digests) == 2 * 2 * 4  # two factors of the attention's four layers in two blocks

@@ -19,8 +19,7 @@ from rlhf_core.models.vision import ImageProcessor, open_processor, with_images
 from rlhf_core.packing import pack
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, Request, RequestImage, SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, Request, RequestImage, RolloutEngine, SamplingParameters
 from rlhf_core.types import Completion, SequenceImage
 from tests.rlhf_core.pictures import picture, tiled_vision_model, vision_model
 from tests.rlhf_core.rollout.models import disturb, publish
@@ -74,13 +73,13 @@ def test_completions_continue_with_what_published_weights_make_of_their_images(
     before, after = (load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval() for _ in range(2))
     disturb(after, seed=3)
 
-    complete = engine.advance({number: each.request for number, each in asked.items()})
+    complete = engine.call_on(0, RolloutEngine.advance, {number: each.request for number, each in asked.items()})
     while not complete:  # a slow forward takes longer than a call waits
-        complete = engine.advance({})
+        complete = engine.call_on(0, RolloutEngine.advance, {})
     assert list(complete) == [0]
-    publish(InlineEngines(engine), after.state_dict(), 1)
+    publish(engine, after.state_dict(), 1)
     while len(complete) < 3:
-        complete |= engine.advance({})
+        complete |= engine.call_on(0, RolloutEngine.advance, {})
     engine.shutdown()
 
     for number in (1, 2):
@@ -100,8 +99,8 @@ def test_an_adapter_is_served_behind_images(engine_process: ChildProcess, folder
     before, base = (load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval() for _ in range(2))
     adapted = add_lora(base, lora, "CAUSAL_LM").eval()
     disturb(adapted, seed=3, only="lora_")
-    publish(InlineEngines(engine), get_peft_model_state_dict(adapted), 1, lora=lora)
-    (made,) = engine.generate([asked.request])
+    publish(engine, get_peft_model_state_dict(adapted), 1, lora=lora)
+    (made,) = engine.share(RolloutEngine.generate, [asked.request])
     engine.shutdown()
     assert made.logprobs == pytest.approx(logprobs(adapted, asked, made, processor), abs=1e-4)
     assert made.logprobs != pytest.approx(logprobs(before, asked, made, processor), abs=1e-2)
@@ -119,6 +118,8 @@ def test_images_that_are_cut_into_tiles_are_seen_as_the_trainer_sees_them(
     assert [len(processor.read(each.image.path).pixels.values) for each in (square, wide)] == [5, 3]
     engine = ChildEngine(engine_process, folder, EngineSettings(CONFIG, "float32", seed=0))
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa").eval()
-    for asked, made in zip((square, wide), engine.generate([square.request, wide.request]), strict=True):
+    for asked, made in zip(
+        (square, wide), engine.share(RolloutEngine.generate, [square.request, wide.request]), strict=True
+    ):
         assert made.logprobs == pytest.approx(logprobs(model, asked, made, processor), abs=1e-4)
     engine.shutdown()

@@ -14,8 +14,7 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, Request, SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model, publish
@@ -50,7 +49,7 @@ def train_a_little(model: PeftModel, seed: int) -> None:
 def test_before_the_first_publish_the_base_model_is_served(served: Served) -> None:
     model, engine = served
     expected = Expected(0, expected_logprobs(model, PROBE))
-    assert verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e-4).difference < 1e-4
+    assert verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, 1e-4).difference < 1e-4
 
 
 def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) -> None:
@@ -60,13 +59,15 @@ def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) ->
         train_a_little(model, seed=version)
         expected = expected_logprobs(model, PROBE)
         assert max(abs(a - b) for a, b in zip(before[0], expected[0], strict=True)) > 0.01
-        digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), version, lora=LORA)
-        proof = verify_weights(InlineEngines(engine).probe(PROBE), Expected(version, expected, digests), 1e-4)
+        digests = publish(engine, get_peft_model_state_dict(model), version, lora=LORA)
+        proof = verify_weights(engine.call(RolloutEngine.probe, PROBE), Expected(version, expected, digests), 1e-4)
         assert proof.difference < 1e-4
         assert proof.not_read_back == ()
-    assert len(digests) == len(engine.served()) == 2 * 2 * 7  # two factors of seven layers in two blocks
+    assert (
+        len(digests) == len(engine.call_on(0, RolloutEngine.served)) == 2 * 2 * 7
+    )  # two factors of seven layers in two blocks
     prompt = [1, 5, 6]
-    completion = engine.generate([Request(prompt, SAMPLED, seed=11)])[0]
+    completion = engine.share(RolloutEngine.generate, [Request(prompt, SAMPLED, seed=11)])[0]
     expected = expected_logprobs(model, [[*prompt, *completion.token_ids]])
     assert completion.logprobs == pytest.approx(expected[0][len(prompt) :], abs=1e-4)
     assert completion.weight_version == 3
@@ -74,10 +75,12 @@ def test_each_published_adapter_is_served_as_peft_computes_it(served: Served) ->
 
 def test_an_adapter_that_was_not_published_is_caught(served: Served) -> None:
     model, engine = served
-    digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), 4, lora=LORA)
+    digests = publish(engine, get_peft_model_state_dict(model), 4, lora=LORA)
     train_a_little(model, seed=4)
     with pytest.raises(WeightSyncError, match="engine 0 does not serve version 4 as published: it serves each tensor"):
-        verify_weights(InlineEngines(engine).probe(PROBE), Expected(4, expected_logprobs(model, PROBE), digests), 1e-4)
+        verify_weights(
+            engine.call(RolloutEngine.probe, PROBE), Expected(4, expected_logprobs(model, PROBE), digests), 1e-4
+        )
 
 
 def spoil(worker: Any, module: str, part: int) -> None:
@@ -87,26 +90,26 @@ def spoil(worker: Any, module: str, part: int) -> None:
 
 def test_one_element_of_an_adapter_is_named(served: Served) -> None:
     model, engine = served
-    digests = publish(InlineEngines(engine), get_peft_model_state_dict(model), 5, lora=LORA)
+    digests = publish(engine, get_peft_model_state_dict(model), 5, lora=LORA)
     expected = Expected(5, expected_logprobs(model, PROBE), digests)
-    verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e-4)
+    verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, 1e-4)
     engine.in_worker(spoil, "model.layers.1.self_attn.qkv_proj", 2)
     named = "base_model.model.model.layers.1.self_attn.v_proj.lora_B.weight has other values; its"
     with pytest.raises(WeightSyncError, match=f"version 5 as published: {named}"):
-        verify_weights(InlineEngines(engine).probe(PROBE), expected, 1e9)
+        verify_weights(engine.call(RolloutEngine.probe, PROBE), expected, 1e9)
 
 
 def test_an_adapter_engine_sleeps_with_its_base_weights(served: Served) -> None:
     _, engine = served
     with pytest.raises(ValueError, match="must keep its base weights"):
-        engine.sleep(keep_weights=False)
-    before = engine.logprobs(PROBE)
-    engine.sleep(keep_weights=True)
-    engine.wake()
-    assert engine.logprobs(PROBE) == before
+        engine.call(RolloutEngine.sleep, keep_weights=False)
+    before = engine.share(RolloutEngine.logprobs, PROBE)
+    engine.call(RolloutEngine.sleep, keep_weights=True)
+    engine.call(RolloutEngine.wake)
+    assert engine.share(RolloutEngine.logprobs, PROBE) == before
 
 
 def test_full_weights_are_refused_by_an_engine_of_adapters(served: Served) -> None:
     _, engine = served
     with pytest.raises(WeightSyncError, match="version 6 is no adapter"):
-        publish(InlineEngines(engine), {"model.norm.weight": torch.ones(64)}, 6)
+        publish(engine, {"model.norm.weight": torch.ones(64)}, 6)

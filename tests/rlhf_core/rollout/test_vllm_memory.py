@@ -14,8 +14,7 @@ from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaForCausalLM
 
 from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
-from rlhf_core.rollout.inline import InlineEngines
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import VOCABULARY, expected_logprobs, make_model, publish, requests
 
@@ -62,23 +61,24 @@ def served(
 def test_the_cache_is_in_memory_only_as_far_as_it_is_filled(served: tuple[LlamaForCausalLM, RemoteEngine]) -> None:
     model, engine = served
     assert engine.in_worker(cache_in_memory) == 0, "vLLM has written all of it at its start"
-    sampled = engine.generate(ASKED)
+    sampled = engine.share(RolloutEngine.generate, ASKED)
     assert 0 < engine.in_worker(cache_in_memory) < 0.7
-    engine.forget()
+    engine.call(RolloutEngine.forget)
     assert engine.in_worker(cache_in_memory) == 0
-    assert engine.generate(ASKED) == sampled
-    publish(InlineEngines(engine), model.state_dict(), 1)
+    assert engine.share(RolloutEngine.generate, ASKED) == sampled
+    publish(engine, model.state_dict(), 1)
     assert engine.in_worker(cache_in_memory) == 0
-    assert [completion.token_ids for completion in engine.generate(ASKED)] == [each.token_ids for each in sampled]
-    engine.sleep(keep_weights=True)
+    again = engine.share(RolloutEngine.generate, ASKED)
+    assert [completion.token_ids for completion in again] == [completion.token_ids for completion in sampled]
+    engine.call(RolloutEngine.sleep, keep_weights=True)
     assert engine.in_worker(cache_in_memory) == 0
-    engine.wake()
+    engine.call(RolloutEngine.wake)
 
 
 def test_an_embedding_has_no_packed_copy(served: tuple[LlamaForCausalLM, RemoteEngine]) -> None:
     model, engine = served
     assert engine.in_worker(packed_embeddings) == []
-    publish(InlineEngines(engine), model.state_dict(), 2)
+    publish(engine, model.state_dict(), 2)
     assert engine.in_worker(packed_embeddings) == []
 
 
@@ -94,6 +94,9 @@ def test_an_embedding_that_is_the_head_keeps_it(engine_process: ChildProcess, tm
     model.save_pretrained(tmp_path)
     engine = RemoteEngine(engine_process, tmp_path, EngineSettings(CONFIG, "float32", seed=0))
     assert engine.in_worker(packed_embeddings) == ["model.embed_tokens"]
-    (found,), (expected,) = engine.logprobs([[1, 5, 6, 7, 40]]), expected_logprobs(model, [[1, 5, 6, 7, 40]])
+    (found,), (expected,) = (
+        engine.share(RolloutEngine.logprobs, [[1, 5, 6, 7, 40]]),
+        expected_logprobs(model, [[1, 5, 6, 7, 40]]),
+    )
     assert found == pytest.approx(expected, abs=1e-4)
     engine.shutdown()

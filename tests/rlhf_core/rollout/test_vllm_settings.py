@@ -18,7 +18,7 @@ from rlhf_core.models.served import (
 from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.child_process import ChildProcess
-from rlhf_core.rollout.engine import EngineSettings, SamplingParameters
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from tests.rlhf_core.rollout.models import make_model, requests
 
 BLOCK = 128 * 2 * 2 * 32 * 4  # bytes: 128 tokens, 2 layers, keys and values, one head of 32 float32 numbers
@@ -88,7 +88,7 @@ def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildPro
     engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
     blocks = engine_process.call(number_of_blocks, engine._number)
     longest = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=196, stop_token_ids=())
-    completions = engine.generate(requests([[1, 5, 6, 7]] * 6, longest))
+    completions = engine.share(RolloutEngine.generate, requests([[1, 5, 6, 7]] * 6, longest))
     engine.shutdown()
     assert blocks == 7
     assert max(len(completion.token_ids) for completion in completions) == 196

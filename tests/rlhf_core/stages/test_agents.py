@@ -106,7 +106,11 @@ def prepared(folder: Path, model: Input, code: str, answers: str) -> tuple[dict[
     inputs["validation.dataset"] = inputs["dataset"]
     (folder / "playing.py").write_text(code)
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
-    return inputs, context, InProcessCluster(lambda *_: nullcontext(ScriptedEngine(script, max_length=40)))
+    return (
+        inputs,
+        context,
+        InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(script, max_length=40)))),
+    )
 
 
 def train(folder: Path, model: Input, code: str, answers: str, environment: Mapping[str, Any]) -> LocalContext:

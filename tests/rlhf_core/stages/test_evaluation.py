@@ -164,7 +164,7 @@ def test_of_an_episode_the_last_reply_is_scored_or_what_its_environment_gave(mod
     scorers = {"exact": EXACT, "solved": {"type": "environment"}}
     config = settings(scorers=scorers, environment={"type": "retry", "feedback": "no", "max_turns": 2})
     engine = ScriptedEngine(script, max_length=32)
-    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
     output = evaluation.run(config, inputs, context_of(tmp_path / "work", inputs), cluster)
     lines = [json.loads(line) for line in (output.folder / "samples.jsonl").read_text().splitlines()]
     assert [{c["text"] for c in line["completions"]} for line in lines] == [{"b"}] * 3
@@ -185,7 +185,7 @@ def test_completions_that_are_all_blank_or_all_the_same_are_said(
     tokenizer = load_tokenizer(model.folder)
     tokens = [*tokenizer(reply, add_special_tokens=False)["input_ids"], tokenizer.eos_token_id]
     inputs = {"model": model, "dataset": dataset(tmp_path / "prompts", ROWS)}
-    cluster = InProcessCluster(lambda *_: nullcontext(ScriptedEngine(lambda *_: tokens, max_length=32)))
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(lambda *_: tokens, max_length=32))))
     run = context_of(tmp_path / "run", inputs)
     output = evaluation.run(settings(scorers={"exact": EXACT}), inputs, run, cluster)
     assert note in capsys.readouterr().out

@@ -26,6 +26,7 @@ from rlhf_core.contract import Input, Output
 from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows, write_dataset
 from rlhf_core.errors import StageError
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import base, generate, sampled
 from rlhf_core.stages.in_process import InProcessCluster
@@ -66,7 +67,7 @@ def letters(inputs: dict[str, Input]) -> ScriptedEngine:
 
 def run(folder: Path, inputs: dict[str, Input], config: GenerateConfig) -> Output:
     engine = letters(inputs)
-    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
     return generate.run(config, inputs, context_of(folder, inputs), cluster)
 
 

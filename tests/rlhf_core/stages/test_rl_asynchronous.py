@@ -25,6 +25,7 @@ from rlhf_core.rl.loop import Loop
 from rlhf_core.rl.prompts import PromptSampler
 from rlhf_core.rl.stored import stored
 from rlhf_core.rollout.engine import Request
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -86,7 +87,7 @@ def run(folder: Path, model: Input, engine: Any = SlowEngine, prompts: int = 6, 
         inputs["validation.dataset"] = inputs["dataset"]
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
     config = RLConfig.model_validate({**SETTINGS, **settings})
-    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(engine(script))))
+    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(InlineEngines(engine(script)))))
     return context
 
 

@@ -14,6 +14,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -92,7 +93,12 @@ def run(
     context = replace(context_of(folder / "work", inputs), user_files_root=folder)
     environment = environment if "choices" in environment else {**SETTINGS["environment"], **environment}
     config = RLConfig.model_validate({**SETTINGS, "environment": environment, **settings})
-    rl.run(config, inputs, context, InProcessCluster(lambda *_: nullcontext(ScriptedEngine(script, max_length=40))))
+    rl.run(
+        config,
+        inputs,
+        context,
+        InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(script, max_length=40)))),
+    )
     return context
 
 

@@ -13,6 +13,7 @@ from rlhf_core.config.rl import RLConfig
 from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.formats import canonical_row
 from rlhf_core.errors import EpisodeError
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
@@ -51,7 +52,7 @@ def test_its_rewards_train_and_sessions_that_it_refuses_are_failures(tmp_path: P
 
         def run(name: str) -> list[dict[str, float]]:
             context = context_of(tmp_path / name, inputs)
-            cluster = InProcessCluster(lambda *_: nullcontext(ScriptedEngine(script, max_length=40)))
+            cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(ScriptedEngine(script, max_length=40))))
             rl.run(RLConfig.model_validate({**SETTINGS, "environment": environment}), inputs, context, cluster)
             return [metrics for _, metrics in context.logs]
 

@@ -28,6 +28,7 @@ from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rl.experience import pack_trajectories
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import dataset as dataset_stage
 from rlhf_core.stages import evaluation, logprobs, preference, rl, sft, top_logprobs
@@ -416,7 +417,7 @@ def test_what_cannot_be_shown_ends_the_episode(
     })  # fmt: skip
     inputs = {"model": model, "dataset": local_input(made(tmp_path / "d", "prompts", rows(1)).folder, Kind.DATASET)}
     context = replace(context_of(tmp_path / "work", inputs), user_files_root=tmp_path)
-    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
     if problem is None:
         assert evaluation.run(settings, inputs, context, cluster).metrics["pass@1"] == 1.0
         return

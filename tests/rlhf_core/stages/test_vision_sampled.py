@@ -33,6 +33,7 @@ from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.vision import RowImages, open_processor, with_images
 from rlhf_core.packing import pack
+from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import generate, preference, round_prompts, sampled, sft
 from rlhf_core.stages.in_process import InProcessCluster
@@ -214,7 +215,7 @@ def two_pictures(folder: Path) -> Input:
 def test_judges_of_pairs_and_kto_get_no_images(model: Input, prompts: Input, tmp_path: Path) -> None:
     tokenizer = load_tokenizer(model.folder)
     engine = ScriptedEngine(lambda _, seed: [tokenizer.convert_tokens_to_ids("abc"[(seed or 0) % 3])])
-    cluster = InProcessCluster(lambda *_: nullcontext(engine))
+    cluster = InProcessCluster(lambda *_: nullcontext(InlineEngines(engine)))
     output = run(tmp_path / "sampled", {"model": model, "dataset": prompts}, cluster)
     given = {"dataset": local_input(output.folder, Kind.DATASET)}
     template = "{{ prompt }} {{ first }} {{ second }}"
