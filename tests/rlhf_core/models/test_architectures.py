@@ -1,4 +1,4 @@
-"""Every causal architecture of transformers is computed as docs/models.md says; test_layouts.py has one of each kind."""
+"""Every causal architecture of transformers is computed as docs/models.md says; test_layouts.py has each kind."""
 
 from __future__ import annotations
 
