@@ -115,8 +115,6 @@ def test_another_separator_than_it_was_trained_with_is_refused(trained: Output) 
         ("drop", [{"steps": ["a; b"], "labels": [1.0]}, {"steps": ["a", "b"], "labels": [1.0, 1.0]}],
          "of the dataset every step has the label 1, so there is nothing to tell apart"),
         ("error", [{"steps": ["a"], "labels": [0.5]}] * 3, "every step has the label 0.5, so there is nothing"),
-        ("error", [{"steps": ["a"], "labels": [0.5]}, {"steps": ["a"], "labels": [0.25]}],
-         "one of the steps is all that the model would be judged by, of whose reward there is no deviation"),
     ],
 )  # fmt: skip
 def test_what_teaches_nothing_is_refused_before_anything_starts(
@@ -124,6 +122,14 @@ def test_what_teaches_nothing_is_refused_before_anything_starts(
 ) -> None:
     asked = [{"prompt": [{"role": "user", "content": f"q{index}"}], **row} for index, row in enumerate(rows)]
     given = {**inputs, "dataset": dataset(tmp_path / "d", asked, on_bad_row=on_bad_row)}
+    with pytest.raises(StageError, match=message):
+        process_reward_model.run(CONFIG, given, context_of(tmp_path / "run", given), no_cluster)
+
+
+def test_one_step_is_not_enough_to_judge_the_model_by(inputs: Inputs, tmp_path: Path) -> None:
+    one = {"prompt": [{"role": "user", "content": "q"}], "steps": ["a"], "labels": [1.0]}
+    given = {**inputs, "validation.dataset": dataset(tmp_path / "v", [one])}
+    message = "one of the steps is all that the model would be judged by, of whose reward there is no deviation"
     with pytest.raises(StageError, match=message):
         process_reward_model.run(CONFIG, given, context_of(tmp_path / "run", given), no_cluster)
 
