@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -75,6 +78,16 @@ def test_a_stack_can_be_looked_at_and_ended_with_any(
     monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
     monkeypatch.setenv("ALIGNMENT_RAY_CPUS", "many")
     assert "there is no local stack" in CliRunner().invoke(app, [command]).output
+
+
+def test_a_worker_that_could_not_run_anything_does_not_start(tmp_path: Path) -> None:
+    own = {"ALIGNMENT_CACHE_GIB": "many", "PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-m", "flows.worker", "--pool", "a"],
+        cwd=ROOT, env={**os.environ, **own}, capture_output=True, text=True, check=False, timeout=100,
+    )  # fmt: skip
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.startswith("error: ALIGNMENT_CACHE_GIB is `many`: set it to the number of GiB")
 
 
 @pytest.mark.parametrize(
