@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from deployments.cli.main import app
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError
@@ -85,6 +87,17 @@ def test_a_reward_that_fails_is_refused_before_a_job(tmp_path: Path, body: str, 
     assert says.removeprefix("own") in str(caught.value)
     assert "; it was called with the completion 'yes' of prompts.jsonl" in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("command", ["plan", "run"])
+def test_the_commands_call_it(tmp_path: Path, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("ALIGNMENT_STACK_DIR", str(tmp_path / "no stack"))
+    monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))
+    with pytest.raises(RecipeError):
+        called(tmp_path, f"{REWARD}    raise KeyError('x')\n")
+    done = CliRunner().invoke(app, [command, str(tmp_path / "recipe.yaml")])
+    assert done.exit_code == 1
+    assert "rl.ppo.rewards.own: code/own.py:reward raised KeyError: 'x' (code/own.py, line 3)" in done.output
 
 
 def test_failures_that_a_job_tolerates_are_notes(tmp_path: Path) -> None:
