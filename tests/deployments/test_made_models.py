@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
@@ -9,11 +10,14 @@ from typer.testing import CliRunner
 
 from deployments.cli.made_models import final_models, model_lines
 from deployments.cli.main import app
+from deployments.cli.run import _show_end
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.pipeline.record import NodeRecord, RunRecord
 from tests.rlhf_core.artifacts.manifests import manifest
 
 
@@ -51,6 +55,16 @@ def test_the_end_of_a_run_says_what_to_write() -> None:
     assert f"alignment serve-reward {rewards['reward_model'].ref}" in dict(model_lines(rewards)).values()
     nothing = [f"{stage}=null" for stage in ("pretrain", "sft", "reward_model", "rl", "evaluation")]
     assert list(model_lines(graph_of("tiny", *nothing))) == []
+
+
+def test_a_run_shows_it_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    prepared = prepare("tiny", [], store=str(tmp_path))
+    node, now = prepared.graph["rl"], datetime.now(UTC)
+    rows = (NodeRecord(name="rl", ref=node.ref, outcome="computed"),)
+    record = RunRecord(run_id="a", recipe={}, overrides=(), started_at=now, finished_at=now, nodes=rows)
+    _show_end(prepared, record, "http://prefect")
+    lines = [f"{what:<14} {shown}" for what, shown in model_lines(prepared.graph)]
+    assert capsys.readouterr().out.splitlines()[: len(lines)] == lines
 
 
 def test_a_copy_of_a_model_is_the_model_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
