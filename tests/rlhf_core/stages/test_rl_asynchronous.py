@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections import Counter
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rlhf_core.artifacts.checkpoints import Checkpoint
 from rlhf_core.config.rl import RLConfig
@@ -318,6 +320,16 @@ def test_without_lag_each_step_waits_for_its_own_rollouts(model: Input, tmp_path
 def test_settings_that_do_not_go_together(settings: dict[str, Any], problem: str) -> None:
     with pytest.raises(ValueError, match=problem):
         RLConfig.model_validate({**SETTINGS, **settings})
+
+
+@pytest.mark.parametrize("block", ["grpo", "gspo"])
+def test_the_mismatch_that_is_proposed_can_be_given(block: str) -> None:
+    asked = {**SETTINGS, "algorithm": block, "grpo": None, block: UNCORRECTED}
+    with pytest.raises(ValueError, match=rf"give {block}\.mismatch, such as ") as raised:
+        RLConfig.model_validate(asked)
+    (proposed,) = re.findall(r"such as (\{.*?\})", str(raised.value))
+    given = RLConfig.model_validate({**asked, block: {**UNCORRECTED, "mismatch": yaml.safe_load(proposed)}})
+    assert given.settings.mismatch is not None
 
 
 def test_a_mismatch_of_null_is_one_that_a_job_reads_again() -> None:
