@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 from typer.testing import CliRunner
 
+from deployments.cli.cluster_room import room_notes
 from deployments.cli.main import app
 from rlhf_core.actors.room import require_reservable
 from rlhf_core.config.placement import Placement, Reservation, of_each
@@ -67,11 +71,38 @@ def test_a_cluster_that_grows_or_has_room_is_not_refused(recipe: str, monkeypatc
     assert (waits.exit_code, "it would wait for more nodes" in " ".join(waits.output.split())) == (0, True)
 
 
+def test_a_cluster_that_starts_is_no_cluster_without_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its head answers before a node has joined."""
+    head = {"state": "ALIVE", "resources_total": {"node:127.0.0.1": 1.0}}
+    answer = json.dumps({"data": {"result": {"result": [head]}}}).encode()
+
+    class Dashboard(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(answer)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    with HTTPServer(("127.0.0.1", 0), Dashboard) as server:
+        address = f"http://127.0.0.1:{server.server_port}"
+        monkeypatch.setenv("RAY_API_SERVER_ADDRESS", address)
+        asking = Thread(target=server.handle_request)
+        asking.start()
+        notes = room_notes({"sft": of_each(1, 1.0, 1.0)})
+        asking.join()
+    assert notes == [f"the Ray cluster at {address} is starting: no node has a CPU yet"]
+
+
 def test_each_actor_is_on_one_node() -> None:
     nodes = [{"CPU": 2.0, "GPU": 1.0}, {"CPU": 3.0}]
     for fits in (Reservation(), of_each(5, 1.0, 0.0), of_each(1, 2.0, 1.0) + of_each(1, 3.0, 0.0)):
         require_reservable(fits, nodes)
     with pytest.raises(StageError, match=r"asked Ray for 1 times 3 CPUs and 1 GPUs, each on one node, .* \(2 CPUs and"):
         require_reservable(Placement(cpus_per_worker=3.0, gpus_per_worker=1.0).reserves(), nodes)
+    for too_much in (of_each(6, 1.0, 0.0), of_each(2, 1.0, 1.0)):
+        with pytest.raises(StageError, match=r"the whole cluster has 5 CPUs( and 1 GPUs)?; ask for less of it"):
+            require_reservable(too_much, nodes)
     with pytest.raises(StageError, match=r"^asked Ray for 1 times 4 CPUs"):
         require_reservable(of_each(1, 1.0, 0.0) | of_each(1, 4.0, 0.0), nodes)
