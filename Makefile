@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 # No look-ups on the hub (each hangs for half a minute without a network), and no threads beyond the cores.
 QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
-LINTED := rlhf_core flows tasks deployments tests benchmarks
+LINTED := rlhf_core flows tasks deployments tests benchmarks examples
 MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pipeline/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py
 
