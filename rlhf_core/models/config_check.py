@@ -1,6 +1,6 @@
 """Is a model's config.json one that can be trained, as far as it says by itself? Loads no torch.
 
-What the class of its model_type makes of it, `models/class_config.py` checks.
+What the class of its model_type makes of it, `require_fit` in models/weights.py checks.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 
 from rlhf_core.errors import did_you_mean
 from rlhf_core.models.folder import GENERATION_CONFIG, num_labels, text_config
-from rlhf_core.models.remote_code import REMOTE_CODE, causal_model_types, known_model_types, needs_remote_code
+from rlhf_core.models.remote_code import REMOTE_CODE, known_model_types
 
 SIZES = (
     "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
@@ -27,6 +27,8 @@ _HEAD = "ForSequenceClassification"  # how the names of the classes with a `scor
 # How to compute it, which the recipe says.
 _IMPLEMENTATIONS = ("attn_implementation", "_attn_implementation", "experts_implementation", "_experts_implementation")
 _ALWAYS_THERE = (None, "eager", "sdpa")
+# Of a forward, which would make NaN of the logits; what is divided by in a class's __init__ raises an error there.
+_DIVISORS = ("final_logit_softcapping", "log_scaling_n_floor", "logits_mup_width_multiplier", "logits_scaling")
 _DTYPES = ("float64", "float32", "float16", "bfloat16")
 _OF_THE_CLASS = ("sub_configs", "attribute_map")
 
@@ -39,15 +41,14 @@ def config_problems(config: Mapping[str, Any], *, reward_model: bool) -> Iterato
         return
     if any(config.get(name) is not None for name in _QUANTISED):
         yield "the weights are quantised; give the full ones"
+    known = isinstance(kind, str) and kind in known_model_types()
     if not isinstance(config.get("auto_map", {}), dict):
         yield "config.json: `auto_map` is no object: remove it"
-    elif needs_remote_code(config):
-        yield REMOTE_CODE
-    elif not isinstance(kind, str) or kind not in known_model_types():
+    elif not known and config.get("auto_map"):
+        yield REMOTE_CODE  # many configs keep one of the time before transformers had the class: those load without
+    elif not known:
         nearest = did_you_mean(str(kind), known_model_types())
         yield f"config.json: transformers knows no model_type {kind!r}{nearest}: correct it, or take another model"
-    elif kind not in causal_model_types() and not reward_model:
-        yield f"config.json: a model of model_type {kind!r} is no causal language model: take one that is"
     names = config.get("architectures")
     if names is not None and not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
         yield "config.json: `architectures` must be a list of class names: correct it or remove it"
@@ -118,6 +119,8 @@ def _nan(config: Mapping[str, Any], place: str = "") -> str | None:
 
 def _number_problems(config: Mapping[str, Any]) -> Iterator[str]:
     for name, value in config.items():
+        if name in _DIVISORS and _is_number(value) and value == 0:
+            yield f"config.json: {name} is {json.dumps(value)}, and the model divides by it: correct it"
         if name == "query_pre_attn_scalar" and _is_number(value) and value <= 0:
             yield f"config.json: {name} is {value}; it must be above 0: correct it"
         if _is_share(name) and _is_number(value) and not 0 <= value <= 1:

@@ -6,11 +6,13 @@ import json
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from rlhf_core.config.base import Dtype
 from rlhf_core.errors import StageError
 from rlhf_core.models.headers import read_object
+
+Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
 
 TEMPLATES = "additional_chat_templates"  # a folder with further chat templates, such as `tool_use.jinja`
 GENERATION_CONFIG = "generation_config.json"

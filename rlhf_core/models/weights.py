@@ -1,29 +1,29 @@
 """A model's weights against its config: every tensor there, none too many, each of its shape.
 
 By itself transformers fills what is missing or misshapen with random numbers, and says so in a warning.
-`python -m rlhf_core.models.weights FOLDER causal|scalar` is `require_fit`, for a process that has no torch.
 """
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import transformers
-from safetensors import safe_open
 
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.attention import attention_problem
-from rlhf_core.models.expected_tensors import misfit
-from rlhf_core.models.folder import read_config
+from rlhf_core.models.attention import attention_problem, attentions_of
+from rlhf_core.models.class_config import class_config, require_generation_config, settings_of, settings_problems
+from rlhf_core.models.folder import GENERATION_CONFIG, Head
+from rlhf_core.models.folder_check import not_one, untied_problem
 from rlhf_core.models.headers import StoredTensor, stored_tensors
-from rlhf_core.models.remote_code import reads_images
+from rlhf_core.models.remote_code import REMOTE_CODE, reads_images
 
-Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
+Shape = tuple[int, ...]
+
+_MOST_NAMED = 3  # tensors in a message
 
 
 def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options: Any) -> transformers.PreTrainedModel:
@@ -33,9 +33,6 @@ def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options:
     Raises StageError for weights that are missing, unexpected or misshapen: except what transformers leaves out on
     purpose (`_keys_to_ignore_on_load_…`, buffers of old checkpoints, a head that is the embedding).
     """
-    problem = attention_problem(read_config(folder), options.get("attn_implementation", "eager"))
-    if problem is not None:
-        raise StageError(f"{folder}: {problem}")
     if new_head:
         require_fit(folder, "causal")  # the output head, which the scalar model leaves out, belongs to that
     model, info = _from_pretrained(folder, head, options)
@@ -44,26 +41,40 @@ def load_weights(folder: Path, head: Head, *, new_head: bool = False, **options:
         info = {**info, "missing_keys": missing, "unexpected_keys": set()}
     require_all_loaded(folder, model, info)
     for untied, source in _tied(model).items() - dict(getattr(model, "all_tied_weights_keys", {})).items():
-        raise StageError(_untied(folder, untied, source))
+        raise StageError(f"{folder}: {not_one(untied, source)}")
     return model
 
 
-def require_fit(folder: Path, head: Head) -> None:
-    """Raise StageError unless `load_weights` would find every tensor of the model in `folder`. Reads no weights but
-    those of a head that is stored although it is the embedding."""
-    stored = stored_tensors_of(folder)
+def require_fit(folder: Path, head: Head) -> transformers.PreTrainedModel:
+    """The model in `folder`, its tensors on the meta device.
+
+    Raises StageError for settings with which it cannot be built or run, and unless `load_weights` would find every
+    tensor of it. Reads no weights but those of tensors that are both stored although the class makes them one.
+    """
+    with _named(folder):
+        stored = stored_tensors(folder)
+        if (folder / GENERATION_CONFIG).is_file():
+            require_generation_config(folder)
+        if problems := list(settings_problems(settings_of(class_config(folder)))):
+            raise StageError("; ".join(problems))
     state = {name: torch.empty(tensor.shape, device="meta") for name, tensor in stored.items()}
     model, info = _from_pretrained(folder, head, {"state_dict": state, "device_map": {"": "meta"}})
     require_all_loaded(folder, model, info)
-    for target, source in _tied(model).items():
-        if target in stored and source in stored and not _equal(folder, stored[target], target, stored[source], source):
-            raise StageError(_untied(folder, target, source))
+    if (problem := untied_problem(folder, stored_twice(model, stored))) is not None:
+        raise StageError(f"{folder}: {problem}")
+    return model
 
 
-def stored_tensors_of(folder: Path) -> Mapping[str, StoredTensor]:
-    """`stored_tensors`, with the folder in the message."""
+def stored_twice(model: transformers.PreTrainedModel, stored: Mapping[str, StoredTensor]) -> dict[str, str]:
+    """The tensors that the model's class makes one, although both are stored: the one left out -> the one used."""
+    return {target: source for target, source in _tied(model).items() if target in stored and source in stored}
+
+
+@contextmanager
+def _named(folder: Path) -> Iterator[None]:
+    """Puts the folder in front of a StageError's message."""
     try:
-        return stored_tensors(folder)
+        yield
     except StageError as error:
         raise StageError(f"{folder}: {error}") from error
 
@@ -71,22 +82,22 @@ def stored_tensors_of(folder: Path) -> Mapping[str, StoredTensor]:
 def _from_pretrained(
     folder: Path, head: Head, options: Mapping[str, Any]
 ) -> tuple[transformers.PreTrainedModel, Mapping[str, Any]]:
-    auto: Any = transformers.AutoModelForCausalLM
-    of_config: dict[str, Any] = {"local_files_only": True}
-    if head == "scalar":
-        auto, of_config["num_labels"] = transformers.AutoModelForSequenceClassification, 1
-    elif reads_images(read_config(folder)):
-        auto = transformers.AutoModelForImageTextToText
+    with _named(folder):
+        config = class_config(folder, **({"num_labels": 1} if head == "scalar" else {}))
+        auto = _auto_class(config, head)
+        kind = auto._model_mapping[type(config)]
+        problem = attention_problem(kind.__name__, attentions_of(kind), options.get("attn_implementation", "eager"))
+        if problem is not None:
+            raise StageError(problem)
     source: Path | None = folder
     try:
         with _no_report():
             if "state_dict" in options:  # taken in place of the folder, and only by the class itself
-                config = transformers.AutoConfig.from_pretrained(folder, **of_config)
                 with torch.device("meta"):
-                    auto, source, of_config = type(auto.from_config(config)), None, {"config": config}
+                    auto, source = type(auto.from_config(config, trust_remote_code=False)), None
             model, info = auto.from_pretrained(
-                source, use_safetensors=True, output_loading_info=True, ignore_mismatched_sizes=True,
-                **of_config, **options,
+                source, config=config, local_files_only=True, use_safetensors=True, output_loading_info=True,
+                ignore_mismatched_sizes=True, trust_remote_code=False, **options,
             )  # fmt: skip
     except (MemoryError, torch.OutOfMemoryError):
         raise
@@ -96,6 +107,21 @@ def _from_pretrained(
             f"or fetch the folder again ({reason_of(error)})"
         ) from error
     return model, info
+
+
+def _auto_class(config: Any, head: Head) -> Any:
+    """Raises StageError if transformers has no model of this kind for the config."""
+    auto: Any = transformers.AutoModelForCausalLM
+    if head == "scalar":
+        auto = transformers.AutoModelForSequenceClassification
+    elif reads_images(config.to_dict()):
+        auto = transformers.AutoModelForImageTextToText
+    if type(config) in auto._model_mapping:
+        return auto
+    if getattr(config, "auto_map", None):
+        raise StageError(REMOTE_CODE)
+    kind = "sequence classifier" if head == "scalar" else "causal language model"
+    raise StageError(f"config.json: a model of model_type {config.model_type!r} is no {kind}: take one that is")
 
 
 @contextmanager
@@ -115,7 +141,7 @@ def require_all_loaded(source: object, model: object, info: Mapping[str, Any]) -
 
     source: where they come from, as the message names it.
     """
-    problem = misfit(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
+    problem = _misfit(info["missing_keys"], info["unexpected_keys"], info["mismatched_keys"])
     if problem is not None:
         raise StageError(
             f"{source}: the weights are not those of config.json ({type(model).__name__}): {problem}: "
@@ -128,28 +154,26 @@ def _tied(model: Any) -> dict[str, str]:
     return dict(model.get_expanded_tied_weights_keys(all_submodels=True))
 
 
-def _equal(folder: Path, first: StoredTensor, first_name: str, second: StoredTensor, second_name: str) -> bool:
-    def load(tensor: StoredTensor, name: str) -> torch.Tensor:
-        with safe_open(folder / tensor.file, framework="pt") as file:
-            loaded: torch.Tensor = file.get_tensor(name)
-            return loaded
-
-    return first.shape == second.shape and torch.equal(load(first, first_name), load(second, second_name))
-
-
-def _untied(folder: Path, target: str, source: str) -> str:
-    return (
-        f"{folder}: config.json makes {target} one with {source}, but the weights have another tensor of each: set "
-        "tie_word_embeddings false in config.json"
-    )
-
-
-def _main(folder: str, head: str) -> None:
-    try:
-        require_fit(Path(folder), "scalar" if head == "scalar" else "causal")
-    except StageError as refusal:
-        sys.exit(str(refusal))
+def _misfit(
+    missing: Collection[str], unexpected: Collection[str], mismatched: Iterable[tuple[str, Shape, Shape]]
+) -> str | None:
+    """What is wrong with weights, in one sentence; None: nothing. mismatched: name, stored shape, expected shape."""
+    parts = []
+    if missing:
+        parts.append(f"missing are {_some(missing)}")
+    if unexpected:
+        parts.append(f"{_some(unexpected)} belong to another model")
+    shapes = [f"{name} ({_shape(stored)}, expected {_shape(shape)})" for name, stored, shape in mismatched]
+    if shapes:
+        parts.append(f"of another shape are {_some(shapes)}")
+    return "; ".join(parts) or None
 
 
-if __name__ == "__main__":
-    _main(*sys.argv[1:])
+def _some(names: Iterable[str]) -> str:
+    known = sorted(names)
+    rest = len(known) - _MOST_NAMED
+    return ", ".join(known[:_MOST_NAMED]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def _shape(shape: Iterable[int]) -> str:
+    return "×".join(map(str, shape)) or "a single number"

@@ -1,65 +1,86 @@
-"""What transformers makes of a model folder: asked in a process of its own, which may be ended."""
+"""What transformers' class says of a model folder: asked in a process of its own, which may be ended."""
 
 from __future__ import annotations
 
+import hashlib
 import json
+import os
 import subprocess
 import sys
-import tempfile
-from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
+from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
 
-from rlhf_core.models import class_config
-from rlhf_core.models.expected_tensors import is_known
-from rlhf_core.models.headers import read_text
+from rlhf_core.errors import StageError
+from rlhf_core.models import inspection
+from rlhf_core.models.folder import GENERATION_CONFIG, Head
+from rlhf_core.models.folder_check import untied_problem
+from rlhf_core.models.headers import stored_tensors
+from rlhf_core.models.inspection import Inspection
+from rlhf_core.stages.job_context import node_cache
 
 _SECONDS = 120
 
 
-@lru_cache(maxsize=32)
-def as_read(text: str, name: str) -> tuple[bool, str]:
-    """Whether transformers reads a file of this name and text; what models/class_config.py prints of it, or why not.
-    Loads no torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_text(text, encoding="utf-8")
-        done = _run([class_config.__name__, folder, name])
-    if done is None:
-        return False, f"{name} is not read within {_SECONDS} s: fetch it again"
-    if done.returncode == 0:
-        return True, done.stdout
-    return False, _last_line(done.stderr) or f"{name} cannot be read: fetch it again"
+def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
+    """The answer of models/inspection.py to a folder without `folder_problems`, kept in this node's cache.
 
-
-def misfit_by_class(folder: Path, *, reward_model: bool) -> str | None:
-    """Which weights of the folder are not those of its model, as the job of the base stage finds; None: all are.
-
-    None, too, where models/expected_tensors.py knows the tensors, which needs no process that takes seconds, and on a
-    machine without torch, where the job is the first to see it. transformers must read the folder's config.json.
+    None on a machine without torch, where the job of the base stage is the first to ask. Raises StageError for a folder
+    that this job would refuse.
     """
-    _, settings = as_read(read_text(folder / "config.json"), "config.json")
-    if is_known(json.loads(settings)) or find_spec("torch") is None:
+    if find_spec("torch") is None:
         return None
-    done = _run(["rlhf_core.models.weights", str(folder), "scalar" if reward_model else "causal"])
-    if done is None:
-        return f"transformers builds no model by config.json within {_SECONDS} s: fetch the folder again"
-    if done.returncode == 0:
-        return None
-    said = _last_line(done.stderr).removeprefix(f"{folder}: ")
-    if done.returncode == 1 and said:
-        return said
-    return "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
+    head: Head = "scalar" if reward_model else "causal"
+    found = Inspection(**json.loads(_answer(folder, head, _key(folder, head))))
+    # The answer is that of the headers: what the tensors hold may have changed since.
+    if (problem := untied_problem(folder, found.tied)) is not None:
+        raise StageError(problem)
+    return found
 
 
-def _run(arguments: Sequence[str]) -> subprocess.CompletedProcess[str] | None:
-    """`python -m ARGUMENTS`; None: it took too long."""
-    command = [sys.executable, "-m", *arguments]
+def _key(folder: Path, head: Head) -> str:
+    """A digest of all that the answer depends on: the folder's settings and headers, and the code that reads them."""
+    digest = hashlib.sha256(f"{version('transformers')} {version('torch')} {head}".encode())
+    for name in ("config.json", GENERATION_CONFIG):
+        digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"")
+        digest.update(b"\0")
+    digest.update(repr(sorted(stored_tensors(folder).items())).encode())
+    for module in sorted(Path(inspection.__file__).parent.glob("*.py")):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _answer(folder: Path, head: Head, key: str) -> str:
+    kept = node_cache() / "inspected" / f"{key}.json"
+    if kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    answer = _ask(folder, head)
+    with suppress(OSError):  # who may not write there, or has no space left, asks again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        written = kept.with_suffix(f".{os.getpid()}")
+        written.write_text(answer, encoding="utf-8")
+        written.replace(kept)
+    return answer
+
+
+def _ask(folder: Path, head: Head) -> str:
+    command = [sys.executable, "-m", inspection.__name__, str(folder), head]
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=_SECONDS, check=False)
-    except subprocess.TimeoutExpired:
-        return None
-
-
-def _last_line(text: str) -> str:
-    return text.strip().rpartition("\n")[2]
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StageError(
+            f"transformers builds no model by config.json within {_SECONDS} s: fetch the folder again"
+        ) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.strip().rpartition("\n")[2].removeprefix(f"{folder}: ")
+    if done.returncode == 1 and said:
+        raise StageError(said)
+    raise StageError(
+        "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
+    )

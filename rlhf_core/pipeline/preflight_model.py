@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -18,12 +17,13 @@ from rlhf_core.data.templates import TEMPLATE_FILE, check_templates, unfit_templ
 from rlhf_core.data.tokenizers import IMAGE_TOKENS, SPECIAL_TOKENS, word_level_tokenizer
 from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import GENERATION_CONFIG, text_config
-from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
+from rlhf_core.models.folder import text_config
+from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import read_object, read_text
+from rlhf_core.models.inspection import Inspection
 from rlhf_core.models.scratch import VISION, architecture
 from rlhf_core.pipeline.drafting import Draft
-from rlhf_core.pipeline.model_reading import as_read, misfit_by_class
+from rlhf_core.pipeline.model_reading import inspected
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +33,12 @@ class BaseModel:
     config: BaseModelConfig  # with a source of either kind
     context: int | None  # longest sequence in tokens; None: its config does not say
     settings: Mapping[str, Any] = field(compare=False)  # its config.json
+    inspection: Inspection | None = field(default=None, compare=False)  # of a folder, where torch is installed
+
+    @property
+    def class_settings(self) -> Mapping[str, Any]:
+        """Also those that its config.json leaves to its class."""
+        return self.settings if self.inspection is None else self.inspection.settings
 
 
 def check_bases(nodes: Mapping[str, Draft], root: Path) -> list[str]:
@@ -67,8 +73,12 @@ def _check_base(node: Draft, config: BaseModelConfig, nodes: Mapping[str, Draft]
                     root / path, reward_model=config.kind == "reward_model", needs_template=needs_template
                 )
             ]
-            return found or [
-                *_experts(users, read_object(root / path / "config.json")),
+            if found:
+                return found
+            model = _base_model(config, root)
+            assert model is not None
+            return [
+                *_experts(users, model.class_settings),
                 *unfit_template(config, root, node.section, lambda: load_tokenizer(root / path)),
             ]
         case WheelModel():
@@ -109,19 +119,10 @@ def _base_model(config: BaseModelConfig, root: Path) -> BaseModel | None:
         case FolderModel(path=path) if "://" not in path:
             settings = read_object(root / path / "config.json")
             stored = text_config(settings).get("max_position_embeddings")
-            return BaseModel(config, stored if isinstance(stored, int) else None, settings)
+            found = inspected(root / path, reward_model=config.kind == "reward_model")
+            return BaseModel(config, stored if isinstance(stored, int) else None, settings, found)
         case _:
             return None
-
-
-def settings_by_class(model: BaseModel, root: Path) -> Mapping[str, Any]:
-    """The model's settings, also those that its config.json leaves to its class."""
-    match model.config.source:
-        case FolderModel(path=path):
-            read, said = as_read(read_text(root / path / "config.json"), "config.json")
-            return json.loads(said) if read else model.settings
-        case _:
-            return model.settings
 
 
 def _scratch(source: ScratchModel) -> Iterator[str]:
@@ -182,18 +183,16 @@ def model_folder_problems(folder: Path, *, reward_model: bool, needs_template: b
     except StageError as error:
         yield str(error).removeprefix(f"{folder}: ")
         return
-    if (folder / GENERATION_CONFIG).is_file():
-        read, said = as_read(read_text(folder / GENERATION_CONFIG), GENERATION_CONFIG)
-        yield from () if read else [said]
-    read, said = as_read(read_text(folder / "config.json"), "config.json")
-    yield from class_config_problems(json.loads(said), folder, reward_model=reward_model) if read else [said]
 
 
 def base_folder_problems(folder: Path, *, reward_model: bool, needs_template: bool) -> Iterator[str]:
-    """As `model_folder_problems`, and whether all weights are those of the model: what no engine has looked at yet."""
+    """As `model_folder_problems`, and what transformers' class says of it: no engine has looked at it yet."""
     problems = list(model_folder_problems(folder, reward_model=reward_model, needs_template=needs_template))
-    if not problems and (misfit := misfit_by_class(folder, reward_model=reward_model)) is not None:
-        problems = [misfit]
+    if not problems:
+        try:
+            inspected(folder, reward_model=reward_model)
+        except StageError as error:
+            problems = [str(error)]
     yield from problems
 
 

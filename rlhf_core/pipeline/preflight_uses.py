@@ -13,7 +13,7 @@ from rlhf_core.models.served import problems_on_cpu, split_problems
 from rlhf_core.pipeline.checks.tokens import same_tokens
 from rlhf_core.pipeline.drafting import Draft
 from rlhf_core.pipeline.preflight_lengths import tokenizer_of
-from rlhf_core.pipeline.preflight_model import BaseModel, settings_by_class
+from rlhf_core.pipeline.preflight_model import BaseModel
 
 
 def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
@@ -31,7 +31,7 @@ def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, Base
         unserved = problems_on_cpu(model.settings, config.engines, _dtype(nodes, node.name))
         yield from (f"rollout: {problem}" for problem in unserved)
     if config.engines is not None and config.engines.gpus_of_engine > 1:
-        yield from (f"rollout: {said}" for said in split_problems(settings_by_class(model, root), config.engines))
+        yield from (f"rollout: {said}" for said in split_problems(model.class_settings, config.engines))
     yield from _readers(config, node, models, root)
     if config.engines is not None:
         yield from _judges(config, config.engines.max_length, node, nodes, models, root)

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageText
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.models.adapters import adapted_layers
-from rlhf_core.models.class_config import class_config
+from rlhf_core.models.class_config import class_config, settings_of
 from rlhf_core.models.folder import text_config
 from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.served import cpu_cache_bytes, problems_on_cpu, split_problems
@@ -34,7 +34,8 @@ def engine_arguments(folder: Path, model: dict[str, Any], settings: EngineSettin
     set_vllm_environment()
     from vllm.platforms import current_platform
 
-    if config.gpus_of_engine > 1 and (problem := next(split_problems(class_config(folder), config), None)):
+    split = split_problems(settings_of(class_config(folder)), config) if config.gpus_of_engine > 1 else iter(())
+    if problem := next(split, None):
         raise ValueError(problem)
     arguments: dict[str, Any] = {
         "dtype": settings.dtype,

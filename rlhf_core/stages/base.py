@@ -32,9 +32,8 @@ from rlhf_core.data.templates import with_template, write_template
 from rlhf_core.data.tokenizers import IMAGE, word_level_tokenizer
 from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.class_config import class_config, require_generation_config
 from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
-from rlhf_core.models.folder_check import class_config_problems, folder_problems, vocabulary_size
+from rlhf_core.models.folder_check import folder_problems, vocabulary_size
 from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
 from rlhf_core.models.loading import torch_dtype
 from rlhf_core.models.scratch import architecture
@@ -147,7 +146,6 @@ def _from_folder(source: Path, base: BaseModelConfig, folder: Path) -> None:
     copy_tokenizer(source, folder)
     if (source / GENERATION_CONFIG).is_file():
         shutil.copyfile(source / GENERATION_CONFIG, folder / GENERATION_CONFIG)
-        require_generation_config(folder)
 
 
 def _write_index(folder: Path) -> None:
@@ -169,10 +167,12 @@ def _require_usable(source: Path, config: BaseModelConfig) -> None:
         problems = list(form_problems(source))
     if not problems and (rows := vocabulary_size(read_config(source))) is not None:
         problems = [*tokens_beyond(load_tokenizer(source), rows), *shared_numbers(source)]
-    if not problems:
-        problems = list(class_config_problems(class_config(source), source, reward_model=reward_model))
     if problems:
         raise StageError(f"{_name(config)}: {'; '.join(problems)}")
+    try:
+        require_fit(source, "scalar" if reward_model else "causal")
+    except StageError as error:
+        raise StageError(f"{_name(config)}: {str(error).removeprefix(f'{source}: ')}") from error
 
 
 def _converted(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -22,9 +22,9 @@ def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) ->
     model = context.models.get(node.name)
     if model is None:
         return
-    unfit = attention_problem(model.settings, engine.attention)
-    if unfit is not None:
-        yield f"{node.section}.engine.attention: {unfit}"
+    if (found := model.inspection) is not None:
+        unfit = attention_problem(found.model_class, found.attentions, engine.attention)
+        yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
     if engine.freeze_vision and not reads_images(model.settings):
         yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
 

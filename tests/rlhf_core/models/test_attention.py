@@ -7,22 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.errors import RecipeError, StageError
-from rlhf_core.models.attention import has_flag
 from rlhf_core.models.headers import read_object
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import model_folder, write
-
-
-@pytest.mark.parametrize("name", ["LlamaForCausalLM", "GPTJForCausalLM", "GptOssForCausalLM", "MambaForCausalLM"])
-@pytest.mark.parametrize("flag", ["_supports_sdpa", "_supports_flash_attn"])
-def test_the_source_says_what_the_class_says(name: str, flag: str) -> None:
-    assert has_flag(name, flag) is getattr(getattr(transformers, name), flag)
 
 
 def test_an_attention_that_the_architecture_lacks(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from rlhf_core.config.base_model import BaseModelConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, save_model
-from rlhf_core.pipeline.preflight_model import model_folder_problems
+from rlhf_core.pipeline.preflight_model import base_folder_problems
 from rlhf_core.stages import base
 from tests.rlhf_core.pipeline.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
@@ -23,7 +23,7 @@ WITHOUT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "pad_token_id": -7}
 def test_a_model_is_saved_with_settings_that_transformers_does_not_write(tmp_path: Path) -> None:
     model_folder(tmp_path)
     (tmp_path / "model" / "generation_config.json").write_text(json.dumps(WITHOUT_SAMPLING))
-    assert not list(model_folder_problems(tmp_path / "model", reward_model=False, needs_template=True))
+    assert not list(base_folder_problems(tmp_path / "model", reward_model=False, needs_template=True))
     folder = base.run(CONFIG, {}, LocalContext(tmp_path / "work", user_files_root=tmp_path)).folder
     model = load_causal_model(folder, dtype=torch.float32, attention="sdpa")
     save_model(model, model.state_dict(), tmp_path / "saved", folder)
@@ -36,7 +36,7 @@ def test_settings_that_transformers_does_not_read_are_refused_by_name(tmp_path: 
     model_folder(tmp_path)
     (tmp_path / "model" / "generation_config.json").write_text('{"max_new_tokens": 0}')
     sentence = "generation_config.json is not what transformers expects: correct it or remove it (`max_new_tokens` must"
-    (said,) = model_folder_problems(tmp_path / "model", reward_model=False, needs_template=True)
+    (said,) = base_folder_problems(tmp_path / "model", reward_model=False, needs_template=True)
     assert said.startswith(sentence)
     with pytest.raises(StageError) as raised:
         base.run(CONFIG, {}, LocalContext(tmp_path / "work", user_files_root=tmp_path))

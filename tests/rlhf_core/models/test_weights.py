@@ -24,6 +24,7 @@ from transformers import (
 
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.folder import Head
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.weights import require_fit
@@ -83,7 +84,14 @@ def refusals(folder: Path) -> list[str]:
         (without("-"), {"vocab_size": 32}, f"{EMBEDDING} (31×16, expected 32×16)"),
         (without("-"), {"tie_word_embeddings": True}, "config.json makes lm_head.weight one with model.embed_tokens.w"),
         (without("-"), {"hidden_size": 20, "head_dim": 4}, "of another shape are "),
-        (without("-"), {"model_type": "t5"}, "transformers cannot load a model with this config.json"),
+        (without("-"), {"model_type": "t5"}, "a model of model_type 't5' is no causal language model: take one that"),
+        (without("-"), {"hidden_act": "sillu"}, "transformers cannot load a model with this config.json and these"),
+        (without("-"), {"rope_parameters": {"rope_type": "yarm", "rope_theta": 1e4}}, "correct config.json, or fetch"),
+        (without("-"), {"rope_parameters": {"rope_type": "default", "rope_theta": None}}, "correct config.json, or f"),
+        (without("-"), {"rope_parameters": 5}, "config.json is not what transformers expects of its model_type: corr"),
+        (without("-"), {"text_config": {}}, "the class has no parts, so no `text_config`: remove it"),
+        (without("-"), {"attention_bias": True}, "missing are model.layers.0.self_attn.k_proj.bias, "),
+        (without("-"), {"model_type": "qwen3_moe", "decoder_sparse_step": 0}, "transformers cannot load a model w"),
         (
             without("-"), Qwen2Config(hidden_size=16, vocab_size=31, intermediate_size=24, num_hidden_layers=2,
                                       num_attention_heads=4, num_key_value_heads=2).to_dict(),
@@ -99,6 +107,49 @@ def test_weights_that_are_not_those_of_the_config(
     assert len(said) == 3
     assert expected in said[0]
     assert all(str(folder) in sentence for sentence in said)
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (
+            {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 3}},
+            "rope_parameters.partial_rotary_factor is 3; it must be above 0, and at most 1: correct it",
+        ),
+        ({"head_dim": 0}, "head_dim is 0, and its rotary positions need one above 0: correct it"),
+        (
+            {"model_type": "mixtral", "num_local_experts": 2, "num_experts_per_tok": 3},
+            "num_experts_per_tok is 3; it must be from 1 to the number of experts, 2: correct it",
+        ),
+        ({"model_type": "phi3"}, "pad_token_id is 32000 (by default), but the vocabulary ends at 30: set it"),
+        (
+            {"model_type": "gemma2", "sliding_window": None},
+            "sliding_window is null, and layers slide (layer_types): give a whole number above 0",
+        ),
+    ],
+    ids=lambda value: str(value)[:40],
+)
+def test_settings_with_which_a_model_is_built_but_does_not_run(
+    untied_folder: Path, tmp_path: Path, settings: dict[str, Any], expected: str
+) -> None:
+    folder = changed(untied_folder, tmp_path / "model", **settings)
+    config = json.loads((folder / "config.json").read_text())
+    del config["pad_token_id"]
+    (folder / "config.json").write_text(json.dumps(config))
+    with pytest.raises(StageError) as raised:
+        require_fit(folder, "causal")
+    assert str(raised.value) == f"{folder}: config.json: {expected}"
+
+
+@pytest.mark.parametrize("head", ["causal", "scalar"])
+def test_code_beside_the_weights_is_never_run(model_folder: Path, tmp_path: Path, head: Head) -> None:
+    """Also not where transformers has a config for the model_type, and would ask on the terminal whether to run it."""
+    code = dict.fromkeys(("AutoConfig", "AutoModelForCausalLM", "AutoModelForSequenceClassification"), "own.Own")
+    folder = changed(model_folder, tmp_path / "model", model_type="vit", auto_map=code)
+    (folder / "own.py").write_text(f"from pathlib import Path\nPath({str(tmp_path / 'run')!r}).touch()\n")
+    with pytest.raises(StageError, match=r"names Python code of the model's own .* which is never run"):
+        require_fit(folder, head)
+    assert not (tmp_path / "run").exists()
 
 
 @pytest.mark.parametrize(

@@ -19,11 +19,8 @@ from safetensors.torch import load_file, save_file
 
 from benchmarks.small_models import small_config, small_model
 from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.errors import StageError
-from rlhf_core.models.class_config import class_config, require_generation_config
-from rlhf_core.models.expected_tensors import is_known
+from rlhf_core.models.inspection import Inspection, inspect
 from rlhf_core.models.loading import load_causal_model, stored_state
-from rlhf_core.models.weights import require_fit
 from rlhf_core.pipeline import preflight_model
 from rlhf_core.stages import base
 from tests.mutations import PATIENCE, examples
@@ -137,28 +134,9 @@ def change_tensor(file: Path, draw: Any) -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
-def read_here(text: str, name: str) -> tuple[bool, str]:
-    """`_as_read` in this process, which has torch."""
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / name).write_text(text)
-        try:
-            if name == "generation_config.json":
-                require_generation_config(Path(folder))
-                return True, ""
-            return True, json.dumps(class_config(Path(folder)), default=str)
-        except StageError as error:
-            return False, str(error)
-
-
-def misfit_here(folder: Path, *, reward_model: bool) -> str | None:
-    """`misfit_by_class` in this process."""
-    if is_known(class_config(folder)):
-        return None
-    try:
-        require_fit(folder, "scalar" if reward_model else "causal")
-    except StageError as error:
-        return str(error)
-    return None
+def inspected_here(folder: Path, *, reward_model: bool) -> Inspection:
+    """`inspected` in this process."""
+    return inspect(folder, "scalar" if reward_model else "causal")
 
 
 @examples(40)
@@ -174,8 +152,7 @@ def test_a_changed_folder_is_refused_or_loads_with_its_own_weights(whole: dict[s
 
 def check(root: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preflight_model, "as_read", read_here)
-        patch.setattr(preflight_model, "misfit_by_class", misfit_here)
+        patch.setattr(preflight_model, "inspected", inspected_here)
         said = list(preflight_model.base_folder_problems(root / "given", reward_model=False, needs_template=True))
     if said:
         assert all(sentence and "\n" not in sentence for sentence in said)
