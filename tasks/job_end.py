@@ -6,8 +6,8 @@ import re
 
 from ray.job_submission import JobDetails, JobErrorType, JobStatus
 
-from rlhf_core.children import how_it_ended
 from rlhf_core.errors import NothingLeftError, StageError, shortened
+from rlhf_core.processes.lines import how_it_ended
 from tasks.job_log import JobLog
 
 

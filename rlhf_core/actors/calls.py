@@ -10,8 +10,8 @@ from typing import Any
 import ray
 from ray.exceptions import RayActorError, RayError, RayTaskError
 
-from rlhf_core.children import how_it_ended
 from rlhf_core.errors import AlignmentError, StageError, reason_of
+from rlhf_core.processes.lines import how_it_ended
 
 CALL_SECONDS = 6 * 3600.0
 _LESS_MEMORY = "lower `tokens_per_micro_batch`, `rollout.max_sequences` or `rollout.cpu_cache_gib`"

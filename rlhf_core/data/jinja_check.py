@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import resource
-import subprocess
-import sys
 from functools import lru_cache
 from typing import Any
 
-from rlhf_core.children import how_it_ended
 from rlhf_core.errors import StageError
+from rlhf_core.processes.lines import ProcessError
+from rlhf_core.processes.trial import tried
 
 _TRIAL_SECONDS = 20
 _TRIAL_MEMORY = 2**32  # bytes
-_OUT_OF_MEMORY, _UNREADABLE = 3, 4  # exit statuses of the trial
 _CONVERSATION = [
     {"role": "system", "content": "a"},
     {"role": "user", "content": "b"},
@@ -64,24 +61,18 @@ def try_jinja(text: str) -> None:
     A process of its own tries it.
     """
     _parse(text)
-    command = [sys.executable, "-m", "rlhf_core.data.jinja_check"]
     try:
-        tried = subprocess.run(command, input=text.encode(), timeout=_TRIAL_SECONDS, capture_output=True, check=False)
-    except subprocess.TimeoutExpired:
+        tried(_TRIAL_SECONDS, _TRIAL_MEMORY, render_turns, text)
+    except TimeoutError:
         raise StageError(
             f"the chat template does not end within {_TRIAL_SECONDS} s for four short turns: correct its loops"
         ) from None
-    if tried.returncode == _OUT_OF_MEMORY:
+    except MemoryError:
         raise StageError(
             f"the chat template needs over {_TRIAL_MEMORY // 2**30} GiB of memory for four short turns: correct it"
-        )
-    reason = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if tried.returncode == _UNREADABLE:
-        raise StageError(reason)
-    if tried.returncode:
-        raise StageError(
-            f"the chat template could not be tried ({reason or f'its process {how_it_ended(tried.returncode)}'})"
-        )
+        ) from None
+    except ProcessError as error:
+        raise StageError(f"the chat template could not be tried (its process {error})") from error
 
 
 def _environment() -> Any:
@@ -101,31 +92,18 @@ def _environment() -> Any:
     )
 
 
-def _try() -> int:
-    """Renders the template on standard input, which may raise for want of what only a tokenizer gives it."""
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _TRIAL_MEMORY if most == resource.RLIM_INFINITY else min(_TRIAL_MEMORY, most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
+def render_turns(text: str) -> None:
+    """Render the template, which may raise because it lacks what only a tokenizer gives it. Raises StageError for wrong
+    syntax."""
     from jinja2 import TemplateSyntaxError
 
     try:
-        template = _environment().from_string(sys.stdin.buffer.read().decode())
-    except MemoryError:
-        return _OUT_OF_MEMORY
-    except TemplateSyntaxError as error:
-        print(_unreadable(error), file=sys.stderr)
-        return _UNREADABLE
-    except Exception:  # what a template computes while it is compiled may raise anything
-        return 0
-    try:
+        template = _environment().from_string(text)
         for add_generation_prompt in (True, False):
             template.render(messages=_CONVERSATION, add_generation_prompt=add_generation_prompt)
     except MemoryError:
-        return _OUT_OF_MEMORY
-    except Exception:  # a template is a program: it may raise anything, also on purpose
-        return 0
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_try())
+        raise
+    except TemplateSyntaxError as error:
+        raise _unreadable(error) from error
+    except Exception:  # a template is a program: it may raise anything, also on purpose, and while it is compiled
+        return

@@ -9,8 +9,8 @@ from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any, TypeVar
 
-from rlhf_core.children import end_with_parent
 from rlhf_core.errors import StageError
+from rlhf_core.processes.children import end_with_parent
 
 B = TypeVar("B")
 R = TypeVar("R")

@@ -13,12 +13,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
-from rlhf_core.children import how_it_ended
 from rlhf_core.config.environments import CodeEnvironment
 from rlhf_core.config.tools import FunctionTool
 from rlhf_core.data.user_code import CodeKind
 from rlhf_core.environments.host_process import BEGIN, END, ORDER, STATUS
 from rlhf_core.errors import EpisodeError
+from rlhf_core.processes.lines import how_it_ended
 from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 _LONGEST_ANSWER = 2**20  # bytes: more than any context holds, and tokenised in less than a second

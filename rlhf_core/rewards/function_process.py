@@ -12,9 +12,8 @@ import numbers
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from decimal import Decimal
-from json import dumps, loads  # the user's file may replace those of the module
+from json import dumps  # the user's file may replace those of the module
 from pathlib import Path
-from queue import SimpleQueue
 from threading import Thread
 from threading import enumerate as enumerate_threads
 from types import ModuleType
@@ -31,18 +30,15 @@ from rlhf_core.data.user_code import (
     why_unfit,
 )
 from rlhf_core.errors import RecipeError, StageError
-from rlhf_core.terminal import open_standard_files
+from rlhf_core.processes.lines import open_pipes, received
 
 
 def main() -> None:
-    # The pipes carry only requests and replies.
-    requests = os.fdopen(os.dup(0), encoding="utf-8")
-    replies = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    open_standard_files()
-    _serve(_lines(requests), replies)
+    requests, replies = open_pipes()
+    _serve(received(requests), replies)
 
 
-def _serve(requests: Iterator[str], replies: IO[str]) -> None:
+def _serve(requests: Iterator[Any], replies: IO[str]) -> None:
     """A request names a function, in a file that is run once, or has the arguments of a call of the last one named."""
     modules: dict[str, ModuleType] = {}
     threads: list[Thread] = []  # before any file was run
@@ -56,7 +52,7 @@ def _serve(requests: Iterator[str], replies: IO[str]) -> None:
         replies.flush()
 
     with asyncio.Runner() as runner:  # one event loop for all calls, as clients that a function keeps need it
-        for request in map(loads, requests):
+        for request in requests:
             if "batch" in request and call is not None:
                 reply(call(request["batch"]))
                 continue
@@ -92,20 +88,6 @@ def _loaded(
     if request["kind"] == "source" and inspect.iscoroutinefunction(inspect.unwrap(function)):
         raise RecipeError(f"{shown}:{name} is `async`: it must return the rows itself")
     return lambda batch: _answer(function, {**dict(zip(parameters, batch, strict=True)), **options}, runner)
-
-
-def _lines(requests: IO[str]) -> Iterator[str]:
-    """Ends this process when its parent has died, even while the user's code runs, which may never return."""
-    lines: SimpleQueue[str] = SimpleQueue()
-
-    def read() -> None:
-        for line in requests:
-            lines.put(line)
-        os._exit(1)
-
-    Thread(target=read, daemon=True).start()
-    while True:
-        yield lines.get()
 
 
 def check_signature(

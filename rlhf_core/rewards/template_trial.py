@@ -4,22 +4,19 @@ ended: a template is a program."""
 from __future__ import annotations
 
 import json
-import resource
-import subprocess
-import sys
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
 from jinja2 import TemplateSyntaxError
 
-from rlhf_core.children import how_it_ended
 from rlhf_core.errors import RewardError
+from rlhf_core.processes.lines import ProcessError
+from rlhf_core.processes.trial import tried
 from rlhf_core.rewards.templates import TextTemplate
 
 _TRIAL_SECONDS = 10
 _TRIAL_MEMORY = 2**32  # bytes
-_OUT_OF_MEMORY, _CANNOT_BE_WRITTEN = 3, 4  # exit statuses of the trial
 
 
 def template_problem(
@@ -31,52 +28,31 @@ def template_problem(
     it ends, with or without an error.
     """
     request = {"template": template, "rows": list(rows), "texts": dict(texts), "lenient": lenient}
-    return _tried(json.dumps(request, default=str))
+    return _problem(json.dumps(request, default=str))
 
 
 @lru_cache(maxsize=32)
-def _tried(request: str) -> str | None:
-    command = [sys.executable, "-m", "rlhf_core.rewards.template_trial"]
+def _problem(request: str) -> str | None:
     try:
-        tried = subprocess.run(
-            command, input=request.encode(), timeout=_TRIAL_SECONDS, capture_output=True, check=False
-        )
-    except subprocess.TimeoutExpired:
+        return tried(_TRIAL_SECONDS, _TRIAL_MEMORY, problem_of_rows, request)
+    except TimeoutError:
         return f"the template is not written within {_TRIAL_SECONDS} s: correct its loops"
-    if tried.returncode == 0:
-        return None
-    if tried.returncode == _OUT_OF_MEMORY:
+    except MemoryError:
         return f"the template needs over {_TRIAL_MEMORY // 2**30} GiB of memory: correct it"
-    said = tried.stderr.decode(errors="replace").strip().rpartition("\n")[2]
-    if tried.returncode == _CANNOT_BE_WRITTEN:
-        return said
-    return f"the template could not be tried ({said or f'its process {how_it_ended(tried.returncode)}'})"
+    except ProcessError as error:
+        return f"the template could not be tried (its process {error})"
 
 
-def _try() -> int:
-    _, most = resource.getrlimit(resource.RLIMIT_AS)
-    limit = _TRIAL_MEMORY if most == resource.RLIM_INFINITY else min(_TRIAL_MEMORY, most)
-    resource.setrlimit(resource.RLIMIT_AS, (limit, most))
-    request = json.load(sys.stdin)
+def problem_of_rows(request: str) -> str | None:
+    """As template_problem, in this process. request: its arguments, as JSON."""
+    given = json.loads(request)
     try:
-        template = TextTemplate(request["template"])
-    except MemoryError:
-        return _OUT_OF_MEMORY
+        template = TextTemplate(given["template"])
     except TemplateSyntaxError as error:  # a filter that there is none of
-        print(f"line {error.lineno} of the template: {error.message}", file=sys.stderr)
-        return _CANNOT_BE_WRITTEN
+        return f"line {error.lineno} of the template: {error.message}"
     try:
-        for row in request["rows"]:
-            template(row, prompt=str(row["prompt"][-1]["content"]), **request["texts"])
-    except MemoryError:
-        return _OUT_OF_MEMORY
+        for row in given["rows"]:
+            template(row, prompt=str(row["prompt"][-1]["content"]), **given["texts"])
     except RewardError as error:
-        if request["lenient"]:
-            return 0
-        print(" ".join(str(error).split()), file=sys.stderr)
-        return _CANNOT_BE_WRITTEN
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(_try())
+        return None if given["lenient"] else " ".join(str(error).split())
+    return None

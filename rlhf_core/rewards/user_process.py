@@ -2,26 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import selectors
-import signal
-import subprocess
-import sys
-import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-import rlhf_core
-from rlhf_core.children import how_it_ended
 from rlhf_core.data.user_code import CodeKind
 from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.processes.lines import LineProcess, ProcessError
 from rlhf_core.terminal import limited
-
-_ENDING_SECONDS = 5.0  # that a process may take to end once it has closed its files
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,13 +54,11 @@ class UserProcess:
         self._program, self._descriptors, self._log, self._folder = program, descriptors, log, folder
         self._loading_seconds = loading_seconds
         self.loaded: dict[str, Any] = {}  # what the child said of the function
-        self._child: subprocess.Popen[bytes] | None = None
-        self._unread = b""
+        self._process: LineProcess | None = None
 
     def start(self) -> None:
         """Load the function, unless it is loaded."""
-        if self._child is None:
-            self._start_child()
+        if self._process is None:
             try:
                 self._load()
             except RecipeError:
@@ -81,25 +68,7 @@ class UserProcess:
     def load(self, function: UserFunction) -> None:
         """Load another function in place of the last one. A process that has run its file does not run it again."""
         self._function = function
-        if self._child is None:
-            self._start_child()
         self._load()
-
-    def _start_child(self) -> None:
-        home = str(Path(rlhf_core.__file__).parents[1])
-        path = os.pathsep.join(filter(None, (home, os.environ.get("PYTHONPATH"))))
-        self._unread = b""
-        self._child = subprocess.Popen(
-            # What it prints is in the log at once, however it ends; modules are not looked for here.
-            [sys.executable, "-u", "-P", "-m", *self._program],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._log,
-            cwd=self._folder,
-            env=os.environ | {"PYTHONPATH": path},
-            start_new_session=True,  # to end it with all that it has started
-            pass_fds=self._descriptors,
-        )
 
     def _load(self) -> None:
         function, seconds = self._function, self._loading_seconds
@@ -118,71 +87,41 @@ class UserProcess:
 
     def close(self, *, after_seconds: float = 0.0) -> None:
         """after_seconds: that it has to end by itself."""
-        if self._child is not None:
-            with suppress(subprocess.TimeoutExpired):
-                self._child.wait(after_seconds)
-            with suppress(ProcessLookupError):
-                os.killpg(self._child.pid, signal.SIGKILL)
-            self._child.communicate()
-            self._child = None
-
-    def __del__(self) -> None:
-        if getattr(self, "_child", None) is not None:
-            self.close()
+        if self._process is not None:
+            self._process.close(after_seconds=after_seconds)
+            self._process = None
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy in another process starts its own child there.
-        return self.__dict__ | {"_child": None, "_unread": b""}
+        return self.__dict__ | {"_process": None}
 
     def _exchange(self, request: Mapping[str, Any], seconds: float, on_timeout: str) -> dict[str, Any]:
-        assert self._child is not None
-        assert self._child.stdin is not None
+        if self._process is None:
+            # Unbuffered: what it prints is in the log, however it ends.
+            arguments = ["-u", "-m", *self._program]
+            self._process = LineProcess(arguments, log=self._log, folder=self._folder, descriptors=self._descriptors)
         try:
-            self._child.stdin.write(json.dumps(request).encode() + b"\n")
-            self._child.stdin.flush()
-            most = limited(seconds)
-            line = self._read_line(None if most is None else time.monotonic() + most, on_timeout)
-        except BrokenPipeError as error:
-            raise self._died() from error
+            return self._reply(self._process, request, seconds, on_timeout)
         except RewardError:
             self.close()
             raise
+
+    def _reply(
+        self, process: LineProcess, request: Mapping[str, Any], seconds: float, on_timeout: str
+    ) -> dict[str, Any]:
+        name = self._function.name
         try:
-            reply: dict[str, Any] = json.loads(line)
+            reply: dict[str, Any] = process.exchange(request, limited(seconds))
+        except TimeoutError as error:
+            raise RewardError(f"{name} {on_timeout} and was stopped") from error
+        except ProcessError as error:
+            raise RewardError(f"{name}: its process {error}, before it returned; see the log") from error
         except ValueError as error:
-            self.close()
             raise RewardError(
-                f"{self._function.name}: its process answered what is no JSON: what of `json` does the file replace?"
+                f"{name}: its process answered what is no JSON: what of `json` does the file replace?"
             ) from error
         if reply.get("error_type") == "RecipeError":  # of the function: its file has been run
             raise RecipeError(reply["error"])
         if "error" in reply:
-            self.close()
-            of_file = "error_type" in reply
-            raise RewardError(reply["error"] if of_file else f"{self._function.name} raised {reply['error']}")
+            raise RewardError(reply["error"] if "error_type" in reply else f"{name} raised {reply['error']}")
         return reply
-
-    def _read_line(self, deadline: float | None, on_timeout: str) -> bytes:
-        assert self._child is not None
-        assert self._child.stdout is not None
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._unread:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not selector.select(timeout=left):
-                    raise RewardError(f"{self._function.name} {on_timeout} and was stopped")
-                received = os.read(self._child.stdout.fileno(), 1 << 20)
-                if not received:
-                    raise self._died()
-                self._unread += received
-        line, _, self._unread = self._unread.partition(b"\n")
-        return line
-
-    def _died(self) -> RewardError:
-        assert self._child is not None
-        try:
-            ended = how_it_ended(self._child.wait(_ENDING_SECONDS))
-        except subprocess.TimeoutExpired:
-            ended = "closed its files"
-        self.close()
-        return RewardError(f"{self._function.name}: its process {ended}, before it returned; see the log")

@@ -16,8 +16,8 @@ from typing import Any, ParamSpec, Self, TypeVar
 
 import psutil
 
-from rlhf_core.children import end_with_parent, kill_below
 from rlhf_core.errors import StageError
+from rlhf_core.processes.children import end_with_parent, kill_below
 from rlhf_core.rollout.child_output import ChildOutput, write_to
 
 P = ParamSpec("P")

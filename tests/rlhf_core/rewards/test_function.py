@@ -4,6 +4,7 @@ import json
 import math
 import os
 import pickle
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -245,7 +246,7 @@ def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: Lo
         "parameters": ["completions", "prompts", "rows"], "options": {}, "kind": "function",
     }  # fmt: skip
     command = [sys.executable, "-m", "rlhf_core.rewards.function_process"]
-    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert child.stdin is not None
         assert child.stdout is not None
@@ -253,7 +254,7 @@ def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: Lo
         child.stdin.flush()
         assert json.loads(child.stdout.readline()) == {"ready": True}
         child.stdin.close()  # as when the process at the other end is no more
-        assert child.wait(30) == 1
+        assert child.wait(30) == -signal.SIGKILL
     finally:
         child.kill()
         child.stdout.close()
