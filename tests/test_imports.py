@@ -139,6 +139,12 @@ def loaded_by(modules: list[str], program: str = "") -> set[str]:
     return set(done.stdout.split())
 
 
+def test_what_a_sandbox_loads_is_of_the_standard_library() -> None:
+    """None of its forks has more to give away."""
+    added = loaded_by(["rlhf_core.processes.fork_server", "rlhf_core.processes.lines"]) - loaded_by([])
+    assert {module.split(".")[0] for module in added} - sys.stdlib_module_names == {"rlhf_core"}
+
+
 @pytest.mark.parametrize("package", LIGHT)
 def test_package_loads_without_what_computes(package: str) -> None:
     assert loaded_by(modules_of(package)) & {*HEAVY, "ray", "prefect"} == set()

@@ -2,32 +2,27 @@
 episode.
 
 A fork has at once what the file has loaded. It may raise, hang, crash or fill its memory without touching another
-episode. Started by hosting.py, which sends it a socket for each episode, and a pipe to tell how its process ended.
+episode. Started by hosting.py.
 """
 
 from __future__ import annotations
 
 import asyncio
 import base64
-import gc
 import inspect
 import json
 import os
 import random
 import resource
-import selectors
 import signal
 import socket
-import struct
 import sys
 import threading
-import traceback
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any
 
 import psutil
@@ -37,19 +32,17 @@ from rlhf_core.data.user_code import check_function, check_maker, check_no_threa
 from rlhf_core.environments.engine_handle import EngineHandle, claimed
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.models.image_decoding import encoded_image
+from rlhf_core.processes.fork_server import ForkServer, Request, received_files
+from rlhf_core.processes.lines import open_pipes, received
 from rlhf_core.rewards.function_process import check_signature
-from rlhf_core.terminal import is_lent, open_standard_files
+from rlhf_core.terminal import is_lent
 
-ORDER = struct.Struct("!cQ")  # begin or end, and the episode's number
-STATUS = struct.Struct("!i")  # with which an episode's process ended; below 0 of a signal
-BEGIN, END = b"b", b"e"
 _SHOWN_OUTPUT = 64 * 1024  # bytes that an episode may print to the log
 
 
 def main() -> None:
     control, memory_gib = socket.socket(fileno=int(sys.argv[1])), float(sys.argv[2])
-    requests, replies = os.fdopen(os.dup(0), encoding="utf-8"), os.fdopen(os.dup(1), "w", encoding="utf-8")
-    open_standard_files()
+    requests, replies = open_pipes()
     with requests, replies:  # which no fork may hold open
         try:
             function, schemas = _loaded(json.loads(requests.readline()))
@@ -57,7 +50,6 @@ def main() -> None:
             replies.write(json.dumps({"error": str(error), "error_type": type(error).__name__}) + "\n")
             return
         replies.write(json.dumps({"ready": True, "schemas": schemas}) + "\n")
-    gc.freeze()  # a fork that collects would copy the pages of all that is loaded
     _Host(control, function, memory_gib).run()
 
 
@@ -81,119 +73,53 @@ def _loaded(request: Mapping[str, Any]) -> tuple[Callable[..., Any], list[dict[s
     return made, schemas
 
 
-@dataclass(frozen=True)
-class _Child:
-    """The process of an episode, the first of its group."""
-
-    process: int
-    watch: int  # descriptor that can be read once the process has ended
-    status: int  # pipe for how it ended
-
-    def tell(self) -> None:
-        """Of a process that has ended: how. It is not reaped, so that no other process can have its id."""
-        ended = os.waitid(os.P_PIDFD, self.watch, os.WEXITED | os.WNOWAIT)
-        assert ended is not None
-        status = ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
-        with suppress(BrokenPipeError):  # nobody asks any more
-            os.write(self.status, STATUS.pack(status))
-
-    def close(self) -> None:
-        os.close(self.watch)
-        os.close(self.status)
-
-
 @dataclass
 class _Host:
-    """One thread, so that it may fork."""
-
     control: socket.socket
     function: Callable[..., Any]
     memory_gib: float
-    children: dict[int, _Child] = field(default_factory=dict)  # by the episode
 
     def run(self) -> None:
         """Until the other end of `control` is closed."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self.control, selectors.EVENT_READ)
-            while True:
-                for key, _ in selector.select():
-                    if selector.get_map().get(key.fd) is not key:
-                        continue  # an order before it has ended the episode
-                    if isinstance(key.data, _Child):
-                        selector.unregister(key.fd)
-                        key.data.tell()
-                    elif key.fileobj is not self.control:
-                        _forward(selector, key)
-                    elif not self._obey(selector):
-                        for number in list(self.children):
-                            self._end(selector, number)
-                        return
+        self._server = ForkServer(self.control, self._accept)
+        self._server.serve()
 
-    def _obey(self, selector: selectors.BaseSelector) -> bool:
-        """False: there are no more orders."""
-        order, descriptors, _, _ = socket.recv_fds(self.control, ORDER.size, 2)
-        while order and len(order) < ORDER.size:
-            more = self.control.recv(ORDER.size - len(order))
-            order = order + more if more else b""
-        if not order:
-            return False
-        kind, number = ORDER.unpack(order)
-        if kind == BEGIN:
-            self._begin(selector, number, *descriptors)
-        else:
-            self._end(selector, number)
-        return True
-
-    def _begin(self, selector: selectors.BaseSelector, number: int, connection: int, status: int) -> None:
+    def _accept(self) -> Request | None:
+        files = received_files(self.control, 2)
+        if not files:
+            return None
+        connection, lifeline = files
         output, written = os.pipe()
-        process = os.fork()
-        if process == 0:
-            try:
-                os.setsid()  # a group of its own, to be ended with all that it starts
-                for descriptor in {key.fd for key in selector.get_map().values()} | {status, *self._descriptors()}:
-                    os.close(descriptor)
-                os.dup2(written, 2)
-                if not is_lent():
-                    os.dup2(written, 1)
-                _play(socket.socket(fileno=connection), self.function, self.memory_gib)
-            except BaseException:  # whatever it is, a fork must not become a second host
-                traceback.print_exc()
-            finally:
-                os._exit(1)
-        os.close(written)
-        os.close(connection)
-        selector.register(output, selectors.EVENT_READ, data=_SHOWN_OUTPUT)
-        child = self.children[number] = _Child(process, os.pidfd_open(process), status)
-        selector.register(child.watch, selectors.EVENT_READ, data=child)
+        self._server.watch(output, _Output(self._server, output).forward)
 
-    def _descriptors(self) -> set[int]:
-        """Of other episodes, which no fork may hold open."""
-        return {descriptor for child in self.children.values() for descriptor in (child.watch, child.status)}
+        def play() -> None:
+            os.dup2(written, 2)
+            if not is_lent():
+                os.dup2(written, 1)
+            _play(socket.socket(fileno=connection), self.function, self.memory_gib)
 
-    def _end(self, selector: selectors.BaseSelector, number: int) -> None:
-        # Not reaped before: no other process can have its id.
-        child = self.children.pop(number)
-        os.kill(child.process, signal.SIGKILL)  # it may not have its group yet
-        with suppress(ProcessLookupError):
-            os.killpg(child.process, signal.SIGKILL)
-        os.waitpid(child.process, 0)
-        if child.watch in selector.get_map():
-            selector.unregister(child.watch)
-        child.close()
+        return Request(play, (connection, written), socket.socket(fileno=lifeline))
 
 
-def _forward(selector: selectors.BaseSelector, key: selectors.SelectorKey) -> None:
-    """Write what an episode printed to the log, up to a limit."""
-    printed, left = os.read(key.fd, 1 << 16), key.data
-    if not printed:
-        selector.unregister(key.fd)
-        os.close(key.fd)
-        return
-    if left > 0:
-        os.write(2, printed[:left])
-        if len(printed) >= left:
-            os.write(2, f"\n[an episode has printed {_SHOWN_OUTPUT} bytes; the rest is left out]\n".encode())
-    selector.modify(key.fd, selectors.EVENT_READ, data=left - len(printed))
+@dataclass
+class _Output:
+    """What an episode prints."""
+
+    server: ForkServer
+    pipe: int
+    left: int = _SHOWN_OUTPUT
+
+    def forward(self) -> None:
+        """Write it to the log, up to a limit."""
+        printed = os.read(self.pipe, 1 << 16)
+        if not printed:
+            self.server.forget(self.pipe)
+            return
+        if self.left > 0:
+            os.write(2, printed[: self.left])
+            if len(printed) >= self.left:
+                os.write(2, f"\n[an episode has printed {_SHOWN_OUTPUT} bytes; the rest is left out]\n".encode())
+        self.left -= len(printed)
 
 
 def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: float) -> None:
@@ -202,7 +128,7 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
     most = getattr(taken, "data", taken.vms) + int(memory_gib * 2**30)  # data: on Linux
     resource.setrlimit(resource.RLIMIT_DATA, (most, most))
     environment: Any = None
-    requests = map(json.loads, _lines(connection))
+    requests = received(connection.makefile("r", encoding="utf-8"))
     with asyncio.Runner() as runner:
         for request in requests:
             if "seed" in request:
@@ -223,7 +149,7 @@ def _play(connection: socket.socket, function: Callable[..., Any], memory_gib: f
                 answer = json.dumps({"value": value}, default=_as_json)
             except (Exception, SystemExit) as error:  # the user's code may raise anything
                 answer = json.dumps({"error": user_error(error)})
-            with suppress(ConnectionError):  # nothing listens any more, which `_lines` notices
+            with suppress(ConnectionError):  # nothing listens any more, which `received` notices
                 connection.sendall(answer.encode() + b"\n")
             if "executor" in request:  # a thread of the handle waits for the next line
                 signal.pause()
@@ -236,21 +162,6 @@ def _called(runner: asyncio.Runner, function: Callable[..., Any], *arguments: An
 
 async def _awaited(value: Any) -> Any:
     return await value
-
-
-def _lines(connection: socket.socket) -> Iterator[bytes]:
-    """Ends this process, with all that it has started, once nobody listens, even while the user's code runs."""
-    lines: SimpleQueue[bytes] = SimpleQueue()
-
-    def read() -> None:
-        with suppress(ConnectionError):
-            for line in connection.makefile("rb"):
-                lines.put(line)
-        os.killpg(0, signal.SIGKILL)
-
-    threading.Thread(target=read, daemon=True).start()
-    while True:
-        yield lines.get()
 
 
 def _seed(seed: int) -> None:

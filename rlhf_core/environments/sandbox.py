@@ -4,24 +4,25 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import json
 import os
 import socket
-import subprocess
 import sys
 import sysconfig
 import tempfile
 import threading
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+import rlhf_core
 from rlhf_core.artifacts.scratch import new_folder, remove, remove_tree
 from rlhf_core.environments.seccomp import seccomp_filter
 from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.processes.forked import ForkedProcess
+from rlhf_core.processes.lines import LineProcess, ProcessError
 
 _PROGRAM = Path(__file__).with_name("sandbox_process.py")
+_HOME = str(Path(rlhf_core.__file__).parents[1])
 # Beside the Python installation: what its libraries are linked with, and what every program may read.
 _LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
 _DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
@@ -31,7 +32,6 @@ _VARIABLES = {
     "MKL_NUM_THREADS": "1", "HOME": "/nonexistent", "TZ": "UTC",
 }  # fmt: skip
 _MOST_CODE = 2**20  # characters
-_LONGEST_ANSWER = 2**20  # bytes
 _LOADING_SECONDS = 60.0
 
 
@@ -46,8 +46,12 @@ class Ran:
 
 @dataclass(frozen=True, slots=True)
 class _Host:
-    process: subprocess.Popen[bytes]
+    process: LineProcess
     control: socket.socket
+
+    def end(self) -> None:
+        self.control.close()
+        self.process.close(after_seconds=5.0)
 
 
 class Sandbox:
@@ -74,22 +78,17 @@ class Sandbox:
     def _started(self) -> _Host:
         control, theirs = socket.socketpair()
         with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-s", "-P", "-B", str(_PROGRAM), str(theirs.fileno())],
-                stdin=subprocess.DEVNULL, env=_VARIABLES, cwd=self._folder, start_new_session=True,
-                pass_fds=[theirs.fileno()],
-            )  # fmt: skip
+            arguments = ["-s", "-B", str(_PROGRAM), str(theirs.fileno()), _HOME]
+            process = LineProcess(arguments, environment=_VARIABLES, folder=self._folder, descriptors=[theirs.fileno()])
         host = _Host(process, control)
-        control.settimeout(_LOADING_SECONDS)
         try:
-            control.sendall(json.dumps({"folder": str(self._folder), **self._settings}).encode() + b"\n")
-            with control.makefile("r") as lines:
-                answer = json.loads(lines.readline() or '{"error": "its process ended; see the log"}')
-        except OSError as error:
-            answer = {"error": f"it did not start ({error})"}
-        control.settimeout(None)
+            answer = process.exchange({"folder": str(self._folder), **self._settings}, _LOADING_SECONDS)
+        except TimeoutError:
+            answer = {"error": f"it did not start within {_LOADING_SECONDS:g} s"}
+        except ProcessError as error:
+            answer = {"error": f"its process {error}; see the log"}
         if "error" in answer:
-            _end(host)
+            host.end()
             raise StageError(
                 f"this node cannot run the code of the Python tool confined ({answer['error']}): it needs Linux 5.13 "
                 "or later with Landlock and seccomp, and what `modules` names; use another node, or leave the tool out"
@@ -98,55 +97,43 @@ class Sandbox:
 
     def _start_again(self) -> None:
         with self._starting:
-            status = self._host.process.poll()
+            status = self._host.process.status()
             if status is None:
                 return  # another call has done it
             print(f"the host of the Python tool has ended ({status}): it is started again", file=sys.stderr)
-            _end(self._host)
+            self._host.control.close()
             for left in self._folder.iterdir():
                 remove_tree(left)
-            self._host = self._started()
+            self._host = self._started()  # the last one is closed when no call has it any more
 
     async def run(self, code: str) -> Ran:
         """Raises EpisodeError if a process that it needs has ended; StageError if a new host cannot be started."""
         if len(code) > _MOST_CODE:
             return Ran(f"the code has more than {_MOST_CODE} characters", "", 1)
-        if self._host.process.poll() is not None:
+        if self._host.process.status() is not None:
             await asyncio.to_thread(self._start_again)
         try:
             folder = Path(tempfile.mkdtemp(dir=self._folder))
         except OSError as error:
             raise EpisodeError(f"there can be no folder for code of the Python tool: {error}") from error
-        ours, theirs = socket.socketpair()
-        reader, writer = await asyncio.open_connection(sock=ours, limit=_LONGEST_ANSWER)
+        process = ForkedProcess(self._host.control)
         try:
-            with theirs:  # closed here, or its end would not be seen
-                socket.send_fds(self._host.control, [b"c"], [theirs.fileno()])
-            writer.write(json.dumps({"folder": str(folder), "code": code}).encode() + b"\n")
-            await writer.drain()
-            return Ran(**json.loads(await reader.readuntil(b"\n")))
-        except (OSError, asyncio.IncompleteReadError) as error:
-            raise EpisodeError("the process that runs code of the Python tool has ended; see the log") from error
+            await process.begin()
+            await process.send({"folder": str(folder), "code": code})
+            return Ran(**await process.receive())
+        except ProcessError as error:
+            raise EpisodeError(
+                f"the process that runs code of the Python tool has ended: it {error}; see the log"
+            ) from error
         finally:
-            with suppress(OSError):  # it has ended
-                writer.write_eof()
-                await reader.read()  # then no process is left that could write into the folder
-            writer.close()
+            await process.finish()  # then no process is left that could write into the folder
+            process.close()
             await asyncio.to_thread(remove_tree, folder)
 
     def close(self) -> None:
         """End it, with all code that runs."""
-        _end(self._host)
+        self._host.end()
         remove(self._folder)
-
-
-def _end(host: _Host) -> None:
-    host.control.close()
-    try:
-        host.process.wait(5.0)
-    except subprocess.TimeoutExpired:
-        host.process.kill()
-        host.process.wait()
 
 
 def _readable() -> list[str]:

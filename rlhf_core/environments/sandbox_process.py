@@ -4,7 +4,7 @@ The code's process confines itself before it runs any: it reads the Python insta
 in that folder, computes, and can do nothing else. Landlock (files), seccomp (everything else) and resource limits are
 the kernel's, and need no privileges. The host has the standard library alone, none of the job's environment variables,
 and never reads a request or an answer, so that a fork has nothing to give away.
-Started by sandbox.py as a file, with a socket that brings one socket for each piece of code.
+Started by sandbox.py as a file, with the control socket of a ForkServer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import ast
 import base64
 import ctypes
-import gc
 import io
 import json
 import linecache
@@ -20,7 +19,6 @@ import os
 import random
 import resource
 import select
-import selectors
 import shutil
 import signal
 import socket
@@ -28,10 +26,18 @@ import sys
 import tempfile
 import time
 import traceback
-from collections import deque
 from contextlib import suppress
+from functools import partial
 from importlib import import_module
 from typing import Any
+
+if __name__ == "__main__":
+    sys.path.insert(0, sys.argv[2])  # where our code is, for these two files alone
+from rlhf_core.processes.fork_server import ForkServer, Request, end_with, received_files
+from rlhf_core.processes.lines import open_pipes
+
+if __name__ == "__main__":
+    sys.path.pop(0)
 
 MOST_OUTPUT = 64 * 1024  # bytes
 MOST_FILES, MOST_FILE_BYTES = 1000, 64 * 2**20
@@ -40,7 +46,7 @@ _NAME = "<code>"
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CREATE_RULESET, _ADD_RULE, _RESTRICT_SELF = 444, 445, 446  # system calls of Landlock, alike on all architectures
-_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_DEATH_SIGNAL, _SET_SUBREAPER = 38, 22, 2, 1, 36  # of prctl
+_SET_NO_NEW_PRIVILEGES, _SET_SECCOMP, _FILTER, _SET_SUBREAPER = 38, 22, 2, 36  # of prctl
 # Rights of Landlock: how many there are in each version of it, and those that are given.
 _FILE_RIGHTS = {1: 13, 2: 14, 3: 15, 4: 15}
 _READ_FILE, _READ_FOLDER = 1 << 2, 1 << 3
@@ -59,8 +65,8 @@ class _PathRule(ctypes.Structure):
 
 
 def main() -> None:
-    control = socket.socket(fileno=int(sys.argv[1]))
-    settings = json.loads(control.makefile("r").readline())
+    requests, replies = open_pipes()
+    settings = json.loads(requests.readline())
     settings["filter"] = base64.b64decode(settings["filter"])
     try:
         for module in settings["modules"]:
@@ -68,94 +74,38 @@ def main() -> None:
         problem = _unconfined(settings)
     except Exception as error:
         problem = f"{type(error).__name__}: {error}"
-    control.sendall(json.dumps({"error": problem} if problem else {"ready": True}).encode() + b"\n")
+    with requests, replies:
+        replies.write(json.dumps({"error": problem} if problem else {"ready": True}) + "\n")
     if not problem:
-        _Host(control, settings).run()
+        _serve(socket.socket(fileno=int(sys.argv[1])), settings)
 
 
-class _Host:
-    """Hands each call to a fork, its keeper, and reads nothing of it: no keeper has seen another call.
+def _serve(control: socket.socket, settings: dict[str, Any]) -> None:
+    """Hand each call to a fork, its keeper, and read nothing of it: no keeper has seen another call."""
+    _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)  # of code whose keeper was killed
+    host = os.getpid()
 
-    One thread, so that it may fork.
-    """
+    def accept() -> Request | None:
+        files = received_files(control, 2)
+        if not files:
+            return None
+        return Request(partial(_keep, files[0], settings, host), files[:1], socket.socket(fileno=files[1]))
 
-    def __init__(self, control: socket.socket, settings: dict[str, Any]) -> None:
-        self._control, self._settings = control, settings
-        self._selector = selectors.DefaultSelector()
-        self._waiting: deque[socket.socket] = deque()
-        self._keepers: set[int] = set()
-
-    def run(self) -> None:
-        """Until the other end of `control` is closed. Ends all keepers, and the code that they leave."""
-        _call("prctl", _SET_SUBREAPER, 1, 0, 0, 0)
-        gc.freeze()  # a collection in a fork would write to, and so copy, the memory of all modules
-        woken, wake = os.pipe()
-        os.set_blocking(wake, False)
-        signal.set_wakeup_fd(wake, warn_on_full_buffer=False)
-        signal.signal(signal.SIGCHLD, lambda *_: None)
-        self._selector.register(self._control, selectors.EVENT_READ)
-        self._selector.register(woken, selectors.EVENT_READ)
-        while True:
-            for key, _ in self._selector.select():
-                if key.fd == woken:
-                    os.read(woken, 1 << 16)
-                    self._reap()
-                elif not self._accept():
-                    for keeper in self._keepers:
-                        os.kill(keeper, signal.SIGKILL)  # not reaped before: no other process can have its id
-                    with suppress(ChildProcessError):  # there is none any more
-                        while True:
-                            os.wait()
-                    return
-            while self._waiting and len(self._keepers) < self._settings["processes"]:
-                self._start(self._waiting.popleft())
-
-    def _accept(self) -> bool:
-        """False: there is nothing to come."""
-        mark, descriptors, _, _ = socket.recv_fds(self._control, 1, 1)
-        # No descriptor: this process can have no more, so that the kernel has closed it.
-        self._waiting.extend(socket.socket(fileno=descriptor) for descriptor in descriptors)
-        return bool(mark)
-
-    def _start(self, connection: socket.socket) -> None:
-        host = os.getpid()
-        with connection:  # closed without an answer, it says that the call has failed
-            try:
-                process = os.fork()
-            except OSError:
-                traceback.print_exc()
-                return
-            if process == 0:
-                _keep(connection, self._settings, host)
-        self._keepers.add(process)
-
-    def _reap(self) -> None:
-        with suppress(ChildProcessError):
-            while process := os.waitpid(-1, os.WNOHANG)[0]:
-                self._keepers.discard(process)
+    ForkServer(control, accept, most=settings["processes"]).serve()
 
 
-def _keep(connection: socket.socket, settings: dict[str, Any], host: int) -> None:
-    """Of a fork of the host: one call, from its request to its answer; never returns."""
-    status = 1
-    try:
-        signal.set_wakeup_fd(-1)
-        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        _end_with(host)
-        os.dup2(connection.detach(), 3)
-        os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
-        connection = socket.socket(fileno=3)
-        with connection.makefile("r") as lines:
-            line = lines.readline()
-        if line.endswith("\n"):  # else who asked has gone
-            answer = json.dumps(_answer(connection, settings, **json.loads(line)))
-            with suppress(BrokenPipeError):
-                connection.sendall(answer.encode() + b"\n")
-        status = 0
-    except BaseException:  # whatever it is, a fork must not become a second host
-        traceback.print_exc()
-    finally:
-        os._exit(status)
+def _keep(descriptor: int, settings: dict[str, Any], host: int) -> None:
+    """Of a fork of the host: one call, from its request to its answer."""
+    end_with(host)
+    os.dup2(descriptor, 3)
+    os.closerange(4, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+    connection = socket.socket(fileno=3)
+    with connection.makefile("r") as lines:
+        line = lines.readline()
+    if line.endswith("\n"):  # else who asked has gone
+        answer = json.dumps(_answer(connection, settings, **json.loads(line)))
+        with suppress(BrokenPipeError):
+            connection.sendall(answer.encode() + b"\n")
 
 
 def _answer(connection: socket.socket, settings: dict[str, Any], folder: str, code: str) -> dict[str, Any]:
@@ -232,7 +182,7 @@ def _confined(settings: dict[str, Any], folder: str, output: int, code: str, kee
     """Of a fork of `keeper`: run the code, and never return."""
     status = 1
     try:
-        _end_with(keeper)
+        end_with(keeper)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
@@ -283,13 +233,6 @@ def _run(code: str) -> int:
         traceback.print_exception(type(error), error, frames)
         return 1
     return 0
-
-
-def _end_with(parent: int) -> None:
-    """Have the kernel kill this process when `parent` ends."""
-    _call("prctl", _SET_DEATH_SIGNAL, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:  # it has ended already
-        os._exit(1)
 
 
 def _confine(settings: dict[str, Any], folder: str) -> None:

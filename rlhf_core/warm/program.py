@@ -17,7 +17,7 @@ from rlhf_core.warm.preloading import forget_our_modules
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class Program:
     arguments: list[str]  # of `python`: a script's path or `-m MODULE`, and what follows
     folder: str
     environment: dict[str, str]
@@ -25,27 +25,27 @@ class Request:
     descriptors: list[int]  # standard input, output, error
 
 
-def run(request: Request, base_path: Sequence[str], our_files: Mapping[str, int]) -> None:
+def run(program: Program, base_path: Sequence[str], our_files: Mapping[str, int]) -> None:
     """What a fresh interpreter does with its command line.
 
     base_path: sys.path without what PYTHONPATH adds. our_files: of our code, as it was imported.
     """
-    for target, descriptor in enumerate(request.descriptors):
+    for target, descriptor in enumerate(program.descriptors):
         os.dup2(descriptor, target)
         os.close(descriptor)
-    os.chdir(request.folder)
-    os.umask(request.umask)
+    os.chdir(program.folder)
+    os.umask(program.umask)
     os.environ.clear()
-    os.environ.update(request.environment)
-    if request.environment.get("PYTHONUNBUFFERED"):
+    os.environ.update(program.environment)
+    if program.environment.get("PYTHONUNBUFFERED"):
         for stream in (sys.stdout, sys.stderr):
             stream.reconfigure(line_buffering=True, write_through=True)  # type: ignore[union-attr]  # both are text
     _take_over_state()
-    python_path = [path for path in request.environment.get("PYTHONPATH", "").split(":") if path]
-    first, *others = request.arguments
+    python_path = [path for path in program.environment.get("PYTHONPATH", "").split(":") if path]
+    first, *others = program.arguments
     is_module = first == "-m"
-    sys.argv = others if is_module else request.arguments
-    sys.path[:] = [request.folder if is_module else str(Path(first).resolve().parent), *python_path, *base_path]
+    sys.argv = others if is_module else program.arguments
+    sys.path[:] = [program.folder if is_module else str(Path(first).resolve().parent), *python_path, *base_path]
     forget_our_modules(our_files)
     if is_module:
         sys.modules.pop(others[0], None)  # it runs as `__main__`, and runpy warns of a second one

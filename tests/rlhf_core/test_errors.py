@@ -63,7 +63,7 @@ def test_a_template_that_writes_an_object_is_told_without_its_address() -> None:
     assert not ADDRESS.search(str(raised.value))
 
 
-STANDALONE = "sandbox_process.py"  # imports nothing of ours
+STANDALONE = "sandbox_process.py"  # has the standard library alone
 
 
 def raw(file: Path) -> Iterator[str]:

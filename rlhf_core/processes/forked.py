@@ -1,0 +1,83 @@
+"""A fork that a ForkServer makes for this process, which exchanges lines of JSON with it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import socket
+from collections.abc import Mapping
+from contextlib import suppress
+from typing import Any
+
+from rlhf_core.processes.lines import ProcessError, how_it_ended
+
+LONGEST_LINE = 2**20  # bytes: more than any context holds, and tokenised in less than a second
+_ENDING_SECONDS = 2.0  # that the server has to learn that a fork has ended
+
+
+class ForkedProcess:
+    """From `begin` to `close`. `control` is this process's end of the server's socket."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._lifeline: socket.socket | None = None
+
+    async def begin(self) -> None:
+        """Where the server has ended, the fork has ended, too."""
+        ours, theirs = socket.socketpair()
+        self._lifeline, its = socket.socketpair()
+        self._lifeline.setblocking(False)
+        with theirs, its:
+            self._streams = await asyncio.open_connection(sock=ours, limit=LONGEST_LINE)
+            with suppress(OSError):
+                socket.send_fds(self._control, [b"f"], [theirs.fileno(), its.fileno()])
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        """Raises ProcessError if it has ended."""
+        assert self._streams is not None
+        writer = self._streams[1]
+        try:
+            writer.write(json.dumps(message).encode() + b"\n")
+            await writer.drain()
+        except ConnectionError as error:
+            raise await self._ended() from error
+
+    async def receive(self) -> Any:
+        """The next message. Raises ProcessError if there is none, LimitOverrunError if it is longer than LONGEST_LINE,
+        ValueError if it is no JSON."""
+        assert self._streams is not None
+        try:
+            return json.loads(await self._streams[0].readuntil(b"\n"))
+        except (asyncio.IncompleteReadError, ConnectionError) as error:
+            raise await self._ended() from error
+
+    async def _ended(self) -> ProcessError:
+        """How is not known where its server has ended."""
+        status = b""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_ENDING_SECONDS):
+                status = await self._status()
+        return ProcessError(how_it_ended(int(status)) if status else "ended")
+
+    async def _status(self) -> bytes:
+        assert self._lifeline is not None
+        with suppress(ConnectionError):
+            return await asyncio.get_running_loop().sock_recv(self._lifeline, 64)
+        return b""
+
+    async def finish(self) -> None:
+        """Send no more, and wait until it has ended, which it does by itself."""
+        if self._streams is not None:
+            with suppress(OSError):  # it has ended
+                self._streams[1].write_eof()
+            await self._status()
+
+    def close(self) -> None:
+        """End it with all that it has started. Idempotent."""
+        if self._streams is not None:
+            self._streams[1].close()
+            self._streams = None
+        if self._lifeline is not None:
+            self._lifeline.close()
+            self._lifeline = None
