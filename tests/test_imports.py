@@ -20,7 +20,7 @@ ORDER = (
     "errors", "paths", "variables", "notes", "streams", "threads", "freed_memory", "terminal", "processes", "types",
     "metrics", "losses", "config", "packing", "division", "models", "algorithms", "preference_losses", "tracking",
     "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes", "training",
-    "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools",
+    "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.

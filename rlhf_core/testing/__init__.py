@@ -1,0 +1,7 @@
+"""Contracts that the parts of a run keep, as classes of pytest tests to subclass. Needs pytest."""
+
+import pytest
+
+pytest.register_assert_rewrite(
+    *(f"{__name__}.{part}" for part in ("engine", "environment", "reward", "stage", "store", "training_engine"))
+)
