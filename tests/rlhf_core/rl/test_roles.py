@@ -27,12 +27,12 @@ from rlhf_core.rl.roles import Role, reward_roles, roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import rl
 from rlhf_core.stages.in_process import InProcessCluster
+from rlhf_core.testing.stage import without_times
 from rlhf_core.training.group import InlineGroup
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.rl.one_rank import trajectories
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
-from tests.rlhf_core.stages.killed_runs import without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, reward_model
 from tests.toys.algorithm import TOY
 

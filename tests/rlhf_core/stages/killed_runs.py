@@ -6,7 +6,6 @@ moment it says so by a file, and waits to be killed.
 
 from __future__ import annotations
 
-import json
 import multiprocessing
 import os
 import time
@@ -23,7 +22,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.config.placement import Placement
-from rlhf_core.contract import Input, Output
+from rlhf_core.contract import Input
 from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, vllm_in_child
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
@@ -137,33 +136,3 @@ class HeldContext(LocalContext):
     def progress(self, step: int, total: int, phase: str = "", **figures: float) -> None:
         wait_for_checkpoint()
         super().progress(step, total, phase, **figures)
-
-
-def run_stage(
-    stage: Callable[..., Output], config: Any, inputs: Mapping[str, Input], folder: Path, moment: str
-) -> None:
-    """One attempt, in a process of its own; its metrics and logs are in `result.json` then."""
-    context = HeldContext(folder, inputs, moment)
-    output = stage(config, inputs, context, KeptCluster(folder))
-    result = [dict(without_times(output.metrics)), [(step, without_times(line)) for step, line in context.logs]]
-    (folder / "result.json").write_text(json.dumps(result))
-
-
-def require_resumed(
-    stage: Callable[..., Output], config: Any, inputs: Mapping[str, Input], folder: Path, *results: str
-) -> None:
-    """A run that is killed behind its second checkpoint, of step 4, and run again leaves the same bytes in `results`,
-    and in `result.json`, as one that is not killed."""
-    whole, killed = folder / "whole", folder / "killed"
-    for each in (whole, killed):
-        each.mkdir()
-    finish(start(run_stage, stage, config, inputs, whole, ""))
-    kill_when_held(start(run_stage, stage, config, inputs, killed, "after the manifest"), killed)
-    assert Checkpoints(LocalStore(killed / "store"), HeldContext.REF).newest_step() == 4
-    finish(start(run_stage, stage, config, inputs, killed, ""))
-    for name in (*results, "result.json"):
-        assert (killed / name).read_bytes() == (whole / name).read_bytes(), name
-
-
-def without_times(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in metrics.items() if "second" not in name and name != "time"}

@@ -15,7 +15,7 @@ from rlhf_core.contract import Input
 from rlhf_core.pipeline.user_files import user_files
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
-from tests.rlhf_core.stages.killed_runs import without_times
+from rlhf_core.testing.stage import without_times
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 _SETTINGS: dict[str, Any] = {

@@ -1,5 +1,4 @@
-"""The stage of distillation: what a student learns, from a teacher or its stored log-probs; what is refused; killed and
-run again it ends, to the bit, where it would have ended."""
+"""The stage of distillation: what a student learns, from a teacher or its stored log-probs; what is refused."""
 
 from __future__ import annotations
 
@@ -22,7 +21,6 @@ from rlhf_core.stages import distillation, logprobs, top_logprobs
 from rlhf_core.supervised import stored_top_logprobs
 from rlhf_core.supervised.sft import conversation_examples
 from tests.rlhf_core.stages.context import local_input
-from tests.rlhf_core.stages.killed_runs import require_resumed
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
     base_model,
@@ -165,9 +163,3 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     with pytest.raises(ValidationError) as caught:
         config_of(**settings)
     assert message in str(caught.value)
-
-
-def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, tmp_path: Path) -> None:
-    config = config_of(temperature=2.0, cross_entropy_coefficient=0.2, checkpoint={"every_steps": 2})
-    results = ("work/model/model.safetensors", "shared.safetensors", "own.safetensors")
-    require_resumed(distillation.run, config, inputs, tmp_path, *results)

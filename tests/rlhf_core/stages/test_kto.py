@@ -1,4 +1,4 @@
-"""The KTO stage: what it learns and refuses; killed and run again it ends, to the bit, where it would have ended."""
+"""The KTO stage: what it learns and refuses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from rlhf_core.config.kto import KTOConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import kto
-from tests.rlhf_core.stages.killed_runs import require_resumed
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, dataset, inline, no_cluster, pairs
 
 SETTINGS: dict[str, Any] = {
@@ -21,7 +20,6 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"learning_rate": 5e-3, "warmup_share": 0.0, "schedule": "constant"},
     "validation": {"dataset": "v", "every_steps": 4, "metric": "accuracy"},
 }  # fmt: skip
-CONFIG = KTOConfig.model_validate({**SETTINGS, "lora": {"rank": 4}, "checkpoint": {"every_steps": 2}})
 Inputs = dict[str, Input]
 
 
@@ -81,8 +79,3 @@ def test_settings_that_cannot_work_are_refused(settings: dict[str, Any], message
     with pytest.raises(ValidationError) as caught:
         KTOConfig.model_validate({**SETTINGS, **settings})
     assert message in str(caught.value)
-
-
-def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, tmp_path: Path) -> None:
-    results = ("work/model/adapter_model.safetensors", "shared.safetensors", "own.safetensors")
-    require_resumed(kto.run, CONFIG, inputs, tmp_path, *results)

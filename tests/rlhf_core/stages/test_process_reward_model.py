@@ -1,5 +1,4 @@
-"""The stages that train rewards at tokens of their own: what they learn, refuse and leave for RL; killed and run again
-they end, to the bit, where they would have ended."""
+"""The stages that train rewards at tokens of their own: what they learn, refuse and leave for RL."""
 
 from __future__ import annotations
 
@@ -20,7 +19,6 @@ from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.stages import process_reward_model, reward_regression
 from rlhf_core.types import PackedBatch, Prompt, Trajectory
-from tests.rlhf_core.stages.killed_runs import require_resumed
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
     base_model,
@@ -163,14 +161,3 @@ def test_a_completion_without_a_reward_is_refused(inputs: Inputs, tmp_path: Path
         reward_regression.run(
             RewardRegressionConfig.model_validate(SETTINGS), given, context_of(tmp_path / "run", given), no_cluster
         )
-
-
-def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, tmp_path: Path) -> None:
-    config = CONFIG.model_validate(
-        {**CONFIG.model_dump(), "epochs": 1, "checkpoint": {"every_steps": 2}, "lora": {"rank": 4}}
-    )
-    folder = "work/reward_model"
-    require_resumed(
-        process_reward_model.run, config, inputs, tmp_path,
-        f"{folder}/model.safetensors", f"{folder}/config.json", "shared.safetensors", "own.safetensors",
-    )  # fmt: skip

@@ -19,8 +19,9 @@ from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.data.sampled import by_reward, comparisons
 from rlhf_core.stages import rl
+from rlhf_core.testing.stage import without_times
 from tests.rlhf_core.rl.torch_engine import torch_engine
-from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start, without_times
+from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
 Inputs = dict[str, Input]

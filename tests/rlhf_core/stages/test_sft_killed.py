@@ -23,6 +23,7 @@ from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.stages import sft
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
+from rlhf_core.testing.stage import without_times
 from rlhf_core.training import snapshots
 from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.stages.killed_runs import (
@@ -32,7 +33,6 @@ from tests.rlhf_core.stages.killed_runs import (
     hold,
     kill_when_held,
     start,
-    without_times,
 )
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
 

@@ -31,9 +31,10 @@ from rlhf_core.stages import sft
 from rlhf_core.stages.ray_cluster import RayCluster
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
+from rlhf_core.testing.stage import without_times
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages import killed_runs
-from tests.rlhf_core.stages.killed_runs import HeldContext, finish, hold, kill_when_held, start, without_times
+from tests.rlhf_core.stages.killed_runs import HeldContext, finish, hold, kill_when_held, start
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
     OPTIMIZER,

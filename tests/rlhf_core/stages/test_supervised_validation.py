@@ -24,9 +24,9 @@ from rlhf_core.stages import pretrain, reward_model, sft
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.sft import LanguageModelWorker
+from rlhf_core.testing.stage import without_times
 from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
-from tests.rlhf_core.stages.killed_runs import without_times
 from tests.rlhf_core.stages.supervised_runs import (
     base_model,
     context_of,
