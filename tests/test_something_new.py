@@ -56,6 +56,8 @@ from tests.toys.reward import BREVITY
 from tests.toys.stage import MEASURE
 from tests.toys.tool import ADDER
 
+pytestmark = pytest.mark.parts
+
 OPTIMIZER = {"learning_rate": 1e-2, "schedule": "constant", "warmup_share": 0.0}
 RL: dict[str, Any] = {
     "algorithm": "toy", "dataset": "questions", "steps": 2, "prompts_per_step": 2, "sampling": {"max_tokens": 3},

@@ -20,6 +20,8 @@ from benchmarks.grpo_workload import GRPOWorkload
 from benchmarks.process_memory import ProcessWatch
 from benchmarks.workload import Result, Step, measured
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 
 def measurement(side: str, seconds: float, dtype: str = "float32", peak: int = 2**30) -> Measurement:
     """Two steps of 100 tokens: half of the time goes into sampling, a quarter into the update."""

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.divergence import Case, in_own_process
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 
 @pytest.mark.skipif(sys.platform != "linux", reason="peaks are read from /proc")
 def test_chunks_save_memory_and_compute_the_same() -> None:

@@ -10,6 +10,8 @@ from benchmarks.gpu_workload import TINY, sequences
 from rlhf_core.config.training import LoraConfig
 from rlhf_core.training.distributed import join_group
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 
 @pytest.mark.parametrize(
     ("case", "tolerance"),

@@ -19,6 +19,8 @@ from benchmarks.word_models import SHAPES, Shape, make_model, tokenizer
 from rlhf_core.data.chat import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 WORK = GRPOWorkload(
     "1m", "float32", prompts=2, group=4, prompt_tokens=8, completion_tokens=5, trl_micro_batch=4, warm_up=2, steps=2
 )

@@ -8,6 +8,8 @@ import pytest
 
 from benchmarks.logprobs import Case, in_own_process
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 CASES = [Case(3000, 10_000, 8, "float32", "train", form, repeats=1) for form in ("plain", "chunked")]
 
 

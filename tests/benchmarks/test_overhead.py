@@ -19,6 +19,8 @@ from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
 from rlhf_core.pipeline.record import NodeRecord, Outcome, RunRecord, write_record
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 START = datetime(2026, 1, 1, 12, tzinfo=UTC)
 BEGAN = START.timestamp()
 SFT = [  # 2 s of steps, then 3 s

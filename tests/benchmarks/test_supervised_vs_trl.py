@@ -19,6 +19,8 @@ from benchmarks.word_models import tokenizer
 from rlhf_core.supervised.pairs import pair_example
 from rlhf_core.supervised.sft import conversation_examples
 
+pytestmark = pytest.mark.endurance("benchmarks")
+
 PAIRS = SupervisedWorkload("1m", "float32", method="dpo", batch=4, warm_up=1, steps=2)
 TALKS = replace(PAIRS, method="sft")
 

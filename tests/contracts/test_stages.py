@@ -6,6 +6,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlhf_core.contract import Input
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster
@@ -13,6 +15,8 @@ from rlhf_core.stages.table import STAGES
 from rlhf_core.testing.stage import StageContract, StageRun
 from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.supervised_runs import base_model, conversations, dataset, pairs
+
+pytestmark = pytest.mark.parts
 
 SUPERVISED: dict[str, Any] = {
     "dataset": "d", "batch_size": 7, "epochs": 2, "max_steps": 4, "max_length": 48, "log_every": 3,

@@ -8,6 +8,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.testing.store import StoreContract
 
+pytestmark = pytest.mark.parts
+
 
 class TestStore(StoreContract):
     @pytest.fixture

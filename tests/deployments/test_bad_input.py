@@ -18,7 +18,7 @@ from tests.rlhf_core.pipeline.recipes import Change, file, model_folder, put, wr
 from tests.services import LOOPBACK, free_ports, http_server
 
 __all__ = ["careless_s3"]
-pytestmark = pytest.mark.parametrize("command", ["plan", "run"])
+pytestmark = [pytest.mark.parts, pytest.mark.parametrize("command", ["plan", "run"])]
 
 
 @pytest.fixture(autouse=True)

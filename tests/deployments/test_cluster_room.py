@@ -16,6 +16,8 @@ from rlhf_core.actors.room import require_reservable
 from rlhf_core.config.placement import Placement, Reservation, of_each
 from rlhf_core.errors import StageError
 
+pytestmark = pytest.mark.system
+
 RECIPE = """
 name: small
 data:

@@ -29,6 +29,8 @@ from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.services import LOOPBACK
 
+pytestmark = pytest.mark.parts
+
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 

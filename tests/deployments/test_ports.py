@@ -7,11 +7,14 @@ import sys
 from datetime import timedelta
 from pathlib import Path
 
+import pytest
 from torch.distributed import TCPStore
 
 from deployments.stack.environment import SELECTORS
 from deployments.stack.ports import JOB, listening_ports
 from deployments.stack.settings import open_stack
+
+pytestmark = pytest.mark.parts
 
 RANK = """
 from rlhf_core.training.distributed import host_store

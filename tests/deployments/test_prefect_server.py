@@ -22,6 +22,8 @@ from sqlalchemy.ext.asyncio import AsyncEngine, create_async_engine
 from tests.cluster import LOOPBACK, Service, service_environment
 from tests.services import free_ports
 
+pytestmark = pytest.mark.system
+
 # SQLite's wait for another's write, in place of Prefect's 60 s: it times out only if the event loop blocks.
 BUSY_SECONDS = 10
 BLOCKING = "update_cache_after_commit"  # of Prefect

@@ -19,6 +19,8 @@ from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import known_recipes, load_recipe
 from rlhf_core.rewards.verifier import Verifier
 
+pytestmark = pytest.mark.parts
+
 RECIPES = list(known_recipes())
 WITH_RL = [name for name in RECIPES if "rl" in load_recipe(name).recipe.blocks]
 WITH_PPO = [

@@ -22,6 +22,8 @@ from rlhf_core.errors import RecipeError
 from rlhf_core.notes import said_after
 from tests.services import LOOPBACK, free_ports, http_server
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture(autouse=True)
 def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:

@@ -17,6 +17,8 @@ from rlhf_core.tools.model_server import Address, running_server, served_model
 from tests.rlhf_core.pictures import vision_model
 from tests.services import LOOPBACK, free_ports
 
+pytestmark = pytest.mark.parts
+
 
 def logprobs(client: httpx.Client, content: bytes) -> list[float]:
     url = "data:image/png;base64," + base64.b64encode(content).decode()

@@ -18,6 +18,8 @@ from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.rl.torch_engine import torch_engine
 
+pytestmark = pytest.mark.parts
+
 CHEAP = [
     "base.dtype=float32",
     "evaluation.sampling.max_tokens=4",

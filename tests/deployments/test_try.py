@@ -23,6 +23,8 @@ from rlhf_core.stages import sft
 from tests.rlhf_core.stages.supervised_runs import context_of, inline
 from tests.terminals import in_terminal
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).parents[2]
 ANSWERING = {"sampling": {"max_tokens": 4}, "rollout": {"max_length": 24, "cpu_cache_gib": 0.05, "engines": 2}}
 EXACT = {"exact": {"type": "verifier", "kind": "exact"}}

@@ -15,6 +15,8 @@ from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from tests.rlhf_core.artifacts.manifests import published
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture
 def stored(

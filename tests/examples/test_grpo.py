@@ -8,6 +8,8 @@ import pytest
 
 from examples.grpo import train
 
+pytestmark = pytest.mark.parts
+
 
 def test_the_mean_reward_rises(capsys: pytest.CaptureFixture[str]) -> None:
     rewards = train(seed=0)

@@ -18,6 +18,8 @@ from flows.never_started import TAG, end_never_started
 from tests.flows.few import few
 from tests.flows.test_running import wait_until
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def client(prefect_api: str) -> Iterator[SyncPrefectClient]:

@@ -20,6 +20,8 @@ from flows.cancellation import noticed_cancellation
 from tests.flows.few import few
 from tests.flows.test_running import wait_until
 
+pytestmark = pytest.mark.system
+
 
 @pytest.fixture
 def client(prefect_api: str) -> Iterator[SyncPrefectClient]:

@@ -35,6 +35,8 @@ from tests.flows.few import few
 from tests.flows.test_running import artifacts, newest_run, wait_until
 from tests.services import S3Server, s3_prefix
 
+pytestmark = pytest.mark.system
+
 POOL = "alignment"
 UNEXPECTED = (StateType.CRASHED, StateType.COMPLETED)
 PREFECT = str(Path(sys.executable).parent / "prefect")

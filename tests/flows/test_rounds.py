@@ -9,6 +9,8 @@ from flows.iterative_dpo import iterative_dpo
 from flows.rounds import run_rounds
 from rlhf_core.errors import RecipeError
 
+pytestmark = pytest.mark.system
+
 
 def test_a_recipe_without_a_loop() -> None:
     with pytest.raises(RecipeError, match=r"tiny.* has no `loop`"):

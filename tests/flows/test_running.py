@@ -25,7 +25,7 @@ from tasks.job_request import id_prefix
 from tests.flows.conftest import NODES, Workplace
 from tests.flows.few import few
 
-pytestmark = pytest.mark.parametrize("store_url", ["local"], indirect=True)
+pytestmark = [pytest.mark.system, pytest.mark.parametrize("store_url", ["local"], indirect=True)]
 
 
 def wait_until(condition: Callable[[], bool], seconds: float = 90.0) -> None:

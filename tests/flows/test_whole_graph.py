@@ -25,6 +25,8 @@ from tests.flows.leaks import command_lines, kept_in, shown_by_prefect, shown_by
 from tests.flows.test_running import newest_run
 from tests.services import http_server
 
+pytestmark = pytest.mark.system
+
 LORA = {"rank": 2}
 TRAINING = {
     "batch_size": 4, "max_length": 24, "max_steps": 2,

@@ -8,6 +8,8 @@ from benchmarks.gpu import measure_turn
 from benchmarks.gpu_workload import Group, Scale
 from rlhf_core.training.distributed import join_group
 
+pytestmark = pytest.mark.parts
+
 SHAPE = Scale(
     config={
         "vocab_size": 32_000, "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 8,

@@ -16,6 +16,8 @@ from tests.gpu import float64
 from tests.rlhf_core.training.muon_reference import reference_steps
 from tests.rlhf_core.training.tiny_engine import MUON, OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: list[dict[str, Any]] = [
     {"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3},
     {"zero_stage": 1, "offload_optimizer": True}, {"zero_stage": 2, "offload_optimizer": True},

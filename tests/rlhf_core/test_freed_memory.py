@@ -10,6 +10,8 @@ import pytest
 from rlhf_core import freed_memory
 from rlhf_core.freed_memory import return_freed_memory
 
+pytestmark = pytest.mark.parts
+
 BLOCK, BLOCKS = 100_000, 4000  # too small for mappings of their own; too many to be kept
 
 

@@ -7,7 +7,11 @@ import os
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.terminals import in_terminal
+
+pytestmark = pytest.mark.parts
 
 ROOT = Path(__file__).parents[2]
 CODE = '''

@@ -10,6 +10,8 @@ import torch
 from rlhf_core.errors import StageError
 from rlhf_core.threads import use_threads
 
+pytestmark = pytest.mark.parts
+
 
 def test_so_many_threads_that_they_would_crash_are_refused() -> None:
     before = torch.get_num_threads()

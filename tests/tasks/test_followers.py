@@ -15,6 +15,8 @@ from rlhf_core.errors import IntegrityError
 from tasks.followers import Follower, FollowersRecord
 from tasks.job_request import id_prefix
 
+pytestmark = pytest.mark.parts
+
 PREFIX = "sft-0123456789abcdef-01234567-a"
 JOB = f"{PREFIX}1"
 EMPTY = FollowersRecord().model_dump_json(indent=1).encode()

@@ -26,6 +26,8 @@ from tasks.ray_jobs import RayJobs, _Client, connect
 from tasks.stage import _compute
 from tests.cluster import Service, start_ray
 
+pytestmark = pytest.mark.system
+
 STARTING = "waiting for Ray, which is starting: no node has a CPU yet"
 SLEEP = "import time; print('started', flush=True); time.sleep(300)"
 

@@ -14,6 +14,8 @@ from rlhf_core.pipeline.specs import RunSettings
 from tasks.stage import _memory, _request
 from tests.rlhf_core.artifacts.manifests import manifest
 
+pytestmark = pytest.mark.system
+
 RECIPE = """
 name: r
 data: {d: {format: prompts, source: {type: files, paths: [d.jsonl]}}}

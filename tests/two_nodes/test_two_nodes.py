@@ -15,7 +15,10 @@ from tests.two_nodes.__main__ import SCENARIO
 from tests.two_nodes.machines import in_a_rack, obstacle
 
 _OBSTACLE = obstacle()
-pytestmark = pytest.mark.skipif(bool(_OBSTACLE), reason=f"this machine cannot be two nodes: {_OBSTACLE}")
+pytestmark = [
+    pytest.mark.endurance("two-nodes"),
+    pytest.mark.skipif(bool(_OBSTACLE), reason=f"this machine cannot be two nodes: {_OBSTACLE}"),
+]
 
 RACK = "from tests.two_nodes.machines import in_a_rack; in_a_rack('tests.two_nodes.meeting')"
 

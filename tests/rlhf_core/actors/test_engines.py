@@ -20,7 +20,7 @@ from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(stage_context)  # the actors cannot import a test module
 
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16, engines=2, cpus_per_engine=0.5)

@@ -6,6 +6,8 @@ import pytest
 
 from rlhf_core.actors import forwarding
 
+pytestmark = pytest.mark.parts
+
 
 def test_only_what_is_known_to_be_harmless_is_shown() -> None:
     shown = {"HF_HUB_OFFLINE": "1", "HF_HOME": "/x", "HF_ENDPOINT": "https://host", "ALIGNMENT_WARM": "1"}

@@ -18,6 +18,8 @@ from rlhf_core.config.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.protocol import Progress, parse
 
+pytestmark = pytest.mark.system
+
 
 def test_a_worker_and_its_engine_share_a_bundle_and_its_gpu() -> None:
     placement = Placement(workers=2, cpus_per_worker=1.5, gpus_per_worker=1.0)

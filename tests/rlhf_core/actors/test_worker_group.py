@@ -18,7 +18,7 @@ from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.config.placement import Placement
 from rlhf_core.errors import RewardError, StageError
 
-pytestmark = pytest.mark.usefixtures("ray_cluster")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]
 register_pickle_by_value(sys.modules[__name__])  # the actors cannot import a test module
 
 HALVES = Placement(workers=2, cpus_per_worker=0.5)

@@ -13,6 +13,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, StoreError
 
+pytestmark = pytest.mark.parts
+
 FIRST, SECOND = (ArtifactRef(stage="rl", key=digit * 64) for digit in "12")
 
 

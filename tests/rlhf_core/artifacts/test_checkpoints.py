@@ -13,6 +13,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError, IntegrityError
 
+pytestmark = pytest.mark.parts
+
 REF = ArtifactRef(stage="sft", key="a" * 64)
 FOLDER = f"stages/sft/{'a' * 64}/checkpoints"
 

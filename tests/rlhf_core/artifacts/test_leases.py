@@ -18,6 +18,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StageError
 
+pytestmark = pytest.mark.parts
+
 REF = ArtifactRef(stage="sft", key="a" * 64)
 ELSEWHERE = Holder(id="x", host="far", machine="another", pid=7, process_started=0.0)
 

@@ -12,6 +12,8 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import StoreError
 from tests.rlhf_core.artifacts.manifests import published
 
+pytestmark = pytest.mark.parts
+
 
 def test_every_ancestor_once_parents_first(store_url: str, tmp_path: Path) -> None:
     repository = ArtifactRepository(open_store(store_url))

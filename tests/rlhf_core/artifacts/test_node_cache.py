@@ -16,6 +16,8 @@ from rlhf_core.artifacts.node_cache import NodeCache, bound_from_environment
 from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.errors import VariableError
 
+pytestmark = pytest.mark.parts
+
 SIZE = 1000  # bytes of a blob
 BOUND = 2500
 # Asks for folders as jobs do, and uses them until its input ends. Arguments: the cache, then `blob,blob` a folder.

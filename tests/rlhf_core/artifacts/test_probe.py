@@ -18,6 +18,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import StoreError
 from tests.services import LOOPBACK, free_ports
 
+pytestmark = pytest.mark.parts
+
 
 class _CarelessS3(BaseHTTPRequestHandler):
     """An S3 server like rclone's: it stores and lists, but does not look at If-None-Match and If-Match.

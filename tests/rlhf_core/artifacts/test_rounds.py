@@ -14,6 +14,8 @@ from rlhf_core.artifacts.rounds import RoundEnd, Rounds, RoundStart, Verdict
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import ConflictError
 
+pytestmark = pytest.mark.parts
+
 MODEL, BETTER, PROMPTS, RECORD = (
     ArtifactRef(stage=stage, key=digit * 64)
     for stage, digit in (("sft", "1"), ("preference", "2"), ("round_prompts", "3"), ("round", "4"))

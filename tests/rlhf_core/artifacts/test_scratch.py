@@ -13,6 +13,8 @@ import pytest
 from rlhf_core.artifacts import scratch
 from rlhf_core.artifacts.scratch import new_folder, remove_all, scratch_folder, sweep
 
+pytestmark = pytest.mark.parts
+
 HOLDS = """
 import sys, time
 from pathlib import Path

@@ -15,6 +15,8 @@ from rlhf_core.artifacts.opening import open_store
 from rlhf_core.errors import StoreError
 from tests.services import S3Server
 
+pytestmark = pytest.mark.parts
+
 
 def test_a_large_file_goes_up_in_parts(s3_store_url: str, tmp_path: Path) -> None:
     source, target = tmp_path / "source", tmp_path / "target"

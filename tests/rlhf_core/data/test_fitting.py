@@ -5,6 +5,8 @@ import pytest
 from rlhf_core.data.fitting import Fitting, Row, RowPolicy, fit
 from rlhf_core.errors import ConversationError, StageError
 
+pytestmark = pytest.mark.parts
+
 
 def words(row: Row) -> list[str]:
     if not row["text"]:

@@ -22,7 +22,7 @@ from tests.rlhf_core.data.families import WITH_TOOLS, byte_level
 from tests.rlhf_core.data.mutations import mutated_file
 from tests.rlhf_core.stages.context import LocalContext
 
-pytestmark = PATIENCE
+pytestmark = [pytest.mark.endurance("mutations"), PATIENCE]
 TOKENIZER = byte_level(WITH_TOOLS)
 
 

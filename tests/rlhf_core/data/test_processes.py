@@ -7,6 +7,8 @@ import pytest
 from rlhf_core.data.processes import in_order
 from rlhf_core.errors import StageError
 
+pytestmark = pytest.mark.parts
+
 
 def test_results_come_in_the_order_of_the_batches_and_so_do_errors() -> None:
     results = in_order(bytes.fromhex, [*(f"{n:02x}" for n in range(40)), "no hex", *["00"] * 40], 2)

@@ -13,6 +13,8 @@ from rlhf_core.data.formats import RowError, canonical_row
 from rlhf_core.data.reasoning import check_task, generate, json_safe, score
 from rlhf_core.errors import RecipeError
 
+pytestmark = pytest.mark.parts
+
 # `composite` needs other tasks; the others take seconds for one item.
 _SLOW = {"composite", "knight_swap", "rush_hour", "sudoku", "mini_sudoku"}
 

@@ -26,6 +26,8 @@ from tests.rlhf_core.data.families import (
     user,
 )  # fmt: skip
 
+pytestmark = pytest.mark.parts
+
 TALK = [system("s"), user("q"), assistant("r")]
 LLAMA3 = ("<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>")
 CALL = {"type": "function", "function": {"name": "add", "arguments": {"a": 1}}}

@@ -8,6 +8,8 @@ import pytest
 from rlhf_core.data.user_code import check_function, check_maker, last_place, load_function, user_error
 from rlhf_core.errors import RecipeError, StageError
 
+pytestmark = pytest.mark.parts
+
 GOOD = """
 from __future__ import annotations
 from dataclasses import dataclass

@@ -16,6 +16,8 @@ from rlhf_core.environments import Feedback, Reply
 from rlhf_core.environments.function import FunctionEnvironments, HostedEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 
+pytestmark = pytest.mark.parts
+
 HOSTILE = Path(__file__).with_name("hostile.py")
 ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"}
 

@@ -27,6 +27,8 @@ from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCall
 from tests.rlhf_core.data.families import byte_level
 from tests.rlhf_core.environments.resource_server import TOOLS, ResourceServer, resource_server, row
 
+pytestmark = pytest.mark.parts
+
 CHATML = byte_level(SHIPPED["chatml"].text)
 SECONDS = 0.5  # longest wait for an answer, where a server does not answer
 

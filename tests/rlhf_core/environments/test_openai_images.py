@@ -22,6 +22,8 @@ from tests.rlhf_core.environments.policies import policy
 from tests.rlhf_core.environments.test_openai_server import chat, play
 from tests.rlhf_core.pictures import picture, vision_model
 
+pytestmark = pytest.mark.parts
+
 RED, BLUE = picture("red"), picture("blue")
 
 

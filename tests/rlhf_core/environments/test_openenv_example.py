@@ -19,6 +19,8 @@ from rlhf_core.environments.function import FunctionEnvironments
 from rlhf_core.errors import EpisodeError
 from tests.rlhf_core.environments.resource_server import served
 
+pytestmark = pytest.mark.parts
+
 PAGE = Path(__file__).parents[3] / "docs/recipes.md"
 NUMBER = 7
 

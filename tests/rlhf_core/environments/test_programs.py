@@ -23,6 +23,8 @@ from rlhf_core.types import Completion, Prompt, Trajectory
 from tests.rlhf_core.environments.policies import MOST_TOKENS, completed, tokenizer_in
 from tests.rlhf_core.environments.test_function import wait_until
 
+pytestmark = pytest.mark.parts
+
 FILE = Path(__file__).with_name("playing.py")
 TURNS = 4
 

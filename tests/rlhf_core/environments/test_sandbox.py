@@ -19,6 +19,8 @@ from rlhf_core.environments.python_tool import PythonTools
 from rlhf_core.environments.sandbox import Sandbox
 from rlhf_core.errors import EpisodeError, StageError
 
+pytestmark = pytest.mark.parts
+
 SECRET = "the-token-of-the-job"
 
 

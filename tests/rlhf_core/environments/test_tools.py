@@ -30,6 +30,8 @@ from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCallParser
 from tests.rlhf_core.data.families import TURNS, byte_level
 from tests.rlhf_core.stages.supervised_runs import context_of
 
+pytestmark = pytest.mark.parts
+
 FILE = Path(__file__).with_name("tool_functions.py")
 CHATML = byte_level(SHIPPED["chatml"].text)
 CODER = byte_level(SHIPPED["chatml"].text)

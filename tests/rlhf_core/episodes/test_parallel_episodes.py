@@ -26,6 +26,8 @@ from rlhf_core.rollout.vllm_tool_calls import ParsedReply
 from rlhf_core.types import Trajectory
 from tests.rlhf_core.data.families import byte_level
 
+pytestmark = pytest.mark.parts
+
 CHATML = byte_level(SHIPPED["chatml"].text)
 EPISODES, AT_A_TIME = 5, 2
 # Each process notes how many there are when it begins, and lives for a while, in which others could begin.

@@ -16,6 +16,8 @@ from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import model_folder, write
 
+pytestmark = pytest.mark.parts
+
 
 def test_an_attention_that_the_architecture_lacks(tmp_path: Path) -> None:
     model_folder(tmp_path)

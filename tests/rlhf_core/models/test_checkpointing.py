@@ -11,6 +11,8 @@ from rlhf_core.errors import StageError
 from rlhf_core.models.checkpointing import checkpoint_layers
 from rlhf_core.models.packed import PolicyModel
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("model_type", "why"),

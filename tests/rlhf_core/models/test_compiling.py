@@ -20,6 +20,8 @@ from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, build, loss, tiny_model
 from tests.rlhf_core.training.tiny_engine import batch as tiny_batch
 
+pytestmark = pytest.mark.parts
+
 CPU = torch.device("cpu")
 
 

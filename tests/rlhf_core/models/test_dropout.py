@@ -13,6 +13,8 @@ from rlhf_core.config.engine import GradientCheckpointing
 from rlhf_core.models.checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
 
+pytestmark = pytest.mark.parts
+
 SHAPE = {
     "vocab_size": 20, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
     "num_key_value_heads": 1, "use_cache": False,

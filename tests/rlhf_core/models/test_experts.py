@@ -16,6 +16,8 @@ from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_
 from rlhf_core.models.merging import merge_adapter
 from tests.rlhf_core.rollout.models import make_experts
 
+pytestmark = pytest.mark.parts
+
 FAMILIES = pytest.mark.parametrize("family", ["mixtral", "qwen2_moe", "qwen3_moe"])
 LOAD = {"dtype": torch.float32, "attention": "sdpa"}
 IDS = torch.tensor([[3, 1, 4, 1, 5]])

@@ -17,6 +17,8 @@ from rlhf_core.models.folder_check import folder_problems
 from rlhf_core.models.loading import load_scalar_model
 from tests.rlhf_core.pipeline.recipes import model_folder
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("settings", "place"),

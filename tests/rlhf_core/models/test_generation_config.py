@@ -16,6 +16,8 @@ from rlhf_core.stages import base
 from tests.rlhf_core.pipeline.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
+pytestmark = pytest.mark.parts
+
 CONFIG = BaseModelConfig.model_validate({"source": {"type": "folder", "path": "model"}, "dtype": "float32"})
 WITHOUT_SAMPLING = {"temperature": 0.7, "top_p": 0.9, "pad_token_id": -7}
 

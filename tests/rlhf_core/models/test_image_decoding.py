@@ -23,6 +23,8 @@ from rlhf_core.models.image_decoding import as_rgb, decoded_image, encoded_image
 from rlhf_core.rollout.engine import Request, RequestImage, SamplingParameters
 from rlhf_core.rollout.vllm_prompts import prompt_of
 
+pytestmark = pytest.mark.parts
+
 R, G, B, W, K = (255, 0, 0), (0, 255, 0), (0, 0, 255), (255, 255, 255), (0, 0, 0)
 ORIENTATION = 0x0112
 CORNERS = [[R, G], [B, W]]

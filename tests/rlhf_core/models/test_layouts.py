@@ -22,6 +22,8 @@ from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
+pytestmark = pytest.mark.parts
+
 CPU = torch.device("cpu")
 BOTH = Layouts("positions", rows=True)
 

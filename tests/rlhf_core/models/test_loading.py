@@ -15,6 +15,8 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, torch_dtype
 
+pytestmark = pytest.mark.parts
+
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 

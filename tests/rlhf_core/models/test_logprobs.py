@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from rlhf_core.models.logprobs import TargetLogprobs, chunked_logprobs
 
+pytestmark = pytest.mark.parts
+
 VOCABULARY = 17
 
 

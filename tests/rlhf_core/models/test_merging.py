@@ -22,6 +22,8 @@ from rlhf_core.models.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter, merged_tensors
 
+pytestmark = pytest.mark.parts
+
 IDS = torch.tensor([[3, 1, 4, 1, 5]])
 
 

@@ -11,6 +11,8 @@ from torch import Tensor
 from rlhf_core.errors import StageError
 from rlhf_core.models.mixing import linear, slerp, ties
 
+pytestmark = pytest.mark.parts
+
 
 def random(seed: int, shape: tuple[int, ...] = (5, 4)) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)

@@ -16,6 +16,8 @@ from rlhf_core.models.packed import PackedModel, PolicyModel, ScalarModel
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
+pytestmark = pytest.mark.parts
+
 SEQUENCES = [[3, 1, 4, 1, 5], [9], [2, 6, 5, 3, 5, 8, 9, 7], [30, 2]]
 
 

@@ -19,6 +19,8 @@ from rlhf_core.models.tree_attention import IMPLEMENTATION, tree_attention
 from rlhf_core.packing import pack
 from rlhf_core.types import PackedBatch
 
+pytestmark = pytest.mark.parts
+
 PROMPT = list(range(20))
 
 

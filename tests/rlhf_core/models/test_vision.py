@@ -30,6 +30,8 @@ from tests.rlhf_core.pictures import picture, vision_model
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import base_model
 
+pytestmark = pytest.mark.parts
+
 CPU = torch.device("cpu")
 # Of each sequence its images: two of one prompt, one of text alone, one of several images.
 IMAGES = (["red"], ["red"], [], ["blue", "red"])

@@ -29,6 +29,8 @@ from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, loa
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.weights import require_fit
 
+pytestmark = pytest.mark.parts
+
 Tensors = dict[str, torch.Tensor]
 Change = Callable[[Tensors], None]
 

@@ -12,6 +12,8 @@ from rlhf_core.pipeline.graph import build_graph
 from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.outline import outline
 
+pytestmark = pytest.mark.parts
+
 TRAIN = "{dataset: d, batch_size: 2, max_length: 64, optimizer: {learning_rate: 1e-3}}"
 RL = (
     "{algorithm: grpo, dataset: d, steps: 1, prompts_per_step: 1, sampling: {max_tokens: 8}, "

@@ -13,6 +13,8 @@ from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.in_process import try_node
 from rlhf_core.pipeline.prepare import Prepared, prepare
 
+pytestmark = pytest.mark.parts
+
 RECIPE: dict[str, Any] = {
     "name": "small",
     "data": {

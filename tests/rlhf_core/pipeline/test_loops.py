@@ -17,6 +17,8 @@ from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.outline import outline
 from rlhf_core.pipeline.preflight_rounds import check_round
 
+pytestmark = pytest.mark.parts
+
 RECIPE = """
 name: bot
 data:

@@ -27,7 +27,7 @@ from tests.mutations import PATIENCE, examples
 from tests.rlhf_core.pipeline.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
-pytestmark = PATIENCE
+pytestmark = [pytest.mark.endurance("mutations"), PATIENCE]
 
 VALUES = st.sampled_from(
     [

@@ -16,6 +16,8 @@ from rlhf_core.pipeline import model_reading
 from rlhf_core.pipeline.model_reading import inspected
 from tests.rlhf_core.pipeline.recipes import model_folder
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

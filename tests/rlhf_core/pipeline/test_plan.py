@@ -26,6 +26,8 @@ from rlhf_core.stages.key import computing_libraries
 from tests.rlhf_core.pipeline.recipes import planned
 from tests.services import S3Server
 
+pytestmark = pytest.mark.parts
+
 RECIPE = """
 name: planned
 data: {talks: {format: conversations, source: {type: files, paths: [talks.jsonl]}}}

@@ -5,12 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from rlhf_core.contract import load_function
 from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.pipeline.recipes import (
     OPTIMIZER,
     Problems,
 )
+
+pytestmark = pytest.mark.parts
 
 
 def test_the_table_of_stages_names_checks_that_are_there() -> None:

@@ -16,6 +16,8 @@ from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.pipeline.recipes import QUESTION, both, file, put, write
 
+pytestmark = pytest.mark.parts
+
 REWARD = "def reward(completions, prompts, rows):\n"
 ENVIRONMENT = """
 class Environment:

@@ -24,6 +24,8 @@ from tests.rlhf_core.pipeline.recipes import (
     write,
 )
 
+pytestmark = pytest.mark.parts
+
 EXACT = {"type": "verifier"}
 TURNS = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 

@@ -12,6 +12,8 @@ from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.pipeline.recipes import Change, Problems, both, file, put, write
 
+pytestmark = pytest.mark.parts
+
 
 def without(*sections: str) -> Change:
     def change(recipe: dict[str, Any], root: Path) -> None:

@@ -12,6 +12,8 @@ from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.preflight import preflight
 from tests.rlhf_core.pipeline.recipes import Change, both, file, put, write
 
+pytestmark = pytest.mark.parts
+
 
 def retry(feedback: str, **settings: Any) -> Change:
     return put("rl", "environment", value={"type": "retry", "max_turns": 2, "feedback": feedback, **settings})

@@ -8,6 +8,8 @@ import pytest
 from rlhf_core.errors import RecipeError
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems
 
+pytestmark = pytest.mark.parts
+
 PLACE = "rl.on_policy_distillation.teacher.hint"
 
 

@@ -15,6 +15,8 @@ from rlhf_core.pipeline.user_files import user_files
 from tests.rlhf_core.pictures import picture
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, file, put
 
+pytestmark = pytest.mark.parts
+
 IMAGE = "data:image/png;base64," + base64.b64encode(picture("red")).decode()
 TALKS = file("talks.jsonl", json.dumps({"prompt": "colour?", "completion": "red", "image": IMAGE}))
 PAIRS = file("pairs.jsonl", json.dumps({"prompt": "colour?", "chosen": "red", "rejected": "blue", "image": IMAGE}))

@@ -23,6 +23,8 @@ from tests.rlhf_core.pipeline.recipes import (
     write,
 )
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("change", "expected"),

@@ -19,6 +19,8 @@ from tests.rlhf_core.pipeline.recipes import (
     put,
 )
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("change", "expected"),

@@ -16,6 +16,8 @@ from tests.rlhf_core.pipeline.recipes import (
     validation,
 )
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("change", "expected"),

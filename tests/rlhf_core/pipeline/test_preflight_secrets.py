@@ -8,6 +8,8 @@ import pytest
 
 from tests.rlhf_core.pipeline.recipes import Problems
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("options", "key"),

@@ -19,6 +19,8 @@ from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.pipeline.recipes import QUESTION, put, write
 from tests.services import free_ports, http_server
 
+pytestmark = pytest.mark.parts
+
 HTML = b"<html><body>Sign in</body></html>"
 
 

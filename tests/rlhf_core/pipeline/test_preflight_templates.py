@@ -10,6 +10,8 @@ import pytest
 
 from tests.rlhf_core.pipeline.recipes import Problems, model_folder
 
+pytestmark = pytest.mark.parts
+
 GOOD = "{% for m in messages %}{{ m.content }}{% if m.role == 'assistant' %}{{ eos_token }}{% endif %}{% endfor %}"
 
 

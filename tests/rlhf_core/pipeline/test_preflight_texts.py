@@ -9,6 +9,8 @@ import pytest
 from rlhf_core.rewards import template_trial
 from tests.rlhf_core.pipeline.recipes import Change, Problems, put
 
+pytestmark = pytest.mark.parts
+
 JUDGE = {"type": "judge", "url": "http://127.0.0.1:9", "model": "m", "pattern": "(.*)", "range": [0, 1]}
 ENDLESS = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}{{ completion }}"
 

@@ -13,6 +13,8 @@ from rlhf_core.config.rewards import RewardConfig
 from rlhf_core.pipeline.checks.bounds import bounds_of_sum
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, put
 
+pytestmark = pytest.mark.parts
+
 SAMPLED = {"stage": "generate", "model": "sft", "dataset": "prompts", "sampling": {"max_tokens": 8}, "samples": 2,
            "rollout": {"max_length": 64}, "rewards": {"exact": {"type": "verifier", "weight": 2.0}}}  # fmt: skip
 ROWS = [[0, 1, 5], [4, 6]]  # rewards of the completions of each prompt

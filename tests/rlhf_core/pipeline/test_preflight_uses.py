@@ -14,6 +14,8 @@ from safetensors.numpy import load_file, save_file
 
 from tests.rlhf_core.pipeline.recipes import OPTIMIZER, Change, Problems, both, file, model_folder, put
 
+pytestmark = pytest.mark.parts
+
 SHORT = {"stage": "base", "source": {"type": "scratch", "context_length": 32}}
 FOREIGN = {"stage": "base", "source": {"type": "scratch", "context_length": 64, "words": ["two"]}}
 PAIRS = {"stage": "reward_model", "dataset": "pairs", "batch_size": 1, "max_length": 32, "optimizer": OPTIMIZER}

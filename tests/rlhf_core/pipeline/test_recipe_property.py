@@ -42,7 +42,7 @@ FOREIGN = re.compile(
     r"\[type=|KeyError|list index|must be str, not|Value error"
 )
 
-pytestmark = PATIENCE
+pytestmark = [pytest.mark.endurance("mutations"), PATIENCE]
 
 SMALL = copy.deepcopy(RECIPE)
 SMALL["sft"] |= {"lora": {"rank": 4}, "validation": {"dataset": "talks", "every_steps": 1}}

@@ -13,6 +13,8 @@ import pytest
 from rlhf_core.processes.forked import ForkedProcess
 from rlhf_core.processes.lines import LineProcess
 
+pytestmark = pytest.mark.parts
+
 # A fork says what it has open and what it has started, and ends at the first byte that it gets.
 SERVER = """
 import json, os, socket, subprocess, sys

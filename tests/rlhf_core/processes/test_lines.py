@@ -16,6 +16,8 @@ import pytest
 from rlhf_core.processes.lines import LineProcess, ProcessError
 from rlhf_core.processes.trial import tried
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).parents[3]
 ECHO = """
 import subprocess, sys, time

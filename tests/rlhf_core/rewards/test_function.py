@@ -19,6 +19,8 @@ from rlhf_core.rewards import build_text_reward
 from rlhf_core.rewards.function import RewardFunction
 from tests.rlhf_core.stages.context import LocalContext
 
+pytestmark = pytest.mark.parts
+
 SOURCE = """
 import asyncio, decimal, fractions, functools, os, sys, time
 import numpy as np

@@ -17,6 +17,8 @@ from rlhf_core.models.packed import ScalarModel
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.types import PackedBatch, Prompt, Trajectory
 
+pytestmark = pytest.mark.parts
+
 OWN = word_level_tokenizer(["good", "bad"], context_length=64)
 WHOLE = RewardModelReward(type="reward_model", normalize=False)
 LONGEST = 64  # tokens of a sequence

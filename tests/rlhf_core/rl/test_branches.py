@@ -17,6 +17,8 @@ from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_fini
 from rlhf_core.types import Branch, Experience, Prompt, Trajectory
 from tests.rlhf_core.rl.one_rank import rl_config, trainer
 
+pytestmark = pytest.mark.parts
+
 REWARDS, GROUPS = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
 
 

@@ -17,6 +17,8 @@ from rlhf_core.rl.worker import RLWorker
 from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories, with_advantages
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 TASTE = {"type": "reward_model"}
 
 

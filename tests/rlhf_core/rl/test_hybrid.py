@@ -15,6 +15,8 @@ from rlhf_core.rollout.publication import Publication
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.training.group import InlineGroup, host_memory_only
 
+pytestmark = pytest.mark.parts
+
 GREEDY = Request([5], SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=1, stop_token_ids=()), seed=None)
 WEIGHTS = Publication(Path("weights"), {}, dict)
 

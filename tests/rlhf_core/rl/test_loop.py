@@ -42,6 +42,8 @@ from rlhf_core.types import Prompt, Trajectory
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
+pytestmark = pytest.mark.parts
+
 TOKENIZER = word_level_tokenizer([], context_length=64)
 ROWS = [{"id": str(i), "prompt": [{"role": "user", "content": f"{i}?"}]} for i in range(4)]
 CONFIG = RLConfig.model_validate({

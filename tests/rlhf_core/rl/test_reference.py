@@ -15,6 +15,8 @@ from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories, with_a
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 
 def test_the_reference_of_a_lora_policy_is_its_base_with_the_adapter_off(model: Input, tmp_path: Path) -> None:
     config = rl_config("grpo", kl={"coefficient": 0.1}, lora={"rank": 4})

@@ -36,6 +36,8 @@ from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, reward_model
 from tests.toys.algorithm import TOY
 
+pytestmark = pytest.mark.parts
+
 OPTIMIZER = {"learning_rate": 1e-2}
 CRITIC = {"optimizer": OPTIMIZER}
 EXACT = {"exact": {"type": "verifier"}}

@@ -15,6 +15,8 @@ from rlhf_core.division import Division
 from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 KL = {"coefficient": 0.1, "place": "reward"}
 BFLOAT16 = {"dtype": "bfloat16", "tokens_per_micro_batch": 12}
 

@@ -26,6 +26,8 @@ from tests.rlhf_core.rl.one_rank import OPTIMIZER, rl_config, trainer, trajector
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 LORA = {"rank": 4}
 
 

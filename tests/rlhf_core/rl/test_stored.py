@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import fields, replace
 
+import pytest
 import torch
 
 from rlhf_core.rl.stored import stored, trajectory_of
 from rlhf_core.types import Branch, Prompt, SequenceImage, Stretch, Trajectory
+
+pytestmark = pytest.mark.parts
 
 PROMPT = Prompt("id", "2+2?", (1, 2), {"answer": "4"}, images=(SequenceImage("folder/digest", 1, 1),))
 TRAJECTORY = Trajectory(

@@ -15,6 +15,8 @@ from rlhf_core.rl.experience import pack_hinted, pack_trajectories
 from tests.rlhf_core.rl.one_rank import episodes, rl_config, trainer, trajectories
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 ENGINE = {"dtype": "float32", "zero_stage": 0}
 INPUT = "on_policy_distillation.teacher.model"
 

@@ -25,6 +25,8 @@ from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 CONFIG: dict[str, Any] = {
     "algorithm": "grpo", "dataset": "prompts", "steps": 4, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
     "rollout": {"max_length": 24}, "engine": {"dtype": "float32", "zero_stage": 0},

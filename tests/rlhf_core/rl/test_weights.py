@@ -12,6 +12,8 @@ from rlhf_core.rl.weights import WeightAverage
 from rlhf_core.training.state import RankState
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 
 def test_the_average_by_hand(tmp_path: Path) -> None:
     engine = build(tiny_model(tmp_path), zero_stage=2)

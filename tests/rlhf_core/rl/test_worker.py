@@ -23,6 +23,8 @@ from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.test_freed_memory import BLOCK, BLOCKS, freed_blocks, resident
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize("algorithm", list(ALGORITHMS))
 def test_updates_make_rewarded_completions_likelier(algorithm: str, model: Input, tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_output import kept_output
 from rlhf_core.rollout.child_process import ChildProcess
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture(autouse=True)
 def no_level(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,8 @@ from rlhf_core.errors import StageError
 from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.vllm_environment import take_temporary_folder
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).parents[3]
 # A parent that waits for its child, whose process it names first, as that waits for its own.
 PARENT = """

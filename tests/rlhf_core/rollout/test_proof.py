@@ -12,6 +12,8 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
 from rlhf_core.rollout.proof import Expected, Proof, default_tolerance, tensor_digest, verify_weights
 
+pytestmark = pytest.mark.parts
+
 LOGPROBS = [[0.0, -1.0, -2.0], [0.0, -3.0]]  # of two sequences
 
 

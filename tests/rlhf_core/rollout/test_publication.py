@@ -13,6 +13,8 @@ from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import publication, received, tensor_shapes
 
+pytestmark = pytest.mark.parts
+
 
 def test_a_folder_of_full_weights_holds_them_and_goes() -> None:
     state = {"a.weight": torch.arange(6.0).reshape(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}

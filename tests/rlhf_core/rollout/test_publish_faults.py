@@ -22,6 +22,8 @@ from rlhf_core.rollout.publication import Publication, publication
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import disturb, expected_logprobs, make_model, publish
 
+pytestmark = pytest.mark.parts
+
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23], [1, 3]]
 EXCHANGED = ("model.layers.0.mlp.down_proj.weight", "model.layers.1.mlp.down_proj.weight")

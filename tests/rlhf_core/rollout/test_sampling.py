@@ -22,6 +22,8 @@ from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, Sam
 from rlhf_core.types import Completion, Prompt
 from tests.rlhf_core.rollout.models import EOS, make_model
 
+pytestmark = pytest.mark.parts
+
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=64)
 PROMPTS = [[1, 5, 6, 7], [1, 9], [1, 20, 21, 22, 23, 24, 25], [1, 5, 6, 8]] * 16
 

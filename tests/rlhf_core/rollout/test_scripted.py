@@ -10,6 +10,8 @@ import pytest
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.scripted import ScriptedEngine
 
+pytestmark = pytest.mark.parts
+
 SAMPLED = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,))
 GREEDY = SamplingParameters(temperature=0.0, top_p=1.0, max_tokens=4, stop_token_ids=(2,))
 

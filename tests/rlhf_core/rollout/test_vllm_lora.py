@@ -19,6 +19,8 @@ from rlhf_core.rollout.proof import Expected, verify_weights
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import EOS, expected_logprobs, make_model, publish
 
+pytestmark = pytest.mark.parts
+
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 LORA = LoraConfig(rank=3, alpha=6.0)  # vLLM has no kernel of rank 3: it pads to 8
 PROBE = [[1, 5, 6, 7, 40, 41, 42], [1, 9, 11, 13, 15, 17, 19, 21, 23]]

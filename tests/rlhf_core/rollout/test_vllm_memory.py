@@ -18,6 +18,8 @@ from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingPara
 from tests.rlhf_core.rollout.engine_process import RemoteEngine
 from tests.rlhf_core.rollout.models import VOCABULARY, expected_logprobs, make_model, publish, requests
 
+pytestmark = pytest.mark.parts
+
 CONFIG = RolloutEngineConfig(max_length=64, cpu_cache_gib=0.05, max_sequences=16)
 ASKED = requests([[1, 5, 6, 7], [1, 9]], SamplingParameters(temperature=0.7, top_p=1, max_tokens=12, stop_token_ids=()))
 

@@ -21,6 +21,8 @@ from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from tests.rlhf_core.rollout.models import make_model, requests
 
+pytestmark = pytest.mark.parts
+
 BLOCK = 128 * 2 * 2 * 32 * 4  # bytes: 128 tokens, 2 layers, keys and values, one head of 32 float32 numbers
 
 

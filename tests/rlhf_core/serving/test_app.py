@@ -21,6 +21,8 @@ from rlhf_core.serving.app import reward_app
 from rlhf_core.serving.settings import Serving, require_reward_model
 from tests.rlhf_core.serving.models import in_process, reward_model
 
+pytestmark = pytest.mark.parts
+
 TOKEN = "secret"
 BEARER = {"Authorization": f"Bearer {TOKEN}"}
 QUESTIONS = [("is it good", "good"), ("is it good", "bad bad"), ("why", "x" * 30), ("why", "")]

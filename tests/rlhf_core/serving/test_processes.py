@@ -24,6 +24,8 @@ from rlhf_core.serving.processes import listening
 from tests.rlhf_core.serving.models import reward_model
 from tests.services import LOOPBACK, free_ports
 
+pytestmark = pytest.mark.parts
+
 
 def test_a_killed_worker_is_started_again_and_no_answer_is_lost_or_wrong() -> None:
     (port,) = free_ports(1)

@@ -39,6 +39,8 @@ from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 # The default is for the suite; more take seconds for each ten.
 EPISODES = int(os.environ.get("ALIGNMENT_RANDOM_EPISODES", "100"))
 

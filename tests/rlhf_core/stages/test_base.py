@@ -22,6 +22,8 @@ from rlhf_core.pipeline.user_files import model_files
 from rlhf_core.stages.base import run
 from tests.rlhf_core.stages.context import LocalContext
 
+pytestmark = pytest.mark.parts
+
 SCRATCH = {"type": "scratch", "words": ["Spell "], "hidden_size": 32, "intermediate_size": 64, "layers": 2, "heads": 2}
 
 

@@ -13,6 +13,8 @@ from rlhf_core.data.reading import read_rows, row_policy
 from rlhf_core.errors import StageError
 from tests.rlhf_core.stages.made_datasets import BAD_LINES, OTHER, SENTENCE, files, make, produce, questions, write
 
+pytestmark = pytest.mark.parts
+
 
 def test_excluded_and_repeated_rows_are_dropped_and_counted(tmp_path: Path) -> None:
     write(tmp_path / "test.jsonl", [{"prompt": "q1"}, {"prompt": "q2"}])

@@ -16,6 +16,8 @@ from rlhf_core.errors import StageError
 from tests.rlhf_core.stages.made_datasets import BAD_LINES, OTHER, files, make, produce, questions, write
 from tests.rlhf_core.web_files import web_files
 
+pytestmark = pytest.mark.parts
+
 
 def mixed_files(tmp_path: Path, first: int, second: int) -> dict[str, Any]:
     """Two sources of a mix, the first drawn three times as often, and an earlier row of it once more in the second."""

@@ -31,6 +31,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     no_cluster,
 )
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "epochs": 2, "max_length": 48, "log_every": 1, "engine": ENGINE.model_dump(),
     "optimizer": {"learning_rate": 5e-3, "warmup_share": 0.0, "schedule": "constant"},

@@ -30,6 +30,8 @@ from rlhf_core.training.randomness import derived_seed
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 EXACT = {"type": "verifier", "kind": "exact"}
 LENGTH = {"type": "function", "path": "scores.py", "function": "short"}
 COMMON: dict[str, Any] = {

@@ -31,6 +31,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
+pytestmark = pytest.mark.parts
+
 PROMPTS = [{"prompt": [{"role": "user", "content": f"say {word}"}], "answer": word} for word in "abcd"]
 ROLLOUT = {"max_length": 32, "cpu_cache_gib": 0.05, "cpus_per_engine": 0.5}
 TRAINED: dict[str, Any] = {

@@ -10,6 +10,8 @@ import pytest
 from rlhf_core.errors import StageError
 from rlhf_core.stages.full_disk import explained
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:

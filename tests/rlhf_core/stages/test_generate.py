@@ -33,6 +33,8 @@ from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: dict[str, Any] = {
     "dataset": "prompts", "samples": 3, "sampling": {"max_tokens": 4},
     "rewards": {"exact": {"type": "verifier", "weight": 2.0}, "short": {"type": "verifier", "pattern": "(.)"}},

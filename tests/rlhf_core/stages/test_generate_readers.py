@@ -37,6 +37,8 @@ from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, no_cluster, reward_model
 
+pytestmark = pytest.mark.parts
+
 ENGINE = {"dtype": "float32", "zero_stage": 0}
 REWARDS = {
     "whole": {"type": "reward_model", "weight": 0.5, "placement": {"threads": 1}},

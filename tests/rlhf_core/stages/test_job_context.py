@@ -15,7 +15,7 @@ from rlhf_core.stages.job_context import JobContext
 from rlhf_core.stages.runner import run_job
 from tests.rlhf_core.stages.specs import QUICK, specified
 
-pytestmark = pytest.mark.usefixtures("own_folders")
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
 
 
 def test_user_files_keep_their_places(local: ArtifactRepository, tmp_path: Path) -> None:

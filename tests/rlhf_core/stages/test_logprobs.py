@@ -24,6 +24,8 @@ from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_o
 from tests.rlhf_core.stages.test_preference import SETTINGS, VALIDATION
 from tests.rlhf_core.stages.test_preference import logprobs as logprobs_by_transformers
 
+pytestmark = pytest.mark.parts
+
 PAIRS = pairs(40)
 
 

@@ -21,7 +21,7 @@ from rlhf_core.stages.runner import run_job
 from rlhf_core.tracking.protocol import JobError, parse
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
 
-pytestmark = pytest.mark.usefixtures("own_folders")
+pytestmark = [pytest.mark.system, pytest.mark.usefixtures("own_folders")]
 
 REPOSITORY = Path(__file__).parents[3]
 

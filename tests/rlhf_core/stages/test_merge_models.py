@@ -18,6 +18,8 @@ from rlhf_core.stages import merge_models
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model
 
+pytestmark = pytest.mark.parts
+
 HALF = {"model": "a", "weight": 0.5}
 IDS = torch.tensor([[1, 3, 10, 11, 4, 12, 2]])
 

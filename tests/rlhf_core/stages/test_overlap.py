@@ -15,6 +15,8 @@ from rlhf_core.errors import StageError
 from rlhf_core.stages.overlap import run
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
+pytestmark = pytest.mark.parts
+
 
 def dataset(folder: Path, *questions: str) -> Input:
     rows = [{"id": f"id-{q}", "prompt": [{"role": "user", "content": q}]} for q in questions]

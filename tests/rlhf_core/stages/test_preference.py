@@ -23,6 +23,8 @@ from rlhf_core.stages import preference
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, dataset, inline, no_cluster, pairs
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "epochs": 3, "max_length": 32, "log_every": 1, "engine": ENGINE,
     "optimizer": {"learning_rate": 5e-3, "warmup_share": 0.0, "schedule": "constant"},

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
@@ -10,6 +11,8 @@ from rlhf_core.config.stages import PretrainConfig
 from rlhf_core.data.chat import encode_text, load_tokenizer
 from rlhf_core.stages import pretrain
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset, inline
+
+pytestmark = pytest.mark.parts
 
 TEXT = "the cat sat on the mat"
 

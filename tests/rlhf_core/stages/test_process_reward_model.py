@@ -29,6 +29,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     stored_config,
 )
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "epochs": 4, "max_length": 48, "log_every": 1, "engine": ENGINE,
     "optimizer": {"learning_rate": 5e-3, "warmup_share": 0.0, "schedule": "constant"},

@@ -15,7 +15,7 @@ from rlhf_core.stages.runner import run_job
 from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.artifacts.manifests import manifest
 
-pytestmark = pytest.mark.usefixtures("own_folders")
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
 
 
 def test_it_reads_manifests_and_metrics_and_fetches_no_weights(local: ArtifactRepository, tmp_path: Path) -> None:

@@ -34,6 +34,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     stored_config,
 )
 
+pytestmark = pytest.mark.parts
+
 ROWS = [{"id": f"row{index}", **row} for index, row in enumerate(pairs(60))]
 
 

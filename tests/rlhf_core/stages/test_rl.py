@@ -27,6 +27,8 @@ from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset, no_cluster
 
+pytestmark = pytest.mark.system
+
 OPTIMIZER = {"learning_rate": 2e-2, "schedule": "constant", "warmup_share": 0.0}
 COMMON = {
     "dataset": "prompts", "steps": 4, "prompts_per_step": 4, "sampling": {"max_tokens": 4},

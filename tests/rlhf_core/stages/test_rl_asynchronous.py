@@ -36,6 +36,8 @@ from rlhf_core.types import Completion, Trajectory
 from tests.rlhf_core.stages.context import LocalContext, wait_for_checkpoint
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 SETTINGS: dict[str, Any] = {
     "algorithm": "grpo", "dataset": "questions", "steps": 6, "prompts_per_step": 2, "sampling": {"max_tokens": 3},
     "rollout": {"max_length": 40, "repeatable": False}, "engine": {"dtype": "float32", "zero_stage": 0},

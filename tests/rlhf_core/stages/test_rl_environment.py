@@ -21,6 +21,8 @@ from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 # Tells the wrong letter; a row whose answer is `x` has no game.
 GAME = """
 class Game:

@@ -24,6 +24,8 @@ from tests.rlhf_core.rl.torch_engine import torch_engine
 from tests.rlhf_core.stages.killed_runs import HeldContext, KeptCluster, finish, kill_when_held, start
 from tests.rlhf_core.stages.supervised_runs import base_model, dataset
 
+pytestmark = pytest.mark.parts
+
 Inputs = dict[str, Input]
 OPTIMIZER = {"learning_rate": 1e-2}
 COMMON = {

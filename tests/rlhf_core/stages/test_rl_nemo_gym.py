@@ -21,6 +21,8 @@ from tests.rlhf_core.environments.resource_server import resource_server
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset
 from tests.rlhf_core.stages.test_rl_environment import SETTINGS
 
+pytestmark = pytest.mark.parts
+
 
 async def seed(request: web.Request) -> web.Response:
     return web.json_response({}, status=500 if (await request.json())["id"] == 1 else 200)

@@ -16,6 +16,8 @@ from rlhf_core.stages import round as round_stage
 from rlhf_core.stages import round_prompts
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
+pytestmark = pytest.mark.parts
+
 
 def prompts(folder: Path, *questions: str) -> Input:
     rows = [{"id": f"id-{q}", "prompt": [{"role": "user", "content": q}]} for q in questions]

@@ -19,7 +19,7 @@ from rlhf_core.stages.table import STAGES
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.specs import QUICK, SLOW, specified
 
-pytestmark = pytest.mark.usefixtures("own_folders")
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
 
 
 def test_a_finished_stage_is_not_computed_again(

@@ -28,6 +28,8 @@ from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.specs import specified
 from tests.rlhf_core.stages.supervised_runs import context_of, dataset
 
+pytestmark = pytest.mark.parts
+
 END, MARKS = "<|im_end|>", ("<answer>", "</answer>")
 # Turns do not end with EOS, and a reply is asked for behind an open block.
 TEMPLATE = (

@@ -17,7 +17,7 @@ from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import Stateful
 from tests.rlhf_core.stages.specs import QUICK, specified
 
-pytestmark = pytest.mark.usefixtures("own_folders")
+pytestmark = [pytest.mark.parts, pytest.mark.usefixtures("own_folders")]
 MODEL = {"config.json": "{}", "critic/model.safetensors": "critic", "model.safetensors": "policy"}
 
 

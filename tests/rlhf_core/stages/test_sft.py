@@ -26,6 +26,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     inline,
 )
 
+pytestmark = pytest.mark.parts
+
 ROWS = conversations(40)
 FAST = OPTIMIZER.model_copy(update={"learning_rate": 2e-2})
 

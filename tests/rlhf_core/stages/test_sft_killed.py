@@ -36,6 +36,8 @@ from tests.rlhf_core.stages.killed_runs import (
 )
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, conversations, dataset
 
+pytestmark = pytest.mark.parts
+
 CONFIG = SFTConfig(
     dataset="d", batch_size=7, epochs=3, max_length=32, optimizer=OPTIMIZER, engine=ENGINE, log_every=3,
     lora=LoraConfig(rank=4, dropout=0.2),  # random numbers in every forward, and frozen weights

@@ -45,6 +45,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     inline,
 )
 
+pytestmark = pytest.mark.system
+
 CONFIG = SFTConfig(
     # Each line waits for the last checkpoint, without which one that is due is left out.
     dataset="d", batch_size=7, epochs=2, max_length=32, optimizer=OPTIMIZER, log_every=1,

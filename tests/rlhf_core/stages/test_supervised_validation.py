@@ -38,6 +38,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     stored_config,
 )
 
+pytestmark = pytest.mark.parts
+
 SHARED: dict[str, Any] = {
     "dataset": "d", "batch_size": 8, "max_length": 32, "log_every": 3,
     "optimizer": {"learning_rate": 2e-2, "schedule": "constant", "warmup_share": 0.0},

@@ -33,6 +33,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
+pytestmark = pytest.mark.parts
+
 LONG = "x" * 30  # with <bos>, <user> and <assistant> 33 tokens
 TURN = {"role": "user", "content": LONG}
 TALK = {"messages": [TURN, {"role": "assistant", "content": "a"}]}

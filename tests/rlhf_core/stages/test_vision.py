@@ -45,6 +45,8 @@ from tests.rlhf_core.stages.supervised_runs import (
 )
 from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, pairs, rows, valid
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Input:

@@ -42,6 +42,8 @@ from tests.rlhf_core.stages.context import LocalContext, local_input
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, inline, no_cluster, reward_model
 from tests.rlhf_core.stages.vision_runs import ENGINE_SETTINGS, OPTIMIZER_SETTINGS, made, rows, valid
 
+pytestmark = pytest.mark.parts
+
 LENGTHS = "def lengths(completions, prompts, rows):\n    return [float(len(each)) for each in completions]\n"
 GENERATE: dict[str, Any] = {
     "dataset": "d", "samples": 4, "sampling": {"max_tokens": 6}, "keep_tokens": True,

@@ -25,6 +25,8 @@ from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, conversations
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
+pytestmark = pytest.mark.parts
+
 TEMPERATURE, CROSS_ENTROPY, WEIGHT = 1.7, 0.3, 0.8
 DIVERGENCES: dict[str, Callable[[Tensor, Tensor], Tensor]] = {
     "forward_kl": lambda p, q: (p * (p.log() - q.log())).sum(-1),

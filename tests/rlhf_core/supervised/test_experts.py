@@ -41,6 +41,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
+pytestmark = pytest.mark.parts
+
 
 def experts(folder: Path) -> Input:
     """The small base model's tokenizer with a Mixtral of two layers and four experts."""

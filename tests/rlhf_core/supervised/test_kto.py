@@ -22,6 +22,8 @@ from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
+pytestmark = pytest.mark.parts
+
 BETA, GOOD, BAD = 0.4, 1.2, 0.7
 
 

@@ -25,6 +25,8 @@ from rlhf_core.supervised.stored_examples import StoredExamples
 from rlhf_core.training.metrics import StepMetrics
 from tests.rlhf_core.stages.context import local_input
 
+pytestmark = pytest.mark.parts
+
 
 def _config(**settings: int | None) -> SupervisedConfig:
     defaults = {"dataset": "d", "batch_size": 4, "max_length": 8}

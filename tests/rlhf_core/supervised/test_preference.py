@@ -26,6 +26,8 @@ from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of, pairs
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
+pytestmark = pytest.mark.parts
+
 BETA, NLL = 0.3, 0.7
 LOSSES = {"preference": {"type": "dpo", "beta": BETA}, "chosen": {"type": "nll", "weight": NLL}}
 

@@ -18,6 +18,8 @@ from rlhf_core.supervised.reward_model import judged_pair
 from rlhf_core.supervised.scalar import RewardModel
 from tests.rlhf_core.stages.supervised_runs import base_model, pairs, stored_config
 
+pytestmark = pytest.mark.parts
+
 TOKENIZER = word_level_tokenizer((), 64)
 
 

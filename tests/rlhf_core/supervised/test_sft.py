@@ -6,6 +6,8 @@ from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.supervised.sft import conversation_examples, document_examples
 from tests.rlhf_core.data.families import STRIPS_REASONING, WITH_TOOLS, byte_level
 
+pytestmark = pytest.mark.parts
+
 TOKENIZER = word_level_tokenizer((), 64)
 
 

@@ -36,6 +36,8 @@ from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient
 
+pytestmark = pytest.mark.parts
+
 ASKED = [{"role": "user", "content": "q"}]
 STEPWISE = [
     {"id": "a", "prompt": ASKED, "steps": ["one", "t", "three"], "labels": [1.0, 0.0, 0.25], "separator": "\n"},

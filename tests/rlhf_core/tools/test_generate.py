@@ -25,6 +25,8 @@ from rlhf_core.tools.prompts import read_prompts
 from rlhf_core.tools.settings import engine_config, sampling_config
 from tests.rlhf_core.stages.supervised_runs import base_model
 
+pytestmark = pytest.mark.parts
+
 SETTINGS = EngineSettings(engine_config(["cpu_cache_gib=0.05", "threads=1"], max_length=1), "float32", seed=0)
 ASKED = [{"prompt": f"say {word}", "answer": word} for word in ("a", "be", "see")]
 

@@ -8,6 +8,8 @@ import torch
 
 from rlhf_core.training.best import Best, KeptWeights
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.mark.parametrize(
     ("maximise", "values", "steps"),

@@ -20,6 +20,8 @@ from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import RankState, Stateful, copy_into
 from tests.rlhf_core.stages.context import LocalContext
 
+pytestmark = pytest.mark.parts
+
 
 class Weights:
     def __init__(self) -> None:

@@ -22,6 +22,8 @@ from rlhf_core.training.metrics import StepMetrics, over_steps
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, TOKENS, batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

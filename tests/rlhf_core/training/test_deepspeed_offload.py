@@ -13,6 +13,8 @@ from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.state import EngineState
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -12,6 +12,8 @@ from rlhf_core.config.training import LoraConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 SETTINGS = [
     {"zero_stage": 0}, {"zero_stage": 1}, {"zero_stage": 2}, {"zero_stage": 3}, {"zero_stage": 2, "dtype": "bfloat16"},
     {"zero_stage": 3, "dtype": "bfloat16"},

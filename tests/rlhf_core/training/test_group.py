@@ -16,6 +16,8 @@ import torch.distributed as dist
 from rlhf_core.training.distributed import host_store, interface_towards, join_group
 from rlhf_core.training.group import InlineGroup, WorkerGroup
 
+pytestmark = pytest.mark.system
+
 
 class Worker:
     def __init__(self, offset: int) -> None:

@@ -28,6 +28,8 @@ from rlhf_core.types import Experience, PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, Layout, use_layout
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 
+pytestmark = pytest.mark.parts
+
 TEMPERATURE, ENTROPY = 0.7, 0.3
 CHECKPOINTING: tuple[GradientCheckpointing, ...] = (False, True, "selective")
 Engines = dict[tuple[Layout, GradientCheckpointing], DeepSpeedEngine]

@@ -11,6 +11,8 @@ from rlhf_core.metrics import Max, Sum, TokenMean, merged
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.metrics import MetricTotals, StepMetrics, of_batch, over_steps
 
+pytestmark = pytest.mark.parts
+
 CPU = torch.device("cpu")
 
 

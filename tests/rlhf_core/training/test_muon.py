@@ -20,6 +20,8 @@ from rlhf_core.training.optimizers import muon_groups
 from tests.rlhf_core.training.muon_reference import newton_schulz, reference, reference_steps
 from tests.rlhf_core.training.tiny_engine import MUON, batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

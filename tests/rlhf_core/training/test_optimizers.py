@@ -8,6 +8,8 @@ from torch import nn
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.training.optimizers import learning_rate, parameter_groups
 
+pytestmark = pytest.mark.parts
+
 
 def rates(schedule: str, total: int = 6, **settings: float) -> list[float]:
     fall = {} if schedule == "constant" else {"final_learning_rate_share": 0.2}

@@ -3,11 +3,14 @@ from __future__ import annotations
 import random
 
 import numpy
+import pytest
 import torch
 from safetensors.torch import load, save
 
 from rlhf_core.training.distributed import join_group
 from rlhf_core.training.randomness import derived_seed, load_random_state, random_state, seed_everything, seed_rank
+
+pytestmark = pytest.mark.parts
 
 
 def draw() -> tuple[float, float, float]:

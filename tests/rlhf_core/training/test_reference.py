@@ -20,6 +20,8 @@ from rlhf_core.training.reference import AdapterOff, FrozenCopy
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.stages.supervised_runs import base_model
 
+pytestmark = pytest.mark.parts
+
 BATCH = pack([[5, 6, 7, 8], [9, 10, 11]], [[True] * 4, [True] * 3])
 
 

@@ -30,6 +30,8 @@ from tests.rlhf_core.stages.supervised_runs import (
     pairs,
 )
 
+pytestmark = pytest.mark.parts
+
 SETTINGS = {"learning_rate": 1.0, "warmup_share": 0.0, "max_skipped_updates": 2}
 ENDED = r"^2 updates in a row were skipped, the last at optimizer step 2: their gradient was not finite; "
 

@@ -20,6 +20,8 @@ from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 OPTIMIZERS = [
     OptimizerConfig(learning_rate=0.01, schedule="linear", warmup_share=0.0, weight_decay=0.1),
     OptimizerConfig(name="muon", learning_rate=0.01, schedule="linear", warmup_share=0.0, weight_decay=0.1),

@@ -17,6 +17,8 @@ from rlhf_core.training.metrics import StepMetrics
 from rlhf_core.training.state import EngineState, RankState
 from tests.rlhf_core.training.tiny_engine import OPTIMIZER, batch, build, loss, tiny_model
 
+pytestmark = pytest.mark.parts
+
 PARTS = [select(batch(), [0, 1]), select(batch(), [2, 3])]
 MUON = OptimizerConfig(name="muon", learning_rate=0.01)
 LORA = LoraConfig(rank=2, alpha=4.0)

@@ -39,6 +39,8 @@ from tests.rlhf_core.training.tiny_engine import (
 )
 from tests.rlhf_core.training.two_ranks import balanced_step, distillation_worker
 
+pytestmark = pytest.mark.system
+
 Answers = tuple[list[dict[str, Any]], dict[str, Tensor]]
 
 

@@ -14,6 +14,8 @@ import pytest
 
 from rlhf_core.warm import client
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).resolve().parents[3]
 SHOWN = "import os, sys; print(sys.argv[1:], os.getcwd(), os.environ.get('GREETING'), 'numpy' in sys.modules)\n"
 
