@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config
+from rlhf_core.config.base import Config, since_default
 from rlhf_core.config.components import CrossEntropyConfig, MismatchConfig, PolicyTeacherConfig
 from rlhf_core.config.critic import CriticConfig
 from rlhf_core.config.kl import KLConfig, LossKLConfig, SquaredKLConfig
@@ -77,11 +77,11 @@ class AlgorithmConfig(Config):
         "in the baseline of their group",
     )
     kl: KLConfig = _kl(KLConfig())
-    teacher: PolicyTeacherConfig | None = Field(
-        default=None, description="a model that judges each sampled token beside the rewards; none: they alone train"
+    teacher: PolicyTeacherConfig | None = since_default(
+        None, description="a model that judges each sampled token beside the rewards; none: they alone train"
     )
-    cross_entropy: CrossEntropyConfig | None = Field(
-        default=None, description="imitation of completions with a high reward beside the policy gradient; none: none"
+    cross_entropy: CrossEntropyConfig | None = since_default(
+        None, description="imitation of completions with a high reward beside the policy gradient; none: none"
     )
     entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
     moe_coefficient: Coefficient = Field(
@@ -154,10 +154,6 @@ class AlgorithmConfig(Config):
                 f"1/{self.group_size}, of which none lies between: raise group_size, or the range"
             )
         return self
-
-    def unused_fields(self) -> frozenset[str]:
-        # They stay out of the keys of what was made before there were any.
-        return frozenset(name for name in ("teacher", "cross_entropy") if getattr(self, name) is None)
 
     @property
     def critic_settings(self) -> CriticConfig | None:

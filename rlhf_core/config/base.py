@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 from pydantic_core import InitErrorDetails, PydanticCustomError
 from pydantic_core.core_schema import ErrorType
 
@@ -58,8 +59,10 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, defer_build=True)
 
     def unused_fields(self) -> frozenset[str]:
-        """Settings that this config does not use, such as the blocks of algorithms that were not chosen."""
-        return frozenset()
+        """Settings that stay out of the stage key: those that this config does not use, such as the blocks of
+        algorithms that were not chosen, and those of `since_default` at their default."""
+        late = {name: field for name, field in type(self).model_fields.items() if _is_marked(field, "since_default")}
+        return frozenset(name for name, field in late.items() if getattr(self, name) == field.default)
 
     def named_files(self) -> Iterable[str]:
         """Paths of the user's files that these settings name, whose content is part of the stage key; without those of
@@ -169,6 +172,16 @@ def operational(default: Any = ..., **constraints: Any) -> Any:
     return Field(default, json_schema_extra={"operational": True}, **constraints)
 
 
+def since_default(default: Any, **constraints: Any) -> Any:
+    """A field that came after runs had been made, which did what `default` says: it keeps their stage keys."""
+    return Field(default, json_schema_extra={"since_default": True}, **constraints)
+
+
+def _is_marked(field: FieldInfo | None, mark: str) -> bool:
+    extra = field.json_schema_extra if field is not None else None
+    return isinstance(extra, dict) and bool(extra.get(mark))
+
+
 def reads_of(config: type[Config], name: str) -> Reads | None:
     field = config.model_fields.get(name)
     marks = [mark for mark in field.metadata if isinstance(mark, Reads)] if field is not None else []
@@ -177,9 +190,7 @@ def reads_of(config: type[Config], name: str) -> Reads | None:
 
 def is_operational(config: type[Config], name: str) -> bool:
     """Whether the setting `name` stays out of the stage key. A block, which is no field, is part of it."""
-    field = config.model_fields.get(name)
-    extra = field.json_schema_extra if field is not None else None
-    return (isinstance(extra, dict) and bool(extra.get("operational"))) or reads_of(config, name) is not None
+    return _is_marked(config.model_fields.get(name), "operational") or reads_of(config, name) is not None
 
 
 def result_settings(config: Config) -> dict[str, Any]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.base import Config, Dtype, NamedFolder, Role
+from rlhf_core.config.base import Config, Dtype, NamedFolder, Role, since_default
 from rlhf_core.config.numbers import Depth, Deviation, Tokens, Width
 from rlhf_core.config.stage import NamedStageConfig, SeededConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Requirement, Revision
@@ -78,12 +78,9 @@ class ScratchModel(Config):
     context_length: Tokens = Field(default=256, description="longest sequence, in tokens")
     tie_word_embeddings: bool = Field(default=True, description="the output layer shares the embedding's weights")
     initializer_range: Deviation = Field(default=0.05, description="standard deviation of the random weights")
-    vision: ScratchVision | None = Field(
-        default=None, description="its vision encoder, which makes it an Idefics3; none: it reads text alone"
+    vision: ScratchVision | None = since_default(
+        None, description="its vision encoder, which makes it an Idefics3; none: it reads text alone"
     )
-
-    def unused_fields(self) -> frozenset[str]:
-        return frozenset({"vision"} if self.vision is None else ())
 
 
 BaseModelSource = Annotated[FolderModel | HubModel | WheelModel | ScratchModel, Field(discriminator="type")]

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, NamedFolder, Reads, Role, operational
+from rlhf_core.config.base import Config, NamedFolder, Reads, Role, operational, since_default
 from rlhf_core.config.format_table import FORMATS, known_format
 from rlhf_core.config.numbers import (
     ImageBytes,
@@ -23,6 +23,7 @@ from rlhf_core.config.numbers import (
 from rlhf_core.config.stage import SeededConfig, StageConfig
 from rlhf_core.config.texts import NonEmpty, Repository, Revision
 from rlhf_core.config.user_code import UserFile
+from rlhf_core.listing import first_repeated
 
 IMAGE_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")  # of the files of `images.folder`
 # What becomes of rows that lack something, and of rows that are longer than a stage can read.
@@ -127,8 +128,8 @@ class DatasetConfig(SeededConfig):
         "earlier beginning again",
     )
     columns: dict[str, str] = Field(default={}, description="canonical column -> the source's column")
-    images: ImagesConfig = Field(
-        default=ImagesConfig(), description="of rows of `conversations`, `prompts` and `preferences`"
+    images: ImagesConfig = since_default(
+        ImagesConfig(), description="of rows of `conversations`, `prompts` and `preferences`"
     )
     limit: Rows | None = Field(default=None, description="rows at most; none: all")
     share: PositiveShare | None = Field(
@@ -187,8 +188,7 @@ class DatasetConfig(SeededConfig):
         return count if self.limit is None else min(count, self.limit)
 
     def unused_fields(self) -> frozenset[str]:
-        unused = set() if self.mix else {"stop"}
-        return frozenset(unused if self.images != ImagesConfig() else {*unused, "images"})
+        return super().unused_fields() | (set() if self.mix else {"stop"})
 
     @model_validator(mode="after")
     def _a_limit_is_one_number(self) -> DatasetConfig:
@@ -205,7 +205,7 @@ class DatasetConfig(SeededConfig):
     @model_validator(mode="after")
     def _columns_are_read_once(self) -> DatasetConfig:
         taken = list(self.columns.values())
-        twice = next((column for column in taken if taken.count(column) > 1), None)
+        twice = first_repeated(taken)
         if twice is not None:
             names = ", ".join(name for name, column in self.columns.items() if column == twice)
             raise ValueError(f"columns: `{twice}` is read as {names}: one column has one meaning")

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, Dtype, operational
+from rlhf_core.config.base import Config, Dtype, operational, since_default
 from rlhf_core.config.numbers import MicroBatchTokens, no_bool, no_number
 from rlhf_core.config.placement import Placement
 
@@ -42,17 +42,13 @@ class EngineConfig(Config):
         description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
         "rounding, and needs a zero_stage below 3",
     )
-    freeze_vision: bool = Field(
-        default=False,
+    freeze_vision: bool = since_default(
+        False,
         description="of a model that reads images: train all but its vision encoder, which stays as it is",
     )
     tokens_per_micro_batch: MicroBatchTokens | None = operational(
         None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
     )
-
-    def unused_fields(self) -> frozenset[str]:
-        # What every run was before there was a choice stays out of the key.
-        return frozenset(() if self.freeze_vision else {"freeze_vision"})
 
     def micro_batch_tokens(self, placement: Placement) -> int:
         """Packed tokens of one forward. placement: of the workers that run the model."""

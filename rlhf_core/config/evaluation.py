@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads
+from rlhf_core.config.base import Reads, since_default
 from rlhf_core.config.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
 from rlhf_core.config.numbers import GroupSize, Samples
 from rlhf_core.config.rewards import require_environment
@@ -29,8 +29,8 @@ class EvaluationConfig(EnginesConfig):
     sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
     samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
     pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
-    environment: AnyEnvironment = Field(
-        default=SingleTurn(),
+    environment: AnyEnvironment = since_default(
+        SingleTurn(),
         description="what the model talks with, turn by turn; scorers of text judge its last reply; by default "
         "there is one",
     )
@@ -82,10 +82,6 @@ class EvaluationConfig(EnginesConfig):
 
     def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
         return () if self.environment.of_row(row).reads_images else ("environment",)
-
-    def unused_fields(self) -> frozenset[str]:
-        # What every evaluation was before there were environments stays out of the key.
-        return frozenset({"environment"} if self.environment == SingleTurn() else ())
 
     def judges(self) -> Iterator[JudgedBy]:
         yield JudgedBy("environment", self.environment, "dataset")

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Reads, operational
+from rlhf_core.config.base import Reads, operational, since_default
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.judges import JudgeConfig
 from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
@@ -242,14 +242,11 @@ class EnvironmentReward(EpisodeReward, Scorer):
     """What the stage's `environment` gave for the replies of an episode: their sum."""
 
     type: Literal["environment"]
-    threshold: Reward | None = Field(
-        default=None,
+    threshold: Reward | None = since_default(
+        None,
         description="1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, which a scorer "
         "takes if it is from 0 to 1",
     )
-
-    def unused_fields(self) -> frozenset[str]:
-        return frozenset({"threshold"} if self.threshold is None else ())
 
     @property
     def may_give_scores(self) -> bool:

@@ -10,7 +10,7 @@ from pydantic import AfterValidator, Field
 from rlhf_core.config.algorithm_table import ALGORITHMS, known_algorithm
 from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.asynchronous import AsynchronousConfig
-from rlhf_core.config.base import Config, Dtype, KeyedConfig, Reads, Role, operational
+from rlhf_core.config.base import Config, Dtype, KeyedConfig, Reads, Role, operational, since_default
 from rlhf_core.config.checkpoint import CheckpointConfig
 from rlhf_core.config.critic import POLICY_START
 from rlhf_core.config.engine import EngineConfig
@@ -42,8 +42,8 @@ class RLSettings(EnginesConfig, KeyedConfig):
     steps: Steps = Field(description="rollout-and-update steps")
     prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
     sampling: SamplingConfig = Field(description="of the rollouts")
-    environment: AnyEnvironment = Field(
-        default=SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+    environment: AnyEnvironment = since_default(
+        SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
     )
     asynchronous: AsynchronousConfig | None = Field(
         default=None, description="sample while training; none: each step samples with the weights of the last one"
@@ -65,7 +65,7 @@ class RLSettings(EnginesConfig, KeyedConfig):
     validation: ValidationConfig | None = Field(
         default=None, description="held-out prompts that are answered while training runs; none: the last weights"
     )
-    keep: KeepConfig = Field(default=KeepConfig(), description="what is kept of its steps, as artifacts of their own")
+    keep: KeepConfig = since_default(KeepConfig(), description="what is kept of its steps, as artifacts of their own")
     placement: Placement = operational(Placement, description="what the training workers reserve")
     hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
     checkpoint: CheckpointConfig = operational(
@@ -125,13 +125,8 @@ class RLSettings(EnginesConfig, KeyedConfig):
         return self.sampling.max_tokens * self.environment.most_turns
 
     def unused_fields(self) -> frozenset[str]:
-        # What every run was before there were environments, or anything was kept, stays out of the key.
-        unused = {
-            "keep": self.keep == KeepConfig(),
-            "environment": not self.has_environment,
-            "asynchronous": not self.max_lag,
-        }
-        return frozenset(self.blocks) - {self.block} | {name for name, is_unused in unused.items() if is_unused}
+        blocks = self.blocks.keys() - {self.block}
+        return super().unused_fields() | blocks | (set() if self.max_lag else {"asynchronous"})
 
     @property
     def keeps_best(self) -> bool:

@@ -7,7 +7,7 @@ from typing import Literal
 
 from pydantic import Field, model_validator
 
-from rlhf_core.config.base import Config, operational
+from rlhf_core.config.base import Config, operational, since_default
 from rlhf_core.config.numbers import (
     HIGHEST_TEMPERATURE,
     LOWEST_TEMPERATURE,
@@ -101,8 +101,8 @@ class RolloutEngineConfig(Config):
         8, description="images of one sequence, at most; for a model that reads images"
     )
     max_sequences: Sequences = operational(256, description="sequences decoded at once")
-    repeatable: bool = Field(
-        default=True,
+    repeatable: bool = since_default(
+        True,
         description="sample the same again, to the bit, in a run that resumes or is repeated: in every turn all "
         "episodes wait for the slowest; false: none waits for another",
     )
@@ -137,10 +137,6 @@ class RolloutEngineConfig(Config):
                 f"tensor_parallel_size={self.gpus_per_engine:g}, or raise `engines`"
             )
         return self
-
-    def unused_fields(self) -> frozenset[str]:
-        # What every run was before there was a choice stays out of the key.
-        return frozenset({"repeatable"} if self.repeatable else ())
 
     @property
     def gpus_of_engine(self) -> int:

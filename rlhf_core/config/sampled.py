@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar, Literal, Self
 
 from pydantic import AfterValidator, Field, model_validator
 
-from rlhf_core.config.base import Config, Reads, Role, operational
+from rlhf_core.config.base import Config, Reads, Role, operational, since_default
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.judges import PairJudgeConfig
 from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
@@ -39,8 +39,8 @@ class GenerateConfig(EnginesConfig):
     rewards: dict[JudgeName, CompletionReward] = Field(
         default={}, description="name -> reward of each completion, and its weight in their sum, `reward`"
     )
-    reference: ComparedConfig | None = Field(
-        default=None, description="the model to which the KL of the completions is measured; none: it is not"
+    reference: ComparedConfig | None = since_default(
+        None, description="the model to which the KL of the completions is measured; none: it is not"
     )
     keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
     engine: EngineConfig = Field(
@@ -99,7 +99,7 @@ class GenerateConfig(EnginesConfig):
         return reduce(or_, (placement.reserves() for _, placement in self.readers.values()), super().reserves())
 
     def unused_fields(self) -> frozenset[str]:
-        return frozenset({"reference"} if self.reference is None else ()) | ({"engine"} if not self.readers else set())
+        return super().unused_fields() | (set() if self.readers else {"engine"})
 
     def judges(self) -> Iterator[JudgedBy]:
         for name, reward in self.rewards.items():

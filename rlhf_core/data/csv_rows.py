@@ -11,6 +11,7 @@ from rlhf_core.config.texts import is_unicode
 from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.json_rows import MAX_ROW_BYTES, NOT_UTF8, TOO_LONG, Parsed
 from rlhf_core.data.opening import compression_of, open_data, read_head
+from rlhf_core.listing import first_repeated
 
 _OTHER_DELIMITER = "divide values by commas, in .tsv by tabs"
 
@@ -85,7 +86,7 @@ def _header(names: list[str], where: str, other_delimiters: str) -> list[str]:
     found = next((character for character in other_delimiters if character in names[0]), None)
     if len(names) == 1 and found is not None:
         raise RowError(f"{where}: the header is one column, {names[0]!r}: {_OTHER_DELIMITER}, not {found!r}")
-    twice = next((name for name in names if names.count(name) > 1), None)
+    twice = first_repeated(names)
     if twice is not None:
         raise RowError(f"{where}: the header names the column `{twice}` twice: rename one of them")
     return names

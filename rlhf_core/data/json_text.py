@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from rlhf_core.listing import first_repeated
+
 _SHOWN = 20  # characters
 
 
@@ -41,8 +43,7 @@ class Decoder:
     def _object(self, pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
-            names = [name for name, _ in pairs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice = first_repeated([name for name, _ in pairs])
             self.problem = JSONTextError(f"the key `{twice}` occurs twice in one object", "a key occurs twice")
         return found
 

@@ -10,6 +10,7 @@ from rlhf_core.data.formats import Row, RowError
 from rlhf_core.data.json_rows import Parsed
 from rlhf_core.data.opening import open_data
 from rlhf_core.errors import reason_of
+from rlhf_core.listing import first_repeated
 
 
 def _values(batch: Any, where: str) -> list[Row]:
@@ -30,7 +31,7 @@ def parquet_rows(path: str, shown: str) -> Iterator[Parsed]:
         try:
             table = parquet.ParquetFile(file)
             names = table.schema_arrow.names
-            twice = next((name for name in names if names.count(name) > 1), None)
+            twice = first_repeated(names)
             if twice is not None:
                 raise RowError(f"{shown}: two columns are called `{twice}`: rename one of them")
             index = 0

@@ -12,6 +12,7 @@ from typing import Any
 from safetensors import SafetensorError, safe_open
 
 from rlhf_core.errors import StageError
+from rlhf_core.listing import first_repeated, some
 
 WEIGHTS = "model.safetensors"
 WEIGHTS_INDEX = "model.safetensors.index.json"  # of weights in several files
@@ -46,9 +47,7 @@ def read_object(path: Path) -> dict[str, Any]:
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found = dict(pairs)
     if len(found) != len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise StageError(f"the key `{twice}` occurs twice in one object")
+        raise StageError(f"the key `{first_repeated([name for name, _ in pairs])}` occurs twice in one object")
     return found
 
 
@@ -93,8 +92,9 @@ def weight_files(folder: Path) -> list[str]:
         raise StageError(f"there are two sets of weights, {WEIGHTS} and the files of {WEIGHTS_INDEX}: remove one")
     lacking = [name for name in names if not (folder / name).is_file()]
     if lacking:
-        shown = ", ".join(lacking[:3]) + (f" and {len(lacking) - 3} more" if len(lacking) > 3 else "")
-        raise StageError(f"of the weights, {shown} that {WEIGHTS_INDEX} names is missing: fetch the folder again")
+        raise StageError(
+            f"of the weights, {some(lacking, 3)} that {WEIGHTS_INDEX} names is missing: fetch the folder again"
+        )
     return names
 
 

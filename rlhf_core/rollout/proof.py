@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf_core.errors import WeightSyncError
+from rlhf_core.listing import some
 from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
 
 SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
@@ -106,8 +107,9 @@ def verify_weights(
         differences = _differences(answer.logprobs, expected.logprobs)
         mean = float(differences.mean())
         if wrong or not mean <= tolerance:  # nor is NaN
+            tensors = some(wrong, _NAMED) if wrong else "it serves each tensor as it was published"
             raise WeightSyncError(
-                f"engine {index} does not serve version {expected.version} as published: {_listed(wrong)}; its "
+                f"engine {index} does not serve version {expected.version} as published: {tensors}; its "
                 f"log-probs of the probe are off by {mean:.3g} on average (tolerance {tolerance:.3g})"
             )
         max_mean_difference = max(max_mean_difference, mean)
@@ -138,13 +140,6 @@ def _origin(tensor: ServedTensor, expected: Expected, before: Expected | None) -
         return f"still has the values of version {before.version}"
     others = [name for name, digest in expected.digests.items() if digest == tensor.digest]
     return f"has the values of {others[0]}" if others else "has other values"
-
-
-def _listed(clauses: Sequence[str]) -> str:
-    if not clauses:
-        return "it serves each tensor as it was published"
-    more = f" and {len(clauses) - _NAMED} more" if len(clauses) > _NAMED else ""
-    return f"{', '.join(clauses[:_NAMED])}{more}"
 
 
 def _differences(actual: Sequence[Sequence[float]], expected: Sequence[Sequence[float]]) -> Tensor:

@@ -1,0 +1,16 @@
+"""Lists of names, for sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """The first name that occurs twice."""
+    return next((name for name in names if names.count(name) > 1), None)
+
+
+def some(names: Sequence[str], most: int) -> str:
+    """The first `most` names, and the number of the others."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
