@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 
-from benchmarks.gpu_workload import QWEN3, TINY, Scale, Work, experience, sequences, unrelated, work
+from benchmarks.gpu_workload import QWEN3, TINY, Scale, Work, minibatch, sequences, unrelated, work
 from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.config.algorithms import GRPOConfig
 from rlhf_core.config.engine import EngineConfig
@@ -39,7 +39,7 @@ from rlhf_core.models.layouts import Layouts
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.distributed import join_group
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch
 
 PEAK_FLOPS = {"H100": 989.4e12, "H200": 989.4e12, "A100": 312e12}  # of NVIDIA's datasheets, SXM, bfloat16, dense
 _WARM_UP, _STEPS = 1, 3
@@ -99,7 +99,7 @@ def supervised(scale: Scale, tokens: int, lora: LoraConfig | None = None) -> tup
     return work(scale, batch, tree=True, passes=passes), repeated(lambda: trained.step([batch], loss))
 
 
-def policy_loss(model: nn.Module, part: Experience) -> LossAndMetrics:
+def policy_loss(model: nn.Module, part: Minibatch) -> LossAndMetrics:
     return GRPO(_GRPO).policy_loss(logprobs(model, part), None, part, 0.0)
 
 
@@ -115,7 +115,7 @@ def rl_update(scale: Scale) -> tuple[Work, Seconds]:
     def step() -> None:
         reference.forward([batch], logprobs)
         (old,) = policy.forward([batch], logprobs)
-        policy.step([experience(batch, old.cpu())], policy_loss)
+        policy.step([minibatch(batch, old.cpu())], policy_loss)
 
     return work(scale, batch, tree=True, passes=(5.0, 5.0)), repeated(step)
 
@@ -127,7 +127,7 @@ def grpo_update(scale: Scale, *, tree: bool) -> tuple[Work, Seconds]:
         causal: Any = policy.module.model
         causal.set_attn_implementation("sdpa")
         policy.module.layouts = Layouts("positions", rows=True)  # type: ignore[assignment]
-    parts = micro_batches(experience(batch), scale.long, shares_prompts=tree)
+    parts = micro_batches(minibatch(batch), scale.long, shares_prompts=tree)
     return work(scale, batch, tree=tree, passes=(3.0, 3.0)), repeated(lambda: policy.step(parts, policy_loss))
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.models.token_tree import TokenTree
 from rlhf_core.packing import pack
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +102,10 @@ def work(scale: Scale, batch: PackedBatch, *, tree: bool, passes: tuple[float, f
     return Work(batch.num_tokens, computed, passes[0] * backbone + passes[1] * head)
 
 
-def experience(batch: PackedBatch, old: Tensor | None = None) -> Experience:
+def minibatch(batch: PackedBatch, old: Tensor | None = None) -> Minibatch:
     advantages = torch.randn(batch.num_tokens, generator=torch.Generator().manual_seed(1)) * batch.loss_mask
     weights = loss_weights(batch.loss_mask, batch.sequence_lengths, "sequence", length=1)
-    return Experience(
-        batch.input_ids, batch.position_ids, batch.sequence_lengths, batch.loss_mask,
-        advantages=advantages, loss_weights=weights, old_logprobs=old,
+    return Minibatch(
+        **vars(batch), rollout_logprobs=torch.zeros(batch.num_tokens), advantages=advantages, loss_weights=weights,
+        old_logprobs=old,
     )  # fmt: skip

@@ -6,8 +6,6 @@ What rlhf_core does with engines and ranks is done here by hand, with the same p
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -16,7 +14,7 @@ from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.config.algorithms import GRPOConfig
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.packing import pack
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch, Scored
 
 DIGITS = 8  # the vocabulary
 LENGTH = 2  # tokens of a prompt, and of a completion
@@ -79,16 +77,16 @@ def step(model: nn.Module, optimizer: torch.optim.Optimizer, algorithm: GRPO) ->
     # 3. Scores: the log-probs under the policy that sampled. Engine and trainer are one model here.
     with torch.no_grad():
         logprobs = token_logprobs(model, batch)
-    experience = Experience(**vars(batch), rollout_logprobs=logprobs, old_logprobs=logprobs)
+    scored = Scored(**vars(batch), rollout_logprobs=logprobs, old_logprobs=logprobs)
 
     # 4. Advantages: the reward minus the mean of its group, divided by the group's deviation, at each sampled token.
-    experience = algorithm.advantages(experience, rewards, groups, kl_coefficient=0.0)
+    trained = algorithm.advantages(scored, rewards, groups, kl_coefficient=0.0)
 
     # 5. Updates with the clipped loss: a mean over completions of the means over their tokens.
     weights = loss_weights(batch.loss_mask, batch.sequence_lengths, "sequence", length=LENGTH)
-    experience = replace(experience, loss_weights=weights)
+    minibatch = Minibatch(**vars(trained), loss_weights=weights)
     for _ in range(UPDATES):
-        loss, _ = algorithm.policy_loss(token_logprobs(model, experience), None, experience, kl_coefficient=0.0)
+        loss, _ = algorithm.policy_loss(token_logprobs(model, minibatch), None, minibatch, kl_coefficient=0.0)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -193,26 +193,16 @@ class PackedBatch:
         return replace(self, **moved)
 
 
-@dataclass(frozen=True)
-class Experience(PackedBatch):
-    """Packed trajectories with all that an update needs. Every (N,) float is 0 where `loss_mask` is false."""
+@dataclass(frozen=True, kw_only=True)
+class Rollouts(PackedBatch):
+    """Packed trajectories as they were sampled. Every (N,) float, here and below, is 0 where `loss_mask` is false."""
 
     # (S,) int64: the episode of each sequence, as index in the step's list of trajectories; those of one episode are
     # side by side in a batch of whole episodes. None: each sequence is an episode
     episode_indices: Tensor | None = field(default=None, metadata=_PER_SEQUENCE)
-    rollout_logprobs: Tensor | None = None  # (N,) float32, by the engine
-    old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
-    ref_logprobs: Tensor | None = None  # (N,) float32
-    teacher_logprobs: Tensor | None = None  # (N,) float32
-    values: Tensor | None = None  # (N,) float32
+    rollout_logprobs: Tensor  # (N,) float32, by the engine
     process_rewards: Tensor | None = None  # (N,) float32, a step's reward at its last token
     step_ends: Tensor | None = None  # (N,) bool, true at the last token of each step
-    rewards: Tensor | None = None  # (N,) float32, per token, KL included where it is part of the reward
-    advantages: Tensor | None = None  # (N,) float32
-    returns: Tensor | None = None  # (N,) float32
-    loss_weights: Tensor | None = None  # (N,) float32, of each trained token in the loss of one optimizer step
-    imitated: Tensor | None = None  # (N,) bool, true at the tokens of completions that are imitated
-    imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in the cross-entropy of such a step
 
     @property
     def episode_lengths(self) -> Tensor:
@@ -234,6 +224,34 @@ class Experience(PackedBatch):
     def episode_ids(self) -> Tensor:
         """(N,) int64: the episode of each token, counted from 0 in this batch."""
         return self.episodes[self.sequence_ids]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scored(Rollouts):
+    """Rollouts with log-probs and values, of the models that the algorithm has."""
+
+    old_logprobs: Tensor | None = None  # (N,) float32, by the trainer, before this update
+    ref_logprobs: Tensor | None = None  # (N,) float32
+    teacher_logprobs: Tensor | None = None  # (N,) float32
+    values: Tensor | None = None  # (N,) float32
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingBatch(Scored):
+    """All that one step trains on."""
+
+    rewards: Tensor | None = None  # (N,) float32, per token, KL included where it is part of the reward
+    advantages: Tensor  # (N,) float32
+    returns: Tensor | None = None  # (N,) float32
+    imitated: Tensor | None = None  # (N,) bool, true at the tokens of completions that are imitated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Minibatch(TrainingBatch):
+    """All that one optimizer step, or a micro-batch of it, trains on."""
+
+    loss_weights: Tensor  # (N,) float32, of each trained token in the loss of the optimizer step
+    imitation_weights: Tensor | None = None  # (N,) float32, of each imitated token in its cross-entropy
 
 
 @dataclass(frozen=True)

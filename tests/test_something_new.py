@@ -9,7 +9,6 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +45,7 @@ from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.stages import preference, rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
+from rlhf_core.types import Minibatch, Scored
 from tests.rlhf_core.data.families import byte_level
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
 from tests.toys.algorithm import TOY
@@ -252,19 +252,19 @@ def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> N
     rollouter = Rollouter(InlineEngines(guesses(inputs)), tokenizer, config.rollout, environments)
     trajectories = [t for group in RolloutSampler(config, rollouter, 0).sample(prompts, 0) for t in group]
     assert max(t.turns for t in trajectories) > 1
-    batch = pack_trajectories(trajectories)
+    scored = Scored(**vars(pack_trajectories(trajectories)))
     algorithm = build_algorithm(config)
     rewards = torch.arange(float(len(trajectories)))
-    scored = algorithm.advantages(batch, rewards, torch.arange(len(prompts)).repeat_interleave(2), 0.0)
-    weights = loss_weights(scored.loss_mask, scored.sequence_lengths, "token", length=1)
-    logprobs = torch.full((scored.num_tokens,), -1.0, requires_grad=True)
-    loss, _ = algorithm.policy_loss(logprobs, None, replace(scored, loss_weights=weights), 0.0)
+    batch = algorithm.advantages(scored, rewards, torch.arange(len(prompts)).repeat_interleave(2), 0.0)
+    weights = loss_weights(batch.loss_mask, batch.sequence_lengths, "token", length=1)
+    logprobs = torch.full((batch.num_tokens,), -1.0, requires_grad=True)
+    loss, _ = algorithm.policy_loss(logprobs, None, Minibatch(**vars(batch), loss_weights=weights), 0.0)
     loss.backward()
     assert logprobs.grad is not None
     policy = [mask for t in trajectories for mask in said_by_policy(tokenizer, t.token_ids.tolist())]
     assert (logprobs.grad != 0).tolist() == policy
-    assert scored.returns is not None
-    assert bool((scored.returns[~torch.tensor(policy)] == 0).all())
+    assert batch.returns is not None
+    assert bool((batch.returns[~torch.tensor(policy)] == 0).all())
 
 
 def said_by_policy(tokenizer: Any, token_ids: Sequence[int]) -> list[bool]:

@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.losses.policy import cispo_policy_loss
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.types import Experience
+from rlhf_core.types import Minibatch
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,8 @@ class CISPO(GRPO):
     within the range that arXiv:2510.13786 found to make no difference.
     """
 
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
-        assert experience.advantages is not None
-        assert experience.loss_weights is not None
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Minibatch) -> LossAndMetrics:
         return cispo_policy_loss(
-            logprobs, old_logprobs, experience.advantages, experience.loss_mask, experience.loss_weights,
+            logprobs, old_logprobs, batch.advantages, batch.loss_mask, batch.loss_weights,
             clip_low=self.config.clip_low, clip_high=self.config.clip_high,
         )  # fmt: skip

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm, to_tokens
 from rlhf_core.config.algorithms import GRPOConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -26,10 +26,8 @@ class GRPO(Algorithm):
 
     config: GRPOConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        e = experience
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        e = scored
         whole = self._episode_rewards(e, rewards, kl_coefficient)
         advantages = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=self.config.divide_by_deviation), e)
         if e.process_rewards is not None:
@@ -38,4 +36,4 @@ class GRPO(Algorithm):
                 e.process_rewards, e.step_ends, group_ids, e.loss_mask, e.sequence_lengths,
                 divide_by_std=self.config.divide_by_deviation,
             )  # fmt: skip
-        return replace(e, advantages=advantages)
+        return TrainingBatch(**vars(e), advantages=advantages)

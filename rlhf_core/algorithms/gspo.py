@@ -9,7 +9,7 @@ from torch import Tensor
 from rlhf_core.algorithms.grpo import GRPO
 from rlhf_core.losses.policy import sequence_policy_loss
 from rlhf_core.metrics import LossAndMetrics
-from rlhf_core.types import Experience
+from rlhf_core.types import Minibatch
 
 
 @dataclass(frozen=True)
@@ -19,11 +19,9 @@ class GSPO(GRPO):
     OpenRLHF's form is the paper's, with an exponent that is not bounded.
     """
 
-    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, experience: Experience) -> LossAndMetrics:
-        assert experience.advantages is not None
-        assert experience.loss_weights is not None
+    def surrogate(self, logprobs: Tensor, old_logprobs: Tensor, batch: Minibatch) -> LossAndMetrics:
         return sequence_policy_loss(
-            logprobs, old_logprobs, experience.advantages, experience.loss_mask, experience.loss_weights,
-            experience.sequence_lengths, clip_low=self.config.clip_low, clip_high=self.config.clip_high,
+            logprobs, old_logprobs, batch.advantages, batch.loss_mask, batch.loss_weights,
+            batch.sequence_lengths, clip_low=self.config.clip_low, clip_high=self.config.clip_high,
             dual_clip=self.config.dual_clip,
         )  # fmt: skip

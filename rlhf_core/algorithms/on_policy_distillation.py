@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm, to_tokens
 from rlhf_core.config.algorithms import OnPolicyDistillationConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -23,10 +23,8 @@ class OnPolicyDistillation(Algorithm):
 
     config: OnPolicyDistillationConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
         centred = adv.group_normalised(rewards, group_ids, divide_by_std=False)
-        return replace(
-            experience, advantages=to_tokens(centred, experience) + self._kl_rewards(experience, kl_coefficient)
+        return TrainingBatch(
+            **vars(scored), advantages=to_tokens(centred, scored) + self._kl_rewards(scored, kl_coefficient)
         )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm
 from rlhf_core.config.algorithms import PPOConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class PPO(Algorithm):
 
     config: PPOConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        e = experience
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        e = scored
         assert e.values is not None
         token_rewards = self._token_rewards(e, rewards, kl_coefficient)
         advantages, returns = adv.gae(
             token_rewards, e.values, e.loss_mask, e.sequence_lengths,
             gamma=self.config.gamma, lam=self.config.gae_lambda,
         )  # fmt: skip
-        return replace(e, rewards=token_rewards, advantages=adv.whiten(advantages, e.loss_mask), returns=returns)
+        return TrainingBatch(
+            **vars(e), rewards=token_rewards, advantages=adv.whiten(advantages, e.loss_mask), returns=returns
+        )

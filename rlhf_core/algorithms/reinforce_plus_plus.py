@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm
 from rlhf_core.config.algorithms import ReinforcePlusPlusConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -20,10 +20,10 @@ class ReinforcePlusPlus(Algorithm):
 
     config: ReinforcePlusPlusConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        e = experience
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        e = scored
         token_rewards = self._token_rewards(e, rewards, kl_coefficient)
         returns = adv.discounted_returns(token_rewards, e.loss_mask, e.sequence_lengths, gamma=self.config.gamma)
-        return replace(e, rewards=token_rewards, advantages=adv.whiten(returns, e.loss_mask), returns=returns)
+        return TrainingBatch(
+            **vars(e), rewards=token_rewards, advantages=adv.whiten(returns, e.loss_mask), returns=returns
+        )

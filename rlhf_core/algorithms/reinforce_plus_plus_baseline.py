@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm, to_tokens
 from rlhf_core.config.algorithms import ReinforcePlusPlusBaselineConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -21,9 +21,7 @@ class ReinforcePlusPlusBaseline(Algorithm):
 
     config: ReinforcePlusPlusBaselineConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        whole = self._episode_rewards(experience, rewards, kl_coefficient)
-        centred = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=False), experience)
-        return replace(experience, advantages=adv.whiten(centred, experience.loss_mask))
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        whole = self._episode_rewards(scored, rewards, kl_coefficient)
+        centred = to_tokens(adv.group_normalised(whole, group_ids, divide_by_std=False), scored)
+        return TrainingBatch(**vars(scored), advantages=adv.whiten(centred, scored.loss_mask))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from torch import Tensor
 from rlhf_core.algorithms.base import Algorithm, to_tokens
 from rlhf_core.config.algorithms import RLOOConfig
 from rlhf_core.losses import advantages as adv
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 @dataclass(frozen=True)
@@ -24,15 +24,13 @@ class RLOO(Algorithm):
 
     config: RLOOConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        e = experience
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        e = scored
         if not self.config.kl_per_token:
             whole = self._episode_rewards(e, rewards, kl_coefficient)
-            return replace(e, advantages=to_tokens(adv.leave_one_out(whole, group_ids), e))
+            return TrainingBatch(**vars(e), advantages=to_tokens(adv.leave_one_out(whole, group_ids), e))
         penalties = adv.discounted_returns(
             self._kl_rewards(e, kl_coefficient), e.loss_mask, e.sequence_lengths, gamma=1.0
         )
         advantages = to_tokens(adv.leave_one_out(rewards, group_ids), e) + penalties
-        return replace(e, advantages=torch.where(e.loss_mask, advantages, torch.zeros_like(advantages)))
+        return TrainingBatch(**vars(e), advantages=torch.where(e.loss_mask, advantages, torch.zeros_like(advantages)))

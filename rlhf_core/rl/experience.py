@@ -1,4 +1,4 @@
-"""Trajectories become one packed experience."""
+"""Trajectories become one packed batch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from rlhf_core.errors import RewardError
 from rlhf_core.models.vision import ImageProcessor, with_images
 from rlhf_core.packing import pack
-from rlhf_core.types import Experience, PackedBatch, Trajectory
+from rlhf_core.types import PackedBatch, Rollouts, TrainingBatch, Trajectory
 
 
-def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None) -> Experience:
+def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProcessor | None = None) -> Rollouts:
     """All trajectories of a step, with all their sequences end to end, in their order. All of them have rewards of
     steps, or none has.
 
@@ -23,7 +23,7 @@ def pack_trajectories(trajectories: Sequence[Trajectory], processor: ImageProces
     sequences = [sequence for trajectory in trajectories for sequence in trajectory.sequences]
     lengths = torch.tensor([s.token_ids.numel() for s in sequences])
     each = torch.tensor([len(t.sequences) for t in trajectories])
-    packed = Experience(
+    packed = Rollouts(
         input_ids=torch.cat([s.token_ids for s in sequences]),
         position_ids=torch.cat([torch.arange(n) for n in lengths.tolist()]),
         sequence_lengths=lengths,
@@ -56,26 +56,26 @@ def pack_hinted(trajectories: Sequence[Trajectory]) -> PackedBatch | None:
     return pack(sequences, masks)
 
 
-def require_finite(experience: Experience, trajectories: Sequence[Trajectory]) -> None:
+def require_finite(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> None:
     """Raises RewardError, naming the row, if a value that trains a token is not finite: its update would be skipped."""
     for name in ("rewards", "advantages", "returns"):
-        values: Tensor | None = getattr(experience, name)
+        values: Tensor | None = getattr(batch, name)
         if values is None:
             continue
-        if (wrong := experience.loss_mask & ~values.isfinite()).any():
+        if (wrong := batch.loss_mask & ~values.isfinite()).any():
             place = int(wrong.nonzero()[0])
-            trajectory = trajectories[int(experience.episode_ids[place])]
+            trajectory = trajectories[int(batch.episode_ids[place])]
             raise RewardError(
                 f"row {trajectory.prompt.id}: of its {name}, one is {float(values[place])}: its reward is "
                 f"{trajectory.reward:g}, and rewards of this size overflow in float32; scale or clip them"
             )
 
 
-def without_truncated(experience: Experience, trajectories: Sequence[Trajectory]) -> Experience:
-    """`experience` with no token trained of a trajectory that was cut at the longest length: the overlong filtering of
+def without_truncated(batch: TrainingBatch, trajectories: Sequence[Trajectory]) -> TrainingBatch:
+    """`batch` with no token trained of a trajectory that was cut at the longest length: the overlong filtering of
     arXiv:2503.14476, section 3.4."""
     cut = torch.tensor([t.finish_reason == "length" for t in trajectories])
-    return replace(experience, loss_mask=experience.loss_mask & ~cut[experience.episode_ids])
+    return replace(batch, loss_mask=batch.loss_mask & ~cut[batch.episode_ids])
 
 
 def _joined(parts: Sequence[Tensor | None]) -> Tensor | None:

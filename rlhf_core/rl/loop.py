@@ -29,7 +29,7 @@ from rlhf_core.rl.publisher import Publisher
 from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.validation import Validation
 from rlhf_core.training.checkpointing import Checkpointing
-from rlhf_core.types import Experience, Trajectory
+from rlhf_core.types import Rollouts, Trajectory
 
 
 @dataclass(frozen=True)
@@ -76,18 +76,18 @@ class Loop:
 
         with phase("score"):
             self.turns.train()
-            experience = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
+            scored = self.trainer.score(pack_trajectories(trajectories, self.processor), pack_hinted(trajectories))
 
         with phase("advantage"):
-            rewards = torch.tensor([t.reward for t in trajectories])  # those of steps are in the experience
+            rewards = torch.tensor([t.reward for t in trajectories])  # those of steps are in `scored`
             group_size = self.config.settings.group_size
             groups = torch.arange(len(trajectories) // group_size).repeat_interleave(group_size)
-            experience = self.algorithm.advantages(experience, rewards, groups, self.trainer.kl_coefficient)
-            require_finite(experience, trajectories)
+            batch = self.algorithm.advantages(scored, rewards, groups, self.trainer.kl_coefficient)
+            require_finite(batch, trajectories)
 
         with phase("update"):
             masks = self.config.settings.mask_truncated_completions
-            updated = self.trainer.update(without_truncated(experience, trajectories) if masks else experience, step)
+            updated = self.trainer.update(without_truncated(batch, trajectories) if masks else batch, step)
 
         if self.keeper is not None:
             with phase("keep"):
@@ -98,25 +98,23 @@ class Loop:
             proof = self.publisher.publish()
 
         validated = self.validation.after(step + 1, phase) if self.validation is not None else {}
-        return merged(describe(trajectories, experience), collected, updated, proof, validated, phase.take())
+        return merged(describe(trajectories, scored), collected, updated, proof, validated, phase.take())
 
 
-def describe(trajectories: Sequence[Trajectory], experience: Experience) -> dict[str, float]:
+def describe(trajectories: Sequence[Trajectory], rollouts: Rollouts) -> dict[str, float]:
     """What a person watches: all that trains, each reward by its name, score, length, entropy, diversity.
 
     `entropy` is the mean of -log-prob over the sampled tokens: unbiased at the sampling temperature, and free.
     `distinct` is the share of different completions among those of one prompt.
     """
-    mask = experience.loss_mask
-    tokens = max(experience.num_trained_tokens, 1)
+    tokens = max(rollouts.num_trained_tokens, 1)
     rewards = torch.tensor([t.total_reward for t in trajectories])
-    assert experience.rollout_logprobs is not None
     metrics = {
         "reward": float(rewards.mean()),
         "reward_std": float(rewards.std(correction=0)),
-        "completion_length": experience.num_trained_tokens / len(trajectories),
+        "completion_length": rollouts.num_trained_tokens / len(trajectories),
         "truncated_share": sum(t.finish_reason == "length" for t in trajectories) / len(trajectories),
-        "entropy": float(-experience.rollout_logprobs[mask].sum()) / tokens,
+        "entropy": float(-rollouts.rollout_logprobs[rollouts.loss_mask].sum()) / tokens,
         "distinct": _distinct_share(trajectories),
     }
     for name in trajectories[0].extra:

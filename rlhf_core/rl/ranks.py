@@ -1,4 +1,4 @@
-"""The driver's side of the training ranks: divides an experience over them, and joins their results."""
+"""The driver's side of the training ranks: divides a batch over them, and joins their results."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from rlhf_core.training.group import WorkerGroup
 from rlhf_core.training.metrics import StepMetrics, of_batch, over_steps
 from rlhf_core.training.randomness import derived_seed
 from rlhf_core.training.saving import save
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch, Rollouts, Scored, TrainingBatch
 
 B = TypeVar("B", bound=PackedBatch)
 
@@ -59,8 +59,8 @@ class PolicyTrainer:
         """Of the current step, or of the next one between steps."""
         return self._kl.coefficient
 
-    def score(self, experience: Experience, hinted: PackedBatch | None = None) -> Experience:
-        """`experience` with the log-probs and values of the models.
+    def score(self, rollouts: Rollouts, hinted: PackedBatch | None = None) -> Scored:
+        """`rollouts` with the log-probs and values of the models.
 
         hinted: the same sampled tokens as the teacher reads them, if that is after other prompts.
 
@@ -68,14 +68,12 @@ class PolicyTrainer:
         the old log-probs are those of the update itself.
         """
         fields = self._fields_to_score()
-        if not fields:
-            return experience
         if hinted is None:
-            return replace(experience, **self._scored(experience, fields))
+            return Scored(**vars(rollouts), **self._scored(rollouts, fields))
         by_teacher = self._scored(hinted, ["teacher_logprobs"])["teacher_logprobs"][hinted.loss_mask]
-        others = self._scored(experience, [name for name in fields if name != "teacher_logprobs"])
-        placed = torch.zeros(experience.num_tokens).masked_scatter(experience.loss_mask, by_teacher)
-        return replace(experience, **others, teacher_logprobs=placed)
+        others = self._scored(rollouts, [name for name in fields if name != "teacher_logprobs"])
+        placed = torch.zeros(rollouts.num_tokens).masked_scatter(rollouts.loss_mask, by_teacher)
+        return Scored(**vars(rollouts), **others, teacher_logprobs=placed)
 
     def reward_scores(self, batch: PackedBatch, role: str) -> Tensor:
         """(N,) float32: the raw score of a reward model, by its role, at each token of `batch`."""
@@ -129,24 +127,24 @@ class PolicyTrainer:
         }
         return [name for name, is_needed in needed.items() if is_needed]
 
-    def update(self, experience: Experience, step: int) -> dict[str, float]:
-        """All optimizer steps on one experience; metrics are means over its trained tokens and over the steps, and
+    def update(self, batch: TrainingBatch, step: int) -> dict[str, float]:
+        """All optimizer steps on one batch; metrics are means over its trained tokens and over the steps, and
         `trained_completions`, the episodes of which any token is trained. A minibatch without any is no step.
 
-        The KL coefficient then adapts to the KL of this experience, unless the policy was frozen.
+        The KL coefficient then adapts to the KL of this batch, unless the policy was frozen.
         """
-        trained = {"trained_completions": float(experience.episode_ids[experience.loss_mask].unique().numel())}
-        if not experience.num_trained_tokens:
+        trained = {"trained_completions": float(batch.episode_ids[batch.loss_mask].unique().numel())}
+        if not batch.num_trained_tokens:
             return trained
         settings = self._config.settings
         frozen = settings.critic_settings is not None and step < settings.critic_settings.warmup_steps
-        if frozen and experience.old_logprobs is None:
+        if frozen and batch.old_logprobs is None:
             # No update of the policy will measure how far its log-probs are from the engine's.
-            experience = replace(experience, **self._scored(experience, ["old_logprobs"]))
+            batch = replace(batch, **self._scored(batch, ["old_logprobs"]))
         policy: list[StepMetrics] = []
         critic: list[StepMetrics] = []
         for epoch in range(settings.epochs):
-            for minibatch in self._minibatches(experience, step * settings.epochs + epoch):
+            for minibatch in self._minibatches(batch, step * settings.epochs + epoch):
                 if not minibatch.num_trained_tokens:
                     continue
                 if not frozen:
@@ -158,15 +156,15 @@ class PolicyTrainer:
         updated = merged(
             over_steps(policy) if policy else {},
             over_steps(critic, prefix="critic_") if critic else {},
-            _of_known_logprobs(experience),
+            _of_known_logprobs(batch),
             trained,
         )
-        return merged(updated, self._controlled_kl(experience, updated, adapt=not frozen))
+        return merged(updated, self._controlled_kl(batch, updated, adapt=not frozen))
 
-    def _controlled_kl(self, experience: Experience, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
+    def _controlled_kl(self, batch: TrainingBatch, updated: Mapping[str, float], *, adapt: bool) -> dict[str, float]:
         if not self._algorithm.uses_reference:
             return {}
-        of_completion = updated["kl"] * experience.num_trained_tokens / updated["trained_completions"]
+        of_completion = updated["kl"] * batch.num_trained_tokens / updated["trained_completions"]
         metrics = {"kl_per_completion": of_completion, "kl_coefficient": self.kl_coefficient}
         if adapt:
             self._kl.update(of_completion)
@@ -179,29 +177,29 @@ class PolicyTrainer:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._kl.load_state_dict(state["kl"])
 
-    def _minibatches(self, experience: Experience, order: int) -> list[Experience]:
+    def _minibatches(self, batch: TrainingBatch, order: int) -> list[Minibatch]:
         count = self._config.settings.minibatches
         if count == 1:
-            return [self._weighted(experience)]
+            return [self._weighted(batch)]
         generator = torch.Generator().manual_seed(derived_seed(self._seed, f"minibatches {order}"))
-        each = experience.episodes.bincount().tolist()  # sequences of each episode, which stay together
-        sequences = torch.arange(experience.num_sequences).split(each)
+        each = batch.episodes.bincount().tolist()  # sequences of each episode, which stay together
+        sequences = torch.arange(batch.num_sequences).split(each)
         shuffled = torch.randperm(len(each), generator=generator)
         parts = [
             torch.cat([sequences[i] for i in part.tolist()]) for part in shuffled.tensor_split(min(count, len(each)))
         ]
-        return [self._weighted(select(experience, part.tolist())) for part in parts]
+        return [self._weighted(select(batch, part.tolist())) for part in parts]
 
-    def _weighted(self, minibatch: Experience) -> Experience:
+    def _weighted(self, batch: TrainingBatch) -> Minibatch:
         """With the weight of each token in the loss of one optimizer step, over all ranks."""
         settings = self._config.settings
         of = partial(
-            loss_weights, sequence_lengths=minibatch.episode_lengths, kind=settings.aggregation,
+            loss_weights, sequence_lengths=batch.episode_lengths, kind=settings.aggregation,
             length=settings.aggregation_length or self._config.max_sampled_tokens,
         )  # fmt: skip
-        mask, imitated = minibatch.loss_mask, minibatch.imitated
+        mask, imitated = batch.loss_mask, batch.imitated
         imitation = None if imitated is None else of(imitated & mask)
-        return replace(minibatch, loss_weights=of(mask), imitation_weights=imitation)
+        return Minibatch(**vars(batch), loss_weights=of(mask), imitation_weights=imitation)
 
     def _shards(self, batch: B, role: str) -> list[list[B]]:
         return self._division(batch, role, self._workers.size).split()
@@ -235,17 +233,16 @@ class PolicyTrainer:
         save(self._workers, folder, context, RLWorker.save_current if current else None)
 
 
-def _of_known_logprobs(experience: Experience) -> dict[str, float]:
+def _of_known_logprobs(scored: Scored) -> dict[str, float]:
     """How far the trainer is from the engine, and from the reference, where old log-probs are known; otherwise the
     single update measures it."""
-    old = experience.old_logprobs
+    old = scored.old_logprobs
     if old is None:
         return {}
-    assert experience.rollout_logprobs is not None
-    metrics = mismatch.measure(old, experience.rollout_logprobs, experience.loss_mask)
-    if experience.ref_logprobs is not None:
-        metrics |= kl.measure(old, experience.ref_logprobs, experience.loss_mask)
-    if experience.teacher_logprobs is not None:
-        (to_teacher,) = kl.measure(old, experience.teacher_logprobs, experience.loss_mask).values()
+    metrics = mismatch.measure(old, scored.rollout_logprobs, scored.loss_mask)
+    if scored.ref_logprobs is not None:
+        metrics |= kl.measure(old, scored.ref_logprobs, scored.loss_mask)
+    if scored.teacher_logprobs is not None:
+        (to_teacher,) = kl.measure(old, scored.teacher_logprobs, scored.loss_mask).values()
         metrics["teacher_kl"] = to_teacher
-    return of_batch(metrics, experience.num_trained_tokens)
+    return of_batch(metrics, scored.num_trained_tokens)

@@ -30,7 +30,7 @@ _ROLE_OF_SCORE = {"old_logprobs": POLICY, "ref_logprobs": REFERENCE, "teacher_lo
 
 
 def role_of(score: str) -> str:
-    """The role that gives a score: a field of Experience, or the role of a reward model itself."""
+    """The role that gives a score: a field of Scored, or the role of a reward model itself."""
     return _ROLE_OF_SCORE.get(score, score)
 
 
@@ -48,7 +48,7 @@ class Scores(Protocol):
     def score(self, batches: Sequence[PackedBatch], names: Sequence[str]) -> list[dict[str, Tensor]]:
         """For each micro-batch, (n,) float32 on CPU for each of `names`: what the models say of its tokens.
 
-        A name is a field of Experience (old_logprobs, ref_logprobs, teacher_logprobs, values: 0 where `loss_mask` is
+        A name is a field of Scored (old_logprobs, ref_logprobs, teacher_logprobs, values: 0 where `loss_mask` is
         false), or the role of a reward model, whose raw score this is at every token. Every rank must call it.
         """
 

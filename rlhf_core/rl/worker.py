@@ -36,7 +36,7 @@ from rlhf_core.training.reference import AdapterOff, FrozenCopy, Reference
 from rlhf_core.training.routing import step_routing
 from rlhf_core.training.snapshots import SnapshotWorker
 from rlhf_core.training.state import EngineState, Stateful
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch
 
 
 class RLWorker(SnapshotWorker):
@@ -99,12 +99,12 @@ class RLWorker(SnapshotWorker):
         """See scoring.Scores."""
         return self._models()[role].shares_prompts
 
-    def update_policy(self, batches: Sequence[Experience], kl_coefficient: float) -> StepMetrics:
+    def update_policy(self, batches: Sequence[Minibatch], kl_coefficient: float) -> StepMetrics:
         """One optimizer step of the policy; the micro-batches' loss weights are those of all ranks' together."""
         settings = self._config.settings
         balance = step_routing(self._policy, batches) if settings.moe_coefficient > 0 else None
 
-        def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
+        def loss(model: nn.Module, batch: Minibatch) -> LossAndMetrics:
             logprobs, entropy, routing = model(
                 batch, temperature=self._config.sampling.temperature, only=batch.loss_mask,
                 with_entropy=settings.entropy_coefficient > 0, with_routing=balance is not None,
@@ -116,7 +116,6 @@ class RLWorker(SnapshotWorker):
                 value = value + settings.moe_coefficient * experts
                 metrics = merged(metrics, {"load_balancing_loss": Sum(experts.detach())})
             if batch.old_logprobs is None:  # they are the log-probs now
-                assert batch.rollout_logprobs is not None
                 metrics = merged(metrics, mismatch.measure(logprobs.detach(), batch.rollout_logprobs, batch.loss_mask))
                 if batch.ref_logprobs is not None:
                     metrics = merged(metrics, kl.measure(logprobs, batch.ref_logprobs, batch.loss_mask))
@@ -127,15 +126,14 @@ class RLWorker(SnapshotWorker):
             self._average.update()
         return metrics
 
-    def update_critic(self, batches: Sequence[Experience]) -> StepMetrics:
+    def update_critic(self, batches: Sequence[Minibatch]) -> StepMetrics:
         """One optimizer step of the critic."""
         settings = self._config.settings.critic_settings
         assert settings is not None
 
-        def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
+        def loss(model: nn.Module, batch: Minibatch) -> LossAndMetrics:
             assert batch.values is not None
             assert batch.returns is not None
-            assert batch.loss_weights is not None
             value, metrics = clipped_value_loss(
                 state_values(model, batch), batch.values, batch.returns, batch.loss_mask, batch.loss_weights,
                 clip=settings.value_clip,

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from rlhf_core.packing import pack, select
-from rlhf_core.types import Experience, PackedBatch, PreferenceBatch
+from rlhf_core.types import PackedBatch, PreferenceBatch, Scored
 
 
-def experience() -> Experience:
+def experience() -> Scored:
     packed = pack([[5, 6, 7], [8], [9, 4]], [[False, True, True], [True], [False, True]])
-    return Experience(
+    return Scored(
         **{name: getattr(packed, name) for name in ("input_ids", "position_ids", "sequence_lengths", "loss_mask")},
         episode_indices=torch.tensor([30, 10, 20]),
         rollout_logprobs=torch.arange(6.0),
@@ -37,13 +37,12 @@ def test_pack_refuses_what_does_not_fit(ids: list[list[int]], masks: list[list[b
 
 def test_select_slices_tokens_and_sequences_and_leaves_absent_fields_absent() -> None:
     part = select(experience(), [2, 0])
-    assert isinstance(part, Experience)
+    assert isinstance(part, Scored)
     assert part.input_ids.tolist() == [9, 4, 5, 6, 7]
     assert part.position_ids.tolist() == [0, 1, 0, 1, 2]
     assert part.sequence_lengths.tolist() == [2, 3]
     assert part.episode_indices is not None
     assert part.episode_indices.tolist() == [20, 30]
-    assert part.rollout_logprobs is not None
     assert part.rollout_logprobs.tolist() == [4, 5, 0, 1, 2]
     assert part.values is None
 

@@ -12,7 +12,7 @@ from rlhf_core.config.algorithm_table import AlgorithmEntry
 from rlhf_core.config.algorithms import GRPOConfig
 from rlhf_core.config.critic import CriticConfig
 from rlhf_core.losses.advantages import discounted_returns
-from rlhf_core.types import Experience
+from rlhf_core.types import Scored, TrainingBatch
 
 
 class ToyConfig(GRPOConfig):
@@ -23,12 +23,10 @@ class ToyConfig(GRPOConfig):
 class Toy(GRPO):
     config: ToyConfig
 
-    def _advantages(
-        self, experience: Experience, rewards: Tensor, group_ids: Tensor, kl_coefficient: float
-    ) -> Experience:
-        token_rewards = self._token_rewards(experience, rewards, kl_coefficient)
-        returns = discounted_returns(token_rewards, experience.loss_mask, experience.sequence_lengths, gamma=1.0)
-        return replace(super()._advantages(experience, rewards, group_ids, kl_coefficient), returns=returns)
+    def _advantages(self, scored: Scored, rewards: Tensor, group_ids: Tensor, kl_coefficient: float) -> TrainingBatch:
+        token_rewards = self._token_rewards(scored, rewards, kl_coefficient)
+        returns = discounted_returns(token_rewards, scored.loss_mask, scored.sequence_lengths, gamma=1.0)
+        return replace(super()._advantages(scored, rewards, group_ids, kl_coefficient), returns=returns)
 
 
 TOY = AlgorithmEntry("toy", ToyConfig, "tests.toys.algorithm:Toy")

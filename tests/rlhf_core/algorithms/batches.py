@@ -1,4 +1,4 @@
-"""A small step of experience, and the configuration of any algorithm."""
+"""A small step of rollouts with scores, and the configuration of any algorithm."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.rl import RLConfig
 from rlhf_core.losses.aggregation import loss_weights
-from rlhf_core.types import Experience
+from rlhf_core.types import Minibatch, Scored, TrainingBatch
 
 NAMES = tuple(ALGORITHMS)
 BASE = {
@@ -36,8 +36,8 @@ ENDS = (False, False, True, True, False, True, False, False, True, False, True, 
 STEPS = (0.0, 0.0, 1.0, -0.5, 0.0, 0.0, 0.0, 0.0, 2.0, 0.0, 0.25, 0.0, 0.0, 1.0)
 
 
-def experience(config: RLConfig, **fields: torch.Tensor | None) -> Experience:
-    """With random log-probs and values, and the loss weights of one optimizer step."""
+def scored(config: RLConfig, **fields: torch.Tensor | None) -> Scored:
+    """With random log-probs and values."""
     generator = torch.Generator().manual_seed(0)
     mask, lengths = torch.tensor(MASK), torch.tensor(LENGTHS)
 
@@ -50,14 +50,19 @@ def experience(config: RLConfig, **fields: torch.Tensor | None) -> Experience:
         "teacher_logprobs": teacher,
         "loss_mask": mask, "values": values,
         "old_logprobs": old, "ref_logprobs": ref, "rollout_logprobs": old + 0.1 * draw(),
-        "loss_weights": loss_weights(
-            mask, lengths, config.settings.aggregation,
-            length=config.settings.aggregation_length or config.sampling.max_tokens,
-        ),
     }  # fmt: skip
-    return Experience(
+    return Scored(
         input_ids=torch.arange(len(MASK)),
         position_ids=torch.cat([torch.arange(length) for length in LENGTHS]),
         sequence_lengths=lengths,
         **known | fields,
     )
+
+
+def minibatch(config: RLConfig, batch: TrainingBatch) -> Minibatch:
+    """With the loss weights of one optimizer step on all of `batch`."""
+    weights = loss_weights(
+        batch.loss_mask, batch.sequence_lengths, config.settings.aggregation,
+        length=config.settings.aggregation_length or config.sampling.max_tokens,
+    )  # fmt: skip
+    return Minibatch(**vars(batch), loss_weights=weights)

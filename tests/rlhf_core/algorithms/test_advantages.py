@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.types import Experience
-from tests.rlhf_core.algorithms.batches import ENDS, GROUPS, LENGTHS, MASK, NAMES, REWARDS, STEPS, experience, rl_config
+from rlhf_core.types import Scored
+from tests.rlhf_core.algorithms.batches import ENDS, GROUPS, LENGTHS, MASK, NAMES, REWARDS, STEPS, rl_config, scored
 
 Tokens = list[list[float]]  # of each sequence, one value for each trained token
 BETA = 0.3
@@ -28,7 +28,7 @@ def tokens_of(packed: torch.Tensor | tuple[float, ...]) -> Tokens:
     return found
 
 
-def kl_rewards(e: Experience, kind: str) -> Tokens:
+def kl_rewards(e: Scored, kind: str) -> Tokens:
     assert e.old_logprobs is not None
     assert e.ref_logprobs is not None
     difference = tokens_of(e.old_logprobs - e.ref_logprobs)
@@ -78,7 +78,7 @@ def outcome(rewards: Tokens) -> Tokens:
     return [[*tokens[:-1], tokens[-1] + reward] for tokens, reward in zip(rewards, REWARDS, strict=True)]
 
 
-def expected(name: str, e: Experience, kind: str) -> Tokens:
+def expected(name: str, e: Scored, kind: str) -> Tokens:
     """With the KL in the reward."""
     penalties = kl_rewards(e, kind)
     whole = [reward + sum(tokens) for reward, tokens in zip(REWARDS, penalties, strict=True)]
@@ -115,9 +115,8 @@ def test_equals_the_formula_with_the_kl_in_the_reward(name: str, kind: str) -> N
     # The coefficient of the step counts, not that of the config, where an adaptive one starts.
     kl = {"coefficient": 9.0, "place": "reward", "estimator": kind}
     config = rl_config(name, kl=kl, **own_settings(name))
-    before = experience(config)
+    before = scored(config)
     after = build_algorithm(config).advantages(before, torch.tensor(REWARDS), torch.tensor(GROUPS), BETA)
-    assert after.advantages is not None
     close(after.advantages, expected(name, before, kind))
 
 
@@ -134,26 +133,25 @@ def test_a_kl_in_the_loss_is_not_in_the_reward_too(name: str) -> None:
         config = rl_config(name, kl=kl)
         algorithm = build_algorithm(config)
         assert not algorithm.kl_in_reward
-        e = experience(config)
+        e = scored(config)
         found.append(algorithm.advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 5.0).advantages)
     torch.testing.assert_close(found[0], found[1], rtol=0, atol=0)
 
 
 def test_rloo_may_subtract_the_kl_token_by_token_after_the_baseline() -> None:
     config = rl_config("rloo", kl={"coefficient": 9.0}, kl_per_token=True)
-    e = experience(config)
+    e = scored(config)
     after = build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), BETA)
     penalties = returns(kl_rewards(e, "k1"), gamma=1.0)
     baseline = left_out(list(REWARDS))
     wanted = [[a + p for p in tokens] for a, tokens in zip(baseline, penalties, strict=True)]
-    assert after.advantages is not None
     close(after.advantages, wanted)
 
 
 @pytest.mark.parametrize("name", BY_STEPS)
 def test_rewards_of_steps(name: str) -> None:
     config = rl_config(name, **own_settings(name))
-    e = experience(config, process_rewards=torch.tensor(STEPS), step_ends=torch.tensor(ENDS))
+    e = scored(config, process_rewards=torch.tensor(STEPS), step_ends=torch.tensor(ENDS))
     after = build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)
     steps, ends = tokens_of(STEPS), tokens_of(ENDS)
     with_steps = outcome(steps)
@@ -176,7 +174,6 @@ def test_rewards_of_steps(name: str) -> None:
         ]
         own = centred(list(REWARDS), deviation=deviation)
         wanted = [[a + p for p in tokens] for a, tokens in zip(own, returns(scaled, gamma=1.0), strict=True)]
-    assert after.advantages is not None
     close(after.advantages, wanted)
 
 
@@ -193,7 +190,7 @@ def steps_of(group: int, steps: Tokens, ends: Tokens) -> list[float]:
 @pytest.mark.parametrize("name", [name for name in NAMES if name not in BY_STEPS])
 def test_an_algorithm_that_judges_whole_completions_takes_no_rewards_of_steps(name: str) -> None:
     config = rl_config(name)
-    e = experience(config, process_rewards=torch.tensor(STEPS), step_ends=torch.tensor(ENDS))
+    e = scored(config, process_rewards=torch.tensor(STEPS), step_ends=torch.tensor(ENDS))
     with pytest.raises(ValueError, match="judges whole completions: it takes no rewards of steps"):
         build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)
 
@@ -203,7 +200,7 @@ def test_a_step_must_end_at_a_token_of_the_policy(name: str) -> None:
     config = rl_config(name)
     ends = torch.tensor(ENDS)
     ends[0] = True
-    e = experience(config, process_rewards=torch.tensor(STEPS), step_ends=ends)
+    e = scored(config, process_rewards=torch.tensor(STEPS), step_ends=ends)
     with pytest.raises(ValueError, match="token that the policy did not sample"):
         build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)
 
@@ -211,15 +208,14 @@ def test_a_step_must_end_at_a_token_of_the_policy(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "ppo"])
 def test_equal_rewards_teach_nothing(name: str) -> None:
     config = rl_config(name)
-    e = experience(config)
+    e = scored(config)
     e = replace(e, teacher_logprobs=e.old_logprobs)
-    e = build_algorithm(config).advantages(e, torch.full((4,), 0.1), torch.tensor(GROUPS), 0.0)
-    assert e.advantages is not None
-    assert e.advantages.tolist() == [0.0] * len(MASK)
+    after = build_algorithm(config).advantages(e, torch.full((4,), 0.1), torch.tensor(GROUPS), 0.0)
+    assert after.advantages.tolist() == [0.0] * len(MASK)
 
 
 def test_a_completion_without_sampled_tokens_cannot_carry_a_reward() -> None:
     config = rl_config("reinforce++")
-    e = experience(config, loss_mask=torch.zeros(len(MASK), dtype=torch.bool))
+    e = scored(config, loss_mask=torch.zeros(len(MASK), dtype=torch.bool))
     with pytest.raises(ValueError, match="without a sampled token"):
         build_algorithm(config).advantages(e, torch.tensor(REWARDS), torch.tensor(GROUPS), 0.0)

@@ -11,24 +11,23 @@ from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm, build_algorithm
 from rlhf_core.losses.aggregation import loss_weights
-from rlhf_core.types import Experience
-from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REWARDS, experience, rl_config
+from rlhf_core.types import Minibatch, Scored
+from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REWARDS, minibatch, rl_config, scored
 
 NAME = "on-policy-distillation"
 TEACHER = {"model": "teacher", "coefficient": 0.3}
 
 
-def judged(name: str, **block: Any) -> tuple[Algorithm, Experience]:
+def judged(name: str, **block: Any) -> tuple[Algorithm, Minibatch]:
     config = rl_config(name, **block)
     algorithm = build_algorithm(config)
-    return algorithm, algorithm.advantages(experience(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
+    batch = algorithm.advantages(scored(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
+    return algorithm, minibatch(config, batch)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if name != NAME])
 def test_a_teacher_judges_each_token_beside_the_rewards(name: str) -> None:
     (_, alone), (_, both) = judged(name), judged(name, teacher=TEACHER)
-    assert alone.advantages is not None
-    assert both.advantages is not None
     assert both.teacher_logprobs is not None
     assert both.old_logprobs is not None
     wanted = alone.advantages + 0.3 * (both.teacher_logprobs - both.old_logprobs) * both.loss_mask
@@ -37,21 +36,18 @@ def test_a_teacher_judges_each_token_beside_the_rewards(name: str) -> None:
 
 def test_without_rewards_the_teacher_alone_trains() -> None:
     config = rl_config(NAME, rewards={}, group_size=1)
-    algorithm, e = build_algorithm(config), experience(config)
-    e = algorithm.advantages(e, torch.zeros(4), torch.arange(4), 0.0)
+    algorithm, before = build_algorithm(config), scored(config)
+    e = algorithm.advantages(before, torch.zeros(4), torch.arange(4), 0.0)
     assert e.teacher_logprobs is not None
     assert e.old_logprobs is not None
-    assert e.advantages is not None
     torch.testing.assert_close(e.advantages, (e.teacher_logprobs - e.old_logprobs) * e.loss_mask)
-    same = algorithm.advantages(replace(e, teacher_logprobs=e.old_logprobs), torch.zeros(4), torch.arange(4), 0.0)
-    assert same.advantages is not None
+    same = algorithm.advantages(replace(before, teacher_logprobs=e.old_logprobs), torch.zeros(4), torch.arange(4), 0.0)
     assert not same.advantages.any(), "a student that is its teacher has nothing to learn"
 
 
 def test_a_kl_in_the_reward_counts_without_rewards_too() -> None:
     config = rl_config(NAME, rewards={}, group_size=1, kl={"coefficient": 0.1})
-    algorithm, e = build_algorithm(config), experience(config)
-    e = algorithm.advantages(e, torch.zeros(4), torch.arange(4), 0.5)
+    e = build_algorithm(config).advantages(scored(config), torch.zeros(4), torch.arange(4), 0.5)
     assert e.ref_logprobs is not None
     assert e.teacher_logprobs is not None
     assert e.old_logprobs is not None
@@ -71,13 +67,14 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl() -> None:
     algorithm = build_algorithm(config)
     total = torch.zeros((), dtype=torch.float64)
     for token in range(7):
-        one = Experience(
+        old = _at(q.detach(), token)
+        one = Scored(
             input_ids=torch.tensor([0, token]), position_ids=torch.arange(2), sequence_lengths=torch.tensor([2]),
-            loss_mask=torch.tensor([False, True]), loss_weights=torch.tensor([0.0, 1.0]),
-            old_logprobs=_at(q.detach(), token), teacher_logprobs=_at(p, token),
+            loss_mask=torch.tensor([False, True]), rollout_logprobs=old, old_logprobs=old,
+            teacher_logprobs=_at(p, token),
         )  # fmt: skip
-        one = algorithm.advantages(one, torch.zeros(1), torch.zeros(1, dtype=torch.int64), 0.0)
-        loss, _ = algorithm.policy_loss(_at(q, token), None, one, 0.0)
+        batch = algorithm.advantages(one, torch.zeros(1), torch.zeros(1, dtype=torch.int64), 0.0)
+        loss, _ = algorithm.policy_loss(_at(q, token), None, minibatch(config, batch), 0.0)
         total = total + q[token].exp().detach() * loss
     (found,) = torch.autograd.grad(total, student)
     torch.testing.assert_close(found, wanted, rtol=1e-10, atol=1e-12)

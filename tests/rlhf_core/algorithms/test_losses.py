@@ -14,8 +14,8 @@ from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm, build_algorithm
 from rlhf_core.packing import select
-from rlhf_core.types import Experience
-from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REWARDS, experience, rl_config
+from rlhf_core.types import Minibatch
+from tests.rlhf_core.algorithms.batches import GROUPS, LENGTHS, MASK, NAMES, REWARDS, minibatch, rl_config, scored
 
 EVERY = pytest.mark.parametrize("name", NAMES)
 AGGREGATED: dict[str, str] = {
@@ -24,15 +24,15 @@ AGGREGATED: dict[str, str] = {
 }  # fmt: skip
 
 
-def prepared(name: str, **block: Any) -> tuple[Algorithm, Experience]:
-    """An algorithm and an experience with its advantages."""
+def prepared(name: str, **block: Any) -> tuple[Algorithm, Minibatch]:
+    """An algorithm and a minibatch with its advantages."""
     config = rl_config(name, **block)
     algorithm = build_algorithm(config)
-    e = algorithm.advantages(experience(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
-    return algorithm, e
+    e = algorithm.advantages(scored(config), torch.tensor(REWARDS), torch.tensor(GROUPS), 0.1)
+    return algorithm, minibatch(config, e)
 
 
-def gradient(algorithm: Algorithm, logprobs: Tensor, e: Experience, kl_coefficient: float = 0.0) -> Tensor:
+def gradient(algorithm: Algorithm, logprobs: Tensor, e: Minibatch, kl_coefficient: float = 0.0) -> Tensor:
     logprobs = logprobs.clone().requires_grad_()
     loss, _ = algorithm.policy_loss(logprobs, None, e, kl_coefficient)
     (found,) = torch.autograd.grad(loss, logprobs)
@@ -54,7 +54,6 @@ def test_at_the_old_policy_the_gradient_is_that_of_policy_gradient(name: str) ->
         "constant": [1 / (sequences * longest)] * trained,
     }[AGGREGATED[name]]
     assert e.old_logprobs is not None
-    assert e.advantages is not None
     assert float(e.advantages.abs().max()) > 0.1
     found = gradient(algorithm, e.old_logprobs, e)
     torch.testing.assert_close(found[e.loss_mask], -torch.tensor(weights) * e.advantages[e.loss_mask])

@@ -19,7 +19,7 @@ from rlhf_core.rl.ranks import PolicyTrainer
 from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.types import Experience, Prompt, Trajectory
+from rlhf_core.types import Prompt, Rollouts, Scored, TrainingBatch, Trajectory
 from tests.rlhf_core.stages.context import local_input
 from tests.rlhf_core.stages.supervised_runs import context_of
 
@@ -56,7 +56,7 @@ def trainer(
     return PolicyTrainer(config, build_algorithm(config), group, seed=0), group
 
 
-def trajectories() -> Experience:
+def trajectories() -> Rollouts:
     return pack_trajectories(episodes())
 
 
@@ -72,7 +72,7 @@ def episodes(hint: tuple[int, ...] = ()) -> list[Trajectory]:
     return made
 
 
-def with_advantages(config: RLConfig, ours: PolicyTrainer, scored: Experience) -> Experience:
+def with_advantages(config: RLConfig, ours: PolicyTrainer, scored: Scored) -> TrainingBatch:
     """Completions 0 and 3 are rewarded; 0 and 1 are of one prompt, 2 and 3 of another."""
     rewards, groups = torch.tensor([1.0, 0.0, 0.0, 1.0]), torch.tensor([0, 0, 1, 1])
     return build_algorithm(config).advantages(scored, rewards, groups, ours.kl_coefficient)

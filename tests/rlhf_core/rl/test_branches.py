@@ -14,7 +14,7 @@ from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.contract import Input
 from rlhf_core.losses.aggregation import Aggregation, loss_weights
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated
-from rlhf_core.types import Branch, Experience, Prompt, Trajectory
+from rlhf_core.types import Branch, Prompt, Rollouts, Scored, TrainingBatch, Trajectory
 from tests.rlhf_core.rl.one_rank import rl_config, trainer
 
 pytestmark = pytest.mark.parts
@@ -56,27 +56,29 @@ def episodes(*, cut_in_two: bool) -> list[Trajectory]:
 
 
 def test_sequences_of_an_episode_are_packed_side_by_side() -> None:
-    experience = pack_trajectories(episodes(cut_in_two=True))
-    assert experience.sequence_lengths.tolist() == [8, 5, 4, 7, 8, 4]
-    assert experience.episode_indices is not None
-    assert experience.episode_indices.tolist() == experience.episodes.tolist() == [0, 0, 1, 2, 3, 3]
-    assert experience.episode_lengths.tolist() == [13, 4, 7, 12]
-    assert experience.episode_ids.tolist() == [0] * 13 + [1] * 4 + [2] * 7 + [3] * 12
-    assert replace(experience, episode_indices=None).episode_lengths.tolist() == [8, 5, 4, 7, 8, 4]
+    rollouts = pack_trajectories(episodes(cut_in_two=True))
+    assert rollouts.sequence_lengths.tolist() == [8, 5, 4, 7, 8, 4]
+    assert rollouts.episode_indices is not None
+    assert rollouts.episode_indices.tolist() == rollouts.episodes.tolist() == [0, 0, 1, 2, 3, 3]
+    assert rollouts.episode_lengths.tolist() == [13, 4, 7, 12]
+    assert rollouts.episode_ids.tolist() == [0] * 13 + [1] * 4 + [2] * 7 + [3] * 12
+    assert replace(rollouts, episode_indices=None).episode_lengths.tolist() == [8, 5, 4, 7, 8, 4]
 
 
-def advantages(algorithm: str, experience: Experience, **settings: Any) -> Experience:
-    scores = {name: torch.zeros(experience.num_tokens) for name in ("values", "old_logprobs", "ref_logprobs")}
-    scored = replace(experience, **scores, teacher_logprobs=torch.zeros(experience.num_tokens))
+def advantages(algorithm: str, rollouts: Rollouts, **settings: Any) -> TrainingBatch:
+    names = ("values", "old_logprobs", "ref_logprobs", "teacher_logprobs")
+    scored = Scored(**vars(rollouts), **{name: torch.zeros(rollouts.num_tokens) for name in names})
     return build_algorithm(rl_config(algorithm, **settings)).advantages(scored, REWARDS, GROUPS, 0.0)
 
 
-def by_token(experience: Experience) -> list[list[tuple[int, float]]]:
+def training_batch(rollouts: Rollouts) -> TrainingBatch:
+    return TrainingBatch(**vars(rollouts), advantages=torch.zeros(rollouts.num_tokens))
+
+
+def by_token(batch: TrainingBatch) -> list[list[tuple[int, float]]]:
     """Of each episode, token and advantage of all that is trained."""
-    assert experience.advantages is not None
-    trained = experience.loss_mask
-    found = zip(experience.episode_ids[trained], experience.input_ids[trained], experience.advantages[trained],
-                strict=True)  # fmt: skip
+    trained = batch.loss_mask
+    found = zip(batch.episode_ids[trained], batch.input_ids[trained], batch.advantages[trained], strict=True)
     listed: list[list[tuple[int, float]]] = [[], [], [], []]
     for episode, token, advantage in found:
         listed[int(episode)].append((int(token), pytest.approx(float(advantage), abs=1e-6)))
@@ -122,8 +124,8 @@ def test_an_update_does_not_depend_on_how_episodes_are_cut(
         config = rl_config(algorithm, **settings)
         ours, _ = trainer(config, model, tmp_path)
         scored = ours.score(pack_trajectories(episodes(cut_in_two=cut_in_two)))
-        experience = build_algorithm(config).advantages(scored, REWARDS, GROUPS, ours.kl_coefficient)
-        metrics.append(ours.update(experience, 0))
+        batch = build_algorithm(config).advantages(scored, REWARDS, GROUPS, ours.kl_coefficient)
+        metrics.append(ours.update(batch, 0))
         after.append(ours.probe(probe))
     assert after[0] == pytest.approx(after[1], abs=2e-5)
     assert metrics[0]["gradient_norm"] == pytest.approx(metrics[1]["gradient_norm"], rel=1e-4)
@@ -132,8 +134,7 @@ def test_an_update_does_not_depend_on_how_episodes_are_cut(
 
 def test_minibatches_are_of_whole_episodes(model: Input, tmp_path: Path) -> None:
     ours, _ = trainer(rl_config("grpo", minibatches=2), model, tmp_path)
-    experience = pack_trajectories(episodes(cut_in_two=True))
-    parts = ours._minibatches(experience, order=0)
+    parts = ours._minibatches(training_batch(pack_trajectories(episodes(cut_in_two=True))), order=0)
     assert [part.episode_lengths.numel() for part in parts] == [2, 2]
     found = [part.episode_indices.tolist() for part in parts if part.episode_indices is not None]
     assert sorted(index for part in found for index in part) == [0, 0, 1, 2, 3, 3]
@@ -143,26 +144,26 @@ def test_minibatches_are_of_whole_episodes(model: Input, tmp_path: Path) -> None
 def test_a_truncated_episode_trains_in_none_of_its_sequences() -> None:
     first, *others = episodes(cut_in_two=True)
     trajectories = [replace(first, finish_reason="length"), *others]
-    left = without_truncated(pack_trajectories(trajectories), trajectories)
+    left = without_truncated(training_batch(pack_trajectories(trajectories)), trajectories)
     assert not left.loss_mask[:13].any()
     assert left.num_trained_tokens == 1 + 4 + 4
 
 
 def test_what_is_wrong_is_named_by_its_row() -> None:
     trajectories = episodes(cut_in_two=True)
-    experience = pack_trajectories(trajectories)
-    values = torch.zeros(experience.num_tokens)
+    batch = training_batch(pack_trajectories(trajectories))
+    values = torch.zeros(batch.num_tokens)
     values[-1] = torch.inf
     with pytest.raises(Exception, match="row 1: of its advantages"):
-        require_finite(replace(experience, advantages=values), trajectories)
+        require_finite(replace(batch, advantages=values), trajectories)
 
 
 def test_steps_and_hints_are_of_single_sequences() -> None:
     trajectories = episodes(cut_in_two=True)
-    experience = pack_trajectories(trajectories)
-    ends = torch.zeros_like(experience.loss_mask)
+    rollouts = pack_trajectories(trajectories)
+    ends = torch.zeros_like(rollouts.loss_mask)
     with pytest.raises(ValueError, match="rewards of steps are of single sequences"):
-        advantages("grpo", replace(experience, step_ends=ends, process_rewards=torch.zeros(experience.num_tokens)))
+        advantages("grpo", replace(rollouts, step_ends=ends, process_rewards=torch.zeros(rollouts.num_tokens)))
     hinted = [replace(t, prompt=replace(t.prompt, hinted_ids=(2, 3))) for t in trajectories]
     with pytest.raises(ValueError, match="a hint stands before one sequence"):
         pack_hinted(hinted)

@@ -38,7 +38,7 @@ from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import Script, ScriptedEngine
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.types import Prompt, Trajectory
+from rlhf_core.types import Prompt, TrainingBatch, Trajectory
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import LocalContext, local_input
 
@@ -205,8 +205,8 @@ def test_what_overflows_on_its_way_to_a_token_names_the_row() -> None:
         prompt = Prompt(name, "", (7, 7), {})
         mask = torch.tensor([False, False, True])
         made.append(Trajectory(prompt, torch.tensor([7, 7, 2]), mask, torch.zeros(3), 0, "stop", reward=3e38))
-    experience = pack_trajectories(made)
-    finite = replace(experience, advantages=torch.tensor([torch.inf, 0.0, 1.0, 0.0, torch.nan, 2.0]))
+    advantages = torch.tensor([torch.inf, 0.0, 1.0, 0.0, torch.nan, 2.0])
+    finite = TrainingBatch(**vars(pack_trajectories(made)), advantages=advantages)
     require_finite(finite, made)
     for name in ("rewards", "advantages", "returns"):
         values = torch.tensor([0.0, 0.0, 1.0, 0.0, 0.0, -torch.inf])

@@ -286,11 +286,10 @@ def _check_trainer(trajectories: Sequence[Trajectory], model: Input, folder: Pat
     """The log-probs that the trainer computes of all sequences, packed in trees, are those of the engine."""
     engine = {"dtype": "float32", "zero_stage": 0, "tokens_per_micro_batch": 2048}
     ours, _ = trainer(rl_config("grpo", minibatches=2, engine=engine), model, folder)
-    experience = ours.score(pack_trajectories(trajectories))
-    assert experience.old_logprobs is not None
-    assert experience.rollout_logprobs is not None
-    trained = experience.loss_mask
-    difference = (experience.old_logprobs[trained] - experience.rollout_logprobs[trained]).abs().max()
-    print(f"{len(trajectories)} episodes, {experience.num_sequences} sequences, {int(trained.sum())} trained tokens; "
+    scored = ours.score(pack_trajectories(trajectories))
+    assert scored.old_logprobs is not None
+    trained = scored.loss_mask
+    difference = (scored.old_logprobs[trained] - scored.rollout_logprobs[trained]).abs().max()
+    print(f"{len(trajectories)} episodes, {scored.num_sequences} sequences, {int(trained.sum())} trained tokens; "
           f"largest difference of log-probs {float(difference):.1e}")  # fmt: skip
     assert difference < 1e-4

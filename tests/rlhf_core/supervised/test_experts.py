@@ -29,7 +29,7 @@ from rlhf_core.supervised.examples import Example
 from rlhf_core.supervised.pairs import pack_pairs
 from rlhf_core.supervised.scalar import RewardModel
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.types import Experience
+from rlhf_core.types import TrainingBatch
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
     OPTIMIZER,
@@ -160,13 +160,13 @@ def test_rl_balances_the_experts(tmp_path: Path) -> None:
     batch = pack(
         [[5, 6, 7, 8], [9, 5, 11, 12, 6], [7, 14, 15], [4, 5, 6, 9]], [[False, *[True] * n] for n in (3, 4, 2, 3)]
     )
-    experience = Experience(
+    batch = TrainingBatch(
         **vars(batch), rollout_logprobs=torch.zeros(batch.num_tokens), advantages=torch.zeros(batch.num_tokens)
     )
     trainer = rl_trainer(model, tmp_path / "on", 1.0)
-    losses = [trainer.update(experience, step)["load_balancing_loss"] for step in range(4)]
+    losses = [trainer.update(batch, step)["load_balancing_loss"] for step in range(4)]
     assert 2.0 < losses[-1] < losses[0]  # 2: evenly, two a token
-    metrics = rl_trainer(model, tmp_path / "off", 0.0).update(experience, 0)
+    metrics = rl_trainer(model, tmp_path / "off", 0.0).update(batch, 0)
     assert "load_balancing_loss" not in metrics
     assert metrics["gradient_norm"] == 0  # without advantages nothing else is trained
 

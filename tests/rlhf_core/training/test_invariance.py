@@ -24,7 +24,7 @@ from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models import token_tree
 from rlhf_core.packing import pack, select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
-from rlhf_core.types import Experience, PackedBatch
+from rlhf_core.types import Minibatch, PackedBatch
 from tests.rlhf_core.laid_out import LAYOUTS, Layout, use_layout
 from tests.rlhf_core.training.tiny_engine import GRADIENT, build, gradient, tiny_model
 
@@ -46,7 +46,7 @@ class Split:
 
 @dataclass(frozen=True)
 class Example:
-    experience: Experience
+    experience: Minibatch
     split: Split
 
 
@@ -66,7 +66,7 @@ def examples(draw: st.DrawFn) -> Example:
     masks[lengths.index(max(lengths))][1] = True
     batch = pack(ids, masks)
     weights = (torch.rand(batch.num_tokens, generator=generator) - 0.3) * batch.loss_mask
-    experience = Experience(**vars(batch), loss_weights=weights)
+    experience = minibatch(batch, weights)
     return Example(
         experience,
         Split(
@@ -94,15 +94,18 @@ def anyhow(draw: st.DrawFn, count: int) -> list[list[int]]:
     return [order[start:stop] for start, stop in zip([0, *cuts], [*cuts, count], strict=True)]
 
 
-def loss(model: nn.Module, batch: Experience) -> LossAndMetrics:
+def minibatch(batch: PackedBatch, weights: Tensor) -> Minibatch:
+    nothing = torch.zeros(batch.num_tokens)
+    return Minibatch(**vars(batch), rollout_logprobs=nothing, advantages=nothing, loss_weights=weights)
+
+
+def loss(model: nn.Module, batch: Minibatch) -> LossAndMetrics:
     logprobs, entropy, _ = model(batch, temperature=TEMPERATURE, with_entropy=True, only=batch.loss_mask)
-    assert batch.loss_weights is not None
     return -((logprobs + ENTROPY * entropy) * batch.loss_weights).sum(), {}
 
 
-def plain_gradient(model: LlamaForCausalLM, experience: Experience) -> dict[str, Tensor]:
+def plain_gradient(model: LlamaForCausalLM, experience: Minibatch) -> dict[str, Tensor]:
     model.zero_grad()
-    assert experience.loss_weights is not None
     lengths = experience.sequence_lengths.tolist()
     for ids, weights in zip(experience.input_ids.split(lengths), experience.loss_weights.split(lengths), strict=True):
         if len(ids) > 1:
@@ -165,7 +168,7 @@ def test_the_test_can_fail(
 ) -> None:
     """A sequence that is left out, or counted for another, shows."""
     batch = pack([[3, 1, 4], [1, 5, 9]], [[False, True, True]] * 2)
-    experience = Experience(**vars(batch), loss_weights=batch.loss_mask.float())
+    experience = minibatch(batch, batch.loss_mask.float())
     expected = plain_gradient(reference[1], experience)
     for wrong in ([[0]], [[0], [0]]):
         found = split_gradient(engines, Example(experience, Split(wrong, "tree", checkpointing=False)), monkeypatch)

@@ -19,7 +19,7 @@ from rlhf_core.rl.roles import roles
 from rlhf_core.rl.worker import RLWorker
 from rlhf_core.stages import reward_model, sft
 from rlhf_core.training.group import InlineGroup
-from rlhf_core.types import Experience
+from rlhf_core.types import TrainingBatch
 from tests.rlhf_core.stages.supervised_runs import (
     ENGINE,
     base_model,
@@ -77,10 +77,10 @@ def test_rl_counts_and_ends(tmp_path: Path) -> None:
     )
     trainer = PolicyTrainer(config, build_algorithm(config), group, seed=0)
     batch = pack([[5, 6, 7, 8]] * 4, [[False, False, True, True]] * 4)
-    experience = Experience(
+    batch = TrainingBatch(
         **vars(batch), rollout_logprobs=torch.zeros(batch.num_tokens),
         advantages=torch.linspace(-1, 1, batch.num_tokens),
     )  # fmt: skip
-    assert [trainer.update(experience, step)["skipped_updates"] for step in range(2)] == [0.0, 1.0]
+    assert [trainer.update(batch, step)["skipped_updates"] for step in range(2)] == [0.0, 1.0]
     with pytest.raises(StageError, match=ENDED):
-        trainer.update(experience, 2)
+        trainer.update(batch, 2)
