@@ -13,6 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
+from rlhf_core.rollout.child_process import ChildProcess
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
 from tests.durations import SLOW, stored
 from tests.services import S3Server, s3_prefix
@@ -115,3 +116,10 @@ def store_url(request: pytest.FixtureRequest) -> str:
     """Each test that takes this runs on both kinds of store."""
     url: str = request.getfixturevalue(f"{request.param}_store_url")
     return url
+
+
+@pytest.fixture(scope="session")
+def engine_process() -> Iterator[ChildProcess]:
+    """One for all engines of the session, since importing vLLM is what takes the time."""
+    with ChildProcess("the engines' process") as process:
+        yield process

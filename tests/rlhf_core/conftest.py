@@ -1,4 +1,4 @@
-"""What tests of the library share: both kinds of store, a small Ray cluster, a process for engines without Ray."""
+"""What tests of the library share: both kinds of store, a small Ray cluster, one without Ray."""
 
 from __future__ import annotations
 
@@ -43,13 +43,6 @@ def ray_cluster(_ray: None, warm_socket: Path) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SOCKET_VARIABLE, str(warm_socket))
         yield
-
-
-@pytest.fixture(scope="session")
-def engine_process() -> Iterator[ChildProcess]:
-    """One for all engines of the session, since importing vLLM is what takes the time."""
-    with ChildProcess("the engines' process") as process:
-        yield process
 
 
 @pytest.fixture(scope="session")

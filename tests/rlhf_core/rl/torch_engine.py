@@ -23,7 +23,8 @@ from rlhf_core.types import Completion
 class TorchEngine(RolloutEngine):
     weight_version: int = 0
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, max_length: int) -> None:
+        self._max_length = max_length
         self._model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
     @torch.no_grad()
@@ -33,6 +34,9 @@ class TorchEngine(RolloutEngine):
         return logits.log_softmax(-1)
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        for index, request in enumerate(requests):
+            if not 0 < len(request.prompt) < self._max_length:
+                raise ValueError(f"prompt {index} has {len(request.prompt)} tokens")
         return [self._completion(request) for request in requests]
 
     def _completion(self, request: Request) -> Completion:
@@ -41,7 +45,7 @@ class TorchEngine(RolloutEngine):
         tokens: list[int] = []
         logprobs: list[float] = []
         reason = "length"
-        for _ in range(parameters.max_tokens):
+        for _ in range(min(parameters.max_tokens, self._max_length - len(request.prompt))):
             after = self._logprobs([*request.prompt, *tokens])[-1]
             if parameters.temperature == 0:
                 tokens.append(int(after.argmax()))
@@ -72,4 +76,4 @@ class TorchEngine(RolloutEngine):
 
 def torch_engine(spec: EngineSpec, context: StageContext) -> AbstractContextManager[TorchEngine]:
     """What an InProcessCluster opens in place of vLLM."""
-    return nullcontext(InlineEngines(TorchEngine(spec.model.folder)))
+    return nullcontext(InlineEngines(TorchEngine(spec.model.folder, spec.settings.config.max_length)))

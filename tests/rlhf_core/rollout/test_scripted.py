@@ -1,4 +1,4 @@
-"""The scripted engine keeps the contract that the real one keeps."""
+"""What the scripted engine samples, cut and versioned; its contract is in tests/contracts."""
 
 from __future__ import annotations
 

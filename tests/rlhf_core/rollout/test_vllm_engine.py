@@ -66,15 +66,6 @@ def test_sampled_logprobs_are_those_of_transformers_at_the_sampling_temperature(
         assert completion.weight_version == engine.call_on(0, RolloutEngine.probe, []).version
 
 
-def test_the_same_call_gives_the_same_completions_and_another_seed_others(served: Served) -> None:
-    _, engine = served
-    first = engine.share(RolloutEngine.generate, SAMPLED)
-    assert engine.share(RolloutEngine.generate, SAMPLED) == first
-    assert engine.share(RolloutEngine.generate, requests(PROMPTS, AT_0_7, first_seed=12)) != first
-    # Each request is sampled with a seed of its own, so the same prompt twice in a call is sampled twice.
-    assert first[0].token_ids != first[3].token_ids
-
-
 def test_greedy_is_transformers_greedy(served: Served) -> None:
     model, engine = served
     for prompt, completion in zip(PROMPTS, engine.share(RolloutEngine.generate, GREEDY), strict=True):

@@ -1,0 +1,102 @@
+"""Rewards of text keep one contract: a function of the user's file, a verifier, a server, and a judge."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from rlhf_core.config.rewards import FunctionReward, HTTPReward, JudgeReward, TextReward, VerifierReward
+from rlhf_core.rewards import Reward, build_text_reward
+from rlhf_core.testing.reward import RewardContract, Sample
+from tests.rlhf_core.stages.context import LocalContext
+from tests.services import http_server
+from tests.toys.reward import Brevity
+
+ROW = {"id": "row", "answer": "ab"}
+SAMPLES: tuple[Sample, ...] = (("ab", "p", ROW), ("abcd", "p", ROW), ("", "p", ROW))
+
+
+class _Configured(RewardContract):
+    samples = SAMPLES
+    config: ClassVar[TextReward]
+
+    @pytest.fixture(autouse=True)
+    def _folder(self, tmp_path: Path) -> None:
+        self.folder = tmp_path
+
+    def make(self) -> Reward:
+        return build_text_reward(self.config, LocalContext(self.folder / "work", user_files_root=self.folder))
+
+
+class TestFunctionReward(_Configured):
+    unusable = ("bad", "p", ROW)
+    config = FunctionReward(type="function", path="reward.py", batch_size=2)
+
+    def make(self) -> Reward:
+        (self.folder / "reward.py").write_text(
+            "def reward(completions, prompts, rows):\n"
+            "    return [{'reward': None if c == 'bad' else len(c), 'score': 0.5} for c in completions]\n"
+        )
+        return super().make()
+
+
+class TestVerifier(_Configured):
+    samples = (("a", "p", {"answer": "a"}), ("b", "p", {"answer": "a"}))
+    unusable = (60 * "a" + "b", "p", {"answer": "a"})  # its match takes for ever
+    config = VerifierReward(type="verifier", pattern="(a|aa)+$", timeout_seconds=2)
+
+
+class _Handler(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        body = json.dumps(self.reply(asked)).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def reply(self, asked: dict[str, Any]) -> dict[str, Any]:
+        if "completions" in asked:
+            return {"rewards": [None if c == "bad" else len(c) for c in asked["completions"]]}
+        judged = asked["messages"][-1]["content"]
+        content = "I cannot say" if judged == "bad" else f"Score: {len(judged)}"
+        return {"choices": [{"message": {"role": "assistant", "content": content}}]}
+
+    def log_message(self, *arguments: Any) -> None: ...
+
+
+class _Served(_Configured):
+    unusable = ("bad", "p", ROW)
+
+    @pytest.fixture(autouse=True)
+    def _server(self) -> Iterator[None]:
+        with http_server(_Handler) as self.url:
+            yield
+
+
+class TestHTTPReward(_Served):
+    def make(self) -> Reward:
+        return build_text_reward(HTTPReward(type="http", url=self.url, batch_size=2), LocalContext(self.folder))
+
+
+class TestJudge(_Served):
+    def make(self) -> Reward:
+        config = JudgeReward.model_validate({
+            "type": "judge", "url": f"{self.url}/v1", "model": "wise", "template": "{{ completion }}",
+            "pattern": r"Score: (\S+)", "range": (0, 10),
+        })  # fmt: skip
+        return build_text_reward(config, LocalContext(self.folder))
+
+
+class TestToy(RewardContract):
+    """As an author of a package tests a reward of their own."""
+
+    samples = SAMPLES
+
+    def make(self) -> Reward:
+        return Brevity(limit=2)
