@@ -18,8 +18,8 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 # The packages and files of rlhf_core: each may import itself and what stands before it.
 ORDER = (
     "errors", "listing", "paths", "variables", "notes", "streams", "threads", "freed_memory", "terminal", "processes",
-    "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "preference_losses", "tracking",
-    "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes", "training",
+    "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "preference_losses",
+    "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes", "training",
     "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools", "testing",
 )  # fmt: skip
 
