@@ -19,8 +19,8 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 ORDER = (
     "errors", "listing", "paths", "variables", "notes", "streams", "threads", "freed_memory", "terminal", "processes",
     "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "preference_losses",
-    "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes", "training",
-    "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools", "testing",
+    "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes",
+    "training", "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.
