@@ -8,6 +8,7 @@ import pytest
 
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.config.data import DatasetConfig
 from rlhf_core.errors import RecipeError, StageError
 from rlhf_core.pipeline.graph import Node, build_graph
 from rlhf_core.pipeline.loading import load_recipe
@@ -57,6 +58,13 @@ def test_every_stage_has_the_seed_in_its_key_or_cannot_read_it(tmp_path: Path) -
                 with pytest.raises(StageError, match=f"^{node.stage.name}: its settings say that it draws no random"):
                     context.seed  # noqa: B018
     assert found == DRAWS
+
+
+def test_the_sources_of_a_mix_are_drawn_where_its_rows_are_not_shuffled() -> None:
+    one = {"source": {"type": "files", "paths": ("one.jsonl",)}}
+    for mix in ({"mix": (one, one)}, one):
+        config = DatasetConfig.model_validate({"format": "text", "shuffle": False, **mix})
+        assert config.draws == ("mix" in mix)
 
 
 def test_a_seed_where_nothing_is_drawn_is_an_error() -> None:
