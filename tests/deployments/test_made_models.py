@@ -33,7 +33,8 @@ def graph_of(recipe: str, *overrides: str) -> dict[str, Node]:
         ("tiny", ("rl.lora={rank: 2}",), ["merge.rl"]),
         ("tiny", ("rl.lora={rank: 2}", "merge=false", "evaluation=null"), ["rl"]),
         ("tiny", ("rl=null", "evaluation=null"), ["sft", "reward_model"]),
-        ("tiny-best-of-n", (), ["again"]),  # the model that sampled is below it through a dataset
+        ("tiny-best-of-n", (), ["again"]),
+        ("tiny-best-of-n", ("again.model=base",), ["again"]),  # the model that sampled is below it through a dataset
     ],
 )
 def test_the_models_are_those_that_nothing_else_is_made_of(
