@@ -17,6 +17,7 @@ from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.environments import AnyEnvironment, FunctionEnvironment, ToleratesFailures
 from rlhf_core.config.rewards import FunctionReward, RewardConfig
 from rlhf_core.data.formats import Row, format_of
+from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.data.user_code import last_place
 from rlhf_core.environments.base import Reply
 from rlhf_core.environments.function import FunctionEnvironments
@@ -49,7 +50,7 @@ def call_functions(
     def questions(node: Node) -> Iterator[tuple[str, Question]]:
         for judged in node.config.judges():
             name = node.inputs.get(judged.dataset, "").removeprefix("data.")
-            rows = [each for each in samples[name].rows if not each[1].get("images")] if name in samples else []
+            rows = [each for each in samples[name].rows if not images_of_row(each[1])] if name in samples else []
             for below, config, (where, row) in _called(judged.judge, rows):
                 place = ".".join(filter(None, (node.name, judged.setting, below)))
                 prompt = format_of(datasets[name].format).asked_text(row)

@@ -10,6 +10,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.config.data import DatasetConfig
 from rlhf_core.config.rewards import HTTPReward
 from rlhf_core.data.formats import format_of
+from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.errors import RewardError
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.preflight_asking import REPLY, Answer, Question, ask
@@ -40,7 +41,7 @@ def _questions(
     for judged in node.config.judges():
         server, dataset = judged.judge, node.inputs.get(judged.dataset, "").removeprefix("data.")
         rows = samples[dataset].rows if dataset in samples else []
-        if not isinstance(server, HTTPReward) or not rows or rows[0][1].get("images"):
+        if not isinstance(server, HTTPReward) or not rows or images_of_row(rows[0][1]):
             continue  # what the job would send is not at hand
         _, row = rows[0]
         prompt = format_of(datasets[dataset].format).asked_text(row)

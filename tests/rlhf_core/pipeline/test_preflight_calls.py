@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from deployments.cli.main import app
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError
+from rlhf_core.pipeline import preflight_calls
 from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.pipeline.recipes import QUESTION, both, file, put, write
+from tests.rlhf_core.pipeline.test_preflight_images import IMAGE, seeing
 
 pytestmark = pytest.mark.parts
 
@@ -53,6 +56,15 @@ def test_a_reward_is_called_once_with_a_row_of_its_dataset(tmp_path: Path) -> No
     notes, said = called(tmp_path, REWARD + body)
     assert notes == []
     assert said.read_text() == f"['yes'] {[QUESTION]} four\n"
+
+
+def test_a_row_whose_images_are_not_read_yet_is_left_to_the_job(tmp_path: Path) -> None:
+    rows = [{"prompt": "colour?", "answer": "red", "image": IMAGE}, {"prompt": "a", "answer": "b"}]
+    said = tmp_path / "said"
+    code = f"{REWARD}    print(rows[0]['answer'], file=open({str(said)!r}, 'a'))\n    return [0.5]\n"
+    change = seeing(file("prompts.jsonl", "\n".join(map(json.dumps, rows))), file("rewards.py", code))
+    assert check(write(tmp_path, change), []).call_functions(None) == []
+    assert said.read_text() == "b\n"
 
 
 def test_what_is_computed_already_calls_nothing(tmp_path: Path) -> None:
@@ -117,6 +129,19 @@ def test_a_function_is_not_called_where_only_its_job_has_what_it_needs(
     assert note == "rl.ppo.rewards.own is not called before its job: the variable OWN_TOKEN is not set here"
 
 
+def test_a_library_that_only_jobs_have_is_no_mistake(tmp_path: Path) -> None:
+    lacking = f"{REWARD}    raise ModuleNotFoundError(\"No module named 'vllm.outputs'\")\n"
+    (note,), _ = called(tmp_path, lacking)
+    assert note == "rl.ppo.rewards.own is not called before its job: vllm is not installed here"
+
+
+def test_a_call_that_takes_longer_than_a_plan_waits_is_a_note(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(preflight_calls, "_LONGEST_SECONDS", 0.5)
+    (note,), _ = called(tmp_path, f"{REWARD}    import time; time.sleep(60)\n", timeout_seconds=90)
+    assert note.startswith("rl.ppo.rewards.own: code/own.py:reward did not return within 0.5 s")
+    assert note.endswith("; its job waits 90 s")
+
+
 def test_an_environment_plays_one_turn(tmp_path: Path) -> None:
     assert played(tmp_path, "return {'reward': float(reply == self.word), 'done': True}") == []
     with pytest.raises(RecipeError) as caught:
@@ -148,3 +173,6 @@ def test_each_environment_of_rows_is_played_with_a_row_that_names_it(tmp_path: P
     (problem,) = str(caught.value).splitlines()
     assert problem.startswith("rl.environment.choices.bad: play.py:Environment: it raised ZeroDivisionError")
     assert "of prompts.jsonl line 2" in problem
+    tolerant = put("rl", "environment", "tolerated_failures", value=0.5)
+    (note,) = check(write(tmp_path, both(change, tolerant)), []).call_functions(None)
+    assert note.startswith("rl.environment.choices.bad: play.py:Environment: it raised ZeroDivisionError")

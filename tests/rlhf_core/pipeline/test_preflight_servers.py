@@ -17,6 +17,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import RecipeError
 from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.pipeline.recipes import QUESTION, put, write
+from tests.rlhf_core.pipeline.test_preflight_images import GRPO, seeing
 from tests.services import free_ports, http_server
 
 pytestmark = pytest.mark.parts
@@ -57,6 +58,14 @@ def test_a_server_that_gives_rewards_is_asked_once_with_a_row_of_the_dataset(tmp
     assert request["completions"] == ["yes"]
     assert request["prompts"] == [QUESTION]
     assert request["rows"][0]["answer"] == "four"
+
+
+def test_a_row_whose_images_are_not_read_yet_is_not_sent(tmp_path: Path) -> None:
+    with reward_server(b'{"rewards": [0.5]}') as (url, requests):
+        rewards = {"mine": {"type": "http", "url": url}}
+        change = seeing(put("rl", "grpo", value={**GRPO, "rewards": rewards}))
+        assert check(write(tmp_path, change), []).ask_servers(None) == []
+    assert requests == []
 
 
 @pytest.mark.parametrize(
