@@ -271,7 +271,8 @@ def test_a_prompt_whose_reward_fails_is_left_out(model: Input, tmp_path: Path, t
     rewards = {"own": {"type": "function", "path": "own.py", "function": "reward", "tolerated_failures": 0.5}}
     grpo = {**SETTINGS["grpo"], "rewards": rewards}
     context = run(tmp_path, model, prompts=40, asynchronous={"max_lag": 4}, grpo=grpo)
-    assert sum(metrics["reward/own/failures"] for _, metrics in context.logs) > 0
+    # A step for which nothing was judged since the last one has no such metric.
+    assert sum(metrics.get("reward/own/failures", 0) for _, metrics in context.logs) > 0
     for step in trained:
         assert prompts_of(step) == [trajectory.prompt.text for trajectory in step[1::2]]
         numbers = [float(trajectory.prompt.text.rstrip("?")) for trajectory in step]
