@@ -17,6 +17,8 @@ from rlhf_core.stages.table import STAGES
 from tests.hub import REPOSITORY, running_hub
 from tests.rlhf_core.pipeline.recipes import QUESTION, model_folder
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 ROWS: Mapping[str, Any] = {

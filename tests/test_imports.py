@@ -139,6 +139,7 @@ def loaded_by(modules: list[str], program: str = "") -> set[str]:
     return set(done.stdout.split())
 
 
+@pytest.mark.parts
 def test_what_a_sandbox_loads_is_of_the_standard_library() -> None:
     """None of its forks has more to give away."""
     added = loaded_by(["rlhf_core.processes.fork_server", "rlhf_core.processes.lines"]) - loaded_by([])
@@ -146,15 +147,18 @@ def test_what_a_sandbox_loads_is_of_the_standard_library() -> None:
 
 
 @pytest.mark.parametrize("package", LIGHT)
+@pytest.mark.parts
 def test_package_loads_without_what_computes(package: str) -> None:
     assert loaded_by(modules_of(package)) & {*HEAVY, "ray", "prefect"} == set()
 
 
+@pytest.mark.parts
 def test_stage_table_and_contract_load_without_what_computes() -> None:
     found = loaded_by(["rlhf_core.stages.table", "rlhf_core.stages.key", "rlhf_core.contract"])
     assert found & {*HEAVY, "ray", "prefect"} == set()
 
 
+@pytest.mark.parts
 def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> None:
     program = (
         "import time; start = time.process_time()\n"
@@ -167,16 +171,19 @@ def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> 
     assert "torch" not in loaded_by([], program)
 
 
+@pytest.mark.parts
 def test_drivers_of_training_load_without_what_only_ranks_and_engines_need() -> None:
     found = loaded_by([f"rlhf_core.stages.{name}" for name in ("pretrain", "sft", "reward_model", "rl", "evaluation")])
     assert found & {"vllm", "deepspeed", "peft", "transformers.modeling_utils"} == set()
 
 
+@pytest.mark.parts
 def test_command_and_flows_load_without_what_computes() -> None:
     """An orchestrator has neither torch nor vLLM."""
     assert loaded_by(["deployments.cli.main", *modules_of("flows"), *modules_of("tasks")]) & set(HEAVY) == set()
 
 
+@pytest.mark.parts
 def test_prefect_is_not_loaded_before_the_stack_environment_is() -> None:
     """Prefect reads its settings when it is imported."""
     assert "prefect" not in loaded_by(["deployments.cli.main"])

@@ -21,6 +21,8 @@ from rlhf_core.testing.engine import RolloutEngineContract
 from tests.rlhf_core.rl.torch_engine import TorchEngine
 from tests.rlhf_core.rollout.models import disturb, make_model
 
+pytestmark = pytest.mark.parts
+
 Weights = Sequence[Mapping[str, Tensor]]
 
 

@@ -19,6 +19,8 @@ from tests.rlhf_core.data.families import byte_level
 from tests.rlhf_core.stages.context import LocalContext
 from tests.toys.environment import Guess, GuessConfig
 
+pytestmark = pytest.mark.parts
+
 ROW = {"id": "row", "prompt": [{"role": "user", "content": "a?"}], "answer": "b"}
 FOLDER = Path(__file__).parents[1] / "rlhf_core" / "environments"
 

@@ -17,6 +17,8 @@ from tests.rlhf_core.stages.context import LocalContext
 from tests.services import http_server
 from tests.toys.reward import Brevity
 
+pytestmark = pytest.mark.parts
+
 ROW = {"id": "row", "answer": "ab"}
 SAMPLES: tuple[Sample, ...] = (("ab", "p", ROW), ("abcd", "p", ROW), ("", "p", ROW))
 

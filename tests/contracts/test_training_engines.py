@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from typing import Literal
 
+import pytest
 from torch import nn
 
 from rlhf_core.config.engine import EngineConfig
 from rlhf_core.config.training import OptimizerConfig
 from rlhf_core.testing.training_engine import TrainingEngineContract
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
+
+pytestmark = pytest.mark.parts
 
 
 class TestWithoutZero(TrainingEngineContract):

@@ -17,6 +17,8 @@ from deployments.stack.services import services
 from deployments.stack.settings import Stack, open_stack
 from deployments.stack.supervision import configuration
 
+pytestmark = pytest.mark.parts
+
 SHELL = {"PATH": os.environ["PATH"], "HOME": "/h", "HF_TOKEN": "planted"}
 
 

@@ -49,6 +49,7 @@ def said(*arguments: str) -> str:
         ("artifacts | true", ""),
     ],
 )
+@pytest.mark.parts
 def test_standard_streams(shell: str, sentence: str) -> None:
     done = subprocess.run(f"{ALIGNMENT} {shell}", shell=True, capture_output=True, text=True, check=False)
     assert (done.stdout, len(done.stderr.splitlines())) == ("", 1 if sentence else 0)

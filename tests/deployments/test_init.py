@@ -15,6 +15,8 @@ from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import check
 from tests.rlhf_core.pipeline.recipes import model_folder
 
+pytestmark = pytest.mark.parts
+
 
 @pytest.fixture
 def model(tmp_path: Path) -> Path:

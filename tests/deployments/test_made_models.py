@@ -58,6 +58,7 @@ def test_the_end_of_a_run_says_what_to_write() -> None:
     assert list(model_lines(graph_of("tiny", *nothing))) == []
 
 
+@pytest.mark.parts
 def test_a_run_shows_it_when_it_ends(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prepared = prepare("tiny", [], store=str(tmp_path))
     node, now = prepared.graph["rl"], datetime.now(UTC)

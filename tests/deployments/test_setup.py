@@ -18,6 +18,8 @@ from packaging.utils import canonicalize_name
 from deployments import setup
 from deployments.setup import SetupError
 
+pytestmark = pytest.mark.parts
+
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -80,6 +80,7 @@ def test_a_stack_can_be_looked_at_and_ended_with_any(
     assert "there is no local stack" in CliRunner().invoke(app, [command]).output
 
 
+@pytest.mark.parts
 def test_a_worker_that_could_not_run_anything_does_not_start(tmp_path: Path) -> None:
     own = {"ALIGNMENT_CACHE_GIB": "many", "PREFECT_API_URL": "http://127.0.0.1:9/api", "PREFECT_HOME": str(tmp_path)}
     done = subprocess.run(

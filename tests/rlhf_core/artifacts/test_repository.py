@@ -17,6 +17,8 @@ from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import IntegrityError, StoreError
 from tests.rlhf_core.artifacts.manifests import manifest, published
 
+pytestmark = pytest.mark.parts
+
 
 def _folder(path: Path, **files: str) -> Path:
     for name, text in files.items():

@@ -15,6 +15,8 @@ from rlhf_core.artifacts.verification import repair, verify
 from rlhf_core.errors import StoreError
 from tests.rlhf_core.artifacts.manifests import published
 
+pytestmark = pytest.mark.parts
+
 
 def damaged(repository: ArtifactRepository) -> list[tuple[str, str, tuple[str, ...]]]:
     return [(d.path, d.what, tuple(map(str, d.artifacts))) for d in verify(repository).damage]

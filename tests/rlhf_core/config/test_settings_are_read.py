@@ -168,6 +168,7 @@ def used_otherwise() -> set[str]:
     }
 
 
+@pytest.mark.parts
 def test_every_setting_is_read() -> None:
     lacking = [name for name in unread(reachable(Recipe), reads_of_the_product()) if name not in used_otherwise()]
     assert lacking == [], "remove these settings, or make the code read them"

@@ -250,6 +250,7 @@ def test_shipped_recipes_parse(name: str) -> None:
     assert load_recipe(name).recipe.name == name
 
 
+@pytest.mark.parts
 def test_parsing_loads_no_torch_and_is_quick() -> None:
     code = (
         "import sys, time; began = time.perf_counter()\n"

@@ -95,6 +95,7 @@ def test_a_revision_that_is_not_there(tmp_path: Path, hub: Hub) -> None:
         graph(tmp_path, HUB_DATA, "data.d.source.revision=nowhere")
 
 
+@pytest.mark.parts
 def test_changed_content_of_an_s3_object_is_another_key(tmp_path: Path, s3_store_url: str) -> None:
     url = f"{s3_store_url}/d.jsonl"
     _write(url, b'{"text": "one"}\n')
@@ -107,6 +108,7 @@ def test_changed_content_of_an_s3_object_is_another_key(tmp_path: Path, s3_store
     assert graph(tmp_path, url=url)["data.d"].ref != before.ref
 
 
+@pytest.mark.parts
 def test_changed_files_of_an_s3_model_folder_are_another_key(tmp_path: Path, s3_store_url: str) -> None:
     url = f"{s3_store_url}/model"
     source = f"base.source={{type: folder, path: '{url}'}}"

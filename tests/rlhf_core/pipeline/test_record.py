@@ -3,12 +3,15 @@
 from datetime import UTC, datetime
 from io import StringIO
 
+import pytest
 from rich.console import Console
 
 from deployments.cli.tables import comparison_tables
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, read_record, write_record
+
+pytestmark = pytest.mark.parts
 
 
 def test_a_record_is_read_as_it_was_written_and_a_retry_replaces_it(store_url: str) -> None:

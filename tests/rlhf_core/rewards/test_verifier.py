@@ -37,6 +37,7 @@ def test_exact(completion: str, pattern: str | None, expected: float) -> None:
     assert judge(completion, pattern) == expected
 
 
+@pytest.mark.parts
 def test_reasoning_gym_uses_the_tasks_scorer() -> None:
     (raw,) = generate("spell_backward", {"min_word_len": 4, "max_word_len": 4}, size=1, seed=1, data_format="prompts")
     row = canonical_row(raw, "prompts", {})
@@ -57,6 +58,7 @@ def test_a_pattern_that_backtracks_for_ever_is_stopped_and_named() -> None:
     assert (result.rewards[0], list(result.failures)) == (0.0, [1])
 
 
+@pytest.mark.parts
 def test_a_scorer_that_evaluates_what_never_ends_is_stopped() -> None:
     (raw,) = generate("countdown", {}, size=1, seed=1, data_format="prompts")
     row = canonical_row(raw, "prompts", {})

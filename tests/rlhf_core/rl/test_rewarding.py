@@ -258,6 +258,7 @@ def test_monitors_are_means_of_what_they_say() -> None:
     assert monitor([trajectory("x"), trajectory("y")], {"m": RewardOfText(Values(1.0, 0.0))}) == {"monitor/m": 0.5}
 
 
+@pytest.mark.parts
 def test_a_users_function_gives_steps_through_its_process(tmp_path: Path) -> None:
     (tmp_path / "r.py").write_text(
         "import numpy as np\n"

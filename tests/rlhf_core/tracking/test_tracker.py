@@ -87,6 +87,7 @@ def test_a_restored_run_has_the_killed_ones_lines_once(tmp_path: Path) -> None:
     assert logged[1][3] != logged[1][3]  # NaN
 
 
+@pytest.mark.parts
 def test_wandb_without_a_key_keeps_an_offline_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("WANDB_API_KEY", "WANDB_MODE", "WANDB_DIR"):
         monkeypatch.delenv(name, raising=False)
