@@ -13,7 +13,7 @@ CHECKS_PYTHON = $(if $(KIT),PYTHONPATH=$(KIT)/site $(PYTHON),$(BIN)/python)
 
 PYTEST := $(QUICK) $(BIN)/python -m pytest
 
-.PHONY: help setup demo unit test test-all endurance durations two-nodes chaos mutations rl-matrix kit kit-site gpu-checks check fast format lint types up status down
+.PHONY: help setup demo unit test test-all endurance durations two-nodes chaos mutations mutants rl-matrix kit kit-site gpu-checks check fast format lint types up status down
 
 help:  ## this list
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile
@@ -48,6 +48,9 @@ chaos: setup  ## every part of a run is killed once, as in the tests, and a loop
 
 mutations: setup  ## mutated recipes, rows and model folders through what `alignment plan` does; ALIGNMENT_EXAMPLES=5000
 	@ALIGNMENT_EXAMPLES=$(or $(ALIGNMENT_EXAMPLES),3000) $(QUICK) $(BIN)/python -m pytest -q -n 2 $(MUTATIONS)
+
+mutants: setup  ## faults that the tests must find, planted one at a time; MUTANTS="kl-sign gate-open" for some
+	@$(QUICK) $(BIN)/python -m tests.mutants $(MUTANTS)
 
 rl-matrix: setup  ## RL on 2 ranks and 2 engines in all 16 combinations, killed and resumed; about an hour
 	@$(QUICK) $(BIN)/python -m tests.rl_matrix

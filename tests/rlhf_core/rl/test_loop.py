@@ -270,6 +270,16 @@ def test_trajectories_of_old_weights_are_refused(tmp_path: Path) -> None:
         ours.run()
 
 
+def test_trajectories_of_the_weights_before_are_refused(tmp_path: Path) -> None:
+    class Late(ScriptedEngine):
+        def generate(self, requests: Any, *, keep_prefixes: bool = False) -> Any:
+            return [replace(completion, weight_version=0) for completion in super().generate(requests)]
+
+    ours = loop(tmp_path, FunctionOf(lambda c: 1.0), engine=Late(numbered(script), max_length=16))
+    with pytest.raises(WeightSyncError, match=r"weights \[0\], published is 1"):
+        ours.run()
+
+
 def test_an_engine_that_does_not_serve_the_weights_stops_the_run(tmp_path: Path) -> None:
     strict = CONFIG.model_copy(update={"probe_tolerance": 1e-3})
     ours = loop(tmp_path, FunctionOf(lambda c: 1.0), config=strict)
