@@ -27,6 +27,7 @@ def test_there_are_forty_promises() -> None:
     assert len({mutant.promise for mutant in MUTANTS.values()}) == len(MUTANTS) >= 40
 
 
+@pytest.mark.parts
 @pytest.mark.parametrize(("added", "found_by"), [(2, "test_sums.py::test_add"), (0, "")])
 def test_a_fault_is_found_by_a_test_that_fails(tmp_path: Path, added: int, found_by: str) -> None:
     (tmp_path / "sums.py").write_text("def add(a, b):\n    return a + b\n")
