@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import re
 from collections.abc import Iterator, Mapping
@@ -257,3 +258,30 @@ def test_every_folder_of_code_is_in_the_table_of_folders() -> None:
     assert packages == {name for name in named if name.startswith("rlhf_core/")}
     assert {name for name in named if not (ROOT / name).is_dir()} == set()
     assert {folder.name for folder in ROOT.glob("[!.]*") if any(folder.glob("*.py"))} <= named
+
+
+def test_every_message_that_troubleshooting_quotes_is_one_of_the_code() -> None:
+    """Between `…`, numbers, names in capitals and values in quotes, which stand for what differs."""
+    code = "\n".join(
+        text for folder in ("rlhf_core", "flows", "tasks", "deployments") for text in texts_of(ROOT / folder)
+    )
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    cells = "\n".join(re.findall(r"^\| ([^|]+) \|", page, re.MULTILINE))
+    quoted = [two or one for two, one in re.findall(r"``(.+?)``(?!`)|(?<!`)`([^`]+)`(?!`)", cells)]
+    parts = [part.strip() for text in quoted for part in re.split(DIFFERS, text)]
+    sentences = [part for part in parts if len(part.split()) > 1]
+    assert len(sentences) > 100
+    assert [part for part in sentences if part not in code] == []
+
+
+DIFFERS = r"…|`[^`]*`|\b[A-Z]+\b|'\w+'|\bx\b|\b\d+\b"
+
+
+def texts_of(folder: Path) -> Iterator[str]:
+    """Texts of the code, with a mark where an f-string has a value."""
+    for file in sorted(folder.rglob("*.py")):
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                yield node.value
+            elif isinstance(node, ast.JoinedStr):
+                yield "".join(str(part.value) if isinstance(part, ast.Constant) else "\0" for part in node.values)
