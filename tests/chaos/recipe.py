@@ -29,11 +29,12 @@ _LESS: dict[str, Any] = {
 }
 
 
-def write_recipe(folder: Path) -> Path:
+def write_recipes(folder: Path) -> None:
+    """`chaos`, and `brief`, which ends with SFT. In JSON, which is YAML too."""
     shutil.copytree(RECIPES, folder)
     recipe: dict[str, Any] = {"extends": "tiny", "name": "chaos", **({} if WHOLE else _LESS)}
     for stage, often in _CHECKPOINTS.items():
         recipe[stage] = {**recipe.get(stage, {}), **often}
-    path = folder / "chaos.yaml"
-    path.write_text(json.dumps(recipe))  # which is YAML too
-    return path
+    (folder / "chaos.yaml").write_text(json.dumps(recipe))
+    without = {"rl": None, "reward_model": None, "evaluation": None}
+    (folder / "brief.yaml").write_text(json.dumps({"extends": "chaos", "name": "brief", **without}))

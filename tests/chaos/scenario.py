@@ -41,7 +41,7 @@ from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.pipeline.prepare import prepare
 from tasks.followers import FollowersRecord
 from tasks.ray_jobs import RayJobs
-from tests.chaos.recipe import WHOLE, write_recipe
+from tests.chaos.recipe import WHOLE, write_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 # A part of the command or title of each process that works on a run.
@@ -72,6 +72,7 @@ def until(
 class Place:
     folder: Path  # of the test: the recipe and the stack's state
     environment: Mapping[str, str]  # of a command that uses the stack
+    recipe_name: str = "chaos"
 
     @property
     def stack(self) -> Path:
@@ -79,13 +80,13 @@ class Place:
 
     @property
     def recipe(self) -> str:
-        return str(self.folder / "recipe" / "chaos.yaml")
+        return str(self.folder / "recipe" / f"{self.recipe_name}.yaml")
 
 
 @contextmanager
 def started_stack(folder: Path, patch: Any) -> Any:
     """The local stack; afterwards nothing of it is left."""
-    write_recipe(folder / "recipe")
+    write_recipes(folder / "recipe")
     for name in [n for n in os.environ if n.startswith(("ALIGNMENT_", "AWS_", "RAY_", "PREFECT_"))]:
         patch.delenv(name)
     folders = {"ALIGNMENT_STACK_DIR": "stack", "ALIGNMENT_CACHE": "cache", "ALIGNMENT_WORKDIR": "work"}
