@@ -59,7 +59,7 @@ class WatchedEngine(TorchEngine):
     """Keeps what it was given and asked: ("load", version, digest of a weight), ("sample", temperature, version)."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, max_length=24)
         self.log: list[tuple[str, Any, Any]] = []
 
     def load_weights(self, folder: Path, version: int) -> None:
