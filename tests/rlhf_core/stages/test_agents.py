@@ -166,7 +166,7 @@ class Recording(TorchEngine):
     """Keeps what it has sampled."""
 
     def __init__(self, folder: Path) -> None:
-        super().__init__(folder)
+        super().__init__(folder, max_length=250)
         self.sampled: dict[tuple[int, ...], list[Completion]] = {}
 
     def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
