@@ -160,11 +160,10 @@ def received(lines: IO[str] | IO[bytes]) -> Iterator[Any]:
     queue: SimpleQueue[str | bytes] = SimpleQueue()
 
     def read() -> None:
-        try:
+        with suppress(ConnectionError):
             for line in lines:
                 queue.put(line)
-        finally:
-            os.killpg(0, signal.SIGKILL)
+        os.killpg(0, signal.SIGKILL)  # not where the user's code has closed our files: that is an error of its own
 
     Thread(target=read, daemon=True).start()
     while True:

@@ -93,7 +93,10 @@ def test_what_is_computed_already_calls_nothing(tmp_path: Path) -> None:
         ("    breakpoint()\n    return [0.5]", "own raised bdb.BdbQuit"),
     ],
 )
-def test_a_reward_that_fails_is_refused_before_a_job(tmp_path: Path, body: str, says: str) -> None:
+def test_a_reward_that_fails_is_refused_before_a_job(
+    tmp_path: Path, body: str, says: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONBREAKPOINT", raising=False)  # `ray.init` sets it
     seconds = 0.5 if "sleep" in body else 60
     with pytest.raises(RecipeError) as caught:
         called(tmp_path, f"{REWARD}{body}\n", timeout_seconds=seconds)
