@@ -85,6 +85,7 @@ def blocks(language: str) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("block", list(blocks("yaml")))
+@pytest.mark.slow("plans a recipe")
 def test_every_recipe_and_every_part_of_one_can_be_planned(
     block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -206,6 +206,7 @@ def test_algorithm_reward_and_environment_train(inputs: dict[str, Input], tmp_pa
         assert metrics["value_loss"] > 0
 
 
+@pytest.mark.slow("RL with vLLM's parsers")
 def test_the_tool_answers_the_policy(tmp_path: Path) -> None:
     async def play(environment: Any, *numbers: int) -> list[Any]:
         await environment.reset(ROWS[0], 0)
@@ -244,6 +245,7 @@ def test_the_preference_loss_trains(inputs: dict[str, Input], tmp_path: Path) ->
         PreferenceConfig.model_validate({**config.model_dump(), "losses": {"far": {"type": "apartt"}}})
 
 
+@pytest.mark.slow("RL with vLLM's parsers")
 def test_what_the_environment_says_trains_nothing(inputs: dict[str, Input]) -> None:
     """The gradient of the loss with respect to the log-prob of each token, in episodes of several turns."""
     config, tokenizer = RLConfig.model_validate(RL), load_tokenizer(inputs["model"].folder)

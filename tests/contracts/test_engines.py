@@ -88,6 +88,7 @@ def vllm_engine(engine_process: ChildProcess, folder: Path, model_weights: Weigh
     engine.shutdown()
 
 
+@pytest.mark.slow("starts vLLM")
 class TestVllmEngine(RolloutEngineContract):
     @pytest.fixture
     def engine(self, vllm_engine: RolloutEngine) -> RolloutEngine:

@@ -71,6 +71,7 @@ def tools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Environments]:
         yield environments
 
 
+@pytest.mark.slow("a process imports vLLM's parsers")
 class TestTools(_Configured):
     replies = ([call("put", thing="x"), call("total"), "done"], [call("total"), "done"])
     config = TOOLS

@@ -57,6 +57,7 @@ def recipe(tmp_path: Path, ray_address: str, monkeypatch: pytest.MonkeyPatch) ->
     ],
 )
 @pytest.mark.parametrize("command", ["plan", "run"])
+@pytest.mark.slow("starts a Ray head")
 def test_what_no_node_has_is_refused_before_any_job(recipe: str, command: str, override: str, problem: str) -> None:
     done = CliRunner().invoke(app, [command, recipe, override])
     assert done.exit_code == 1

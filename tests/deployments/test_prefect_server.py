@@ -100,6 +100,7 @@ def run_after(before: str, scenario: str, folder: Path) -> subprocess.CompletedP
 
 
 @pytest.mark.parametrize(("before", "result"), [("close_failed_cursors()", "written"), ("pass", "database is locked")])
+@pytest.mark.slow("a Prefect server under load")
 def test_a_failed_statement_does_not_block_the_event_loop(tmp_path: Path, before: str, result: str) -> None:
     """Without our server's difference it does. Once that fails, the difference can go."""
     done = run_after(before, "write_after_a_failure(folder / 'x.db')", tmp_path)
@@ -177,6 +178,7 @@ def test_a_transaction_that_reads_before_it_writes_waits_for_its_turn(tmp_path: 
     assert (done.returncode, result in done.stdout) == (0, True), done.stderr
 
 
+@pytest.mark.slow("a Prefect server under load")
 def test_schedules_are_toggled_and_runs_are_scheduled_under_load(tmp_path: Path) -> None:
     """By as many clients at once as a loaded stack has, without a request that fails or a word of a lock in the log."""
     log, (port,) = tmp_path / "prefect.log", free_ports(1)

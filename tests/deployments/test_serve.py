@@ -77,6 +77,7 @@ def server(folder: Path) -> Iterator[httpx.Client]:
             shutil.rmtree(temporary)
 
 
+@pytest.mark.slow("starts vLLM's server")
 def test_only_its_health_is_told_without_the_token(server: httpx.Client) -> None:
     asked = ("/health", "/v1/models", "/metrics", "/docs", "/version")
     known = [server.get(path).status_code for path in asked]
@@ -173,6 +174,7 @@ def test_a_request_that_the_server_refuses_is_an_error(server: httpx.Client, fol
         list(other.reply("hello"))
 
 
+@pytest.mark.slow("starts vLLM's server")
 def test_generate_says_how_far_it_is_and_nothing_else(folder: Path, tmp_path: Path) -> None:
     rollout = ["--rollout", "cpu_cache_gib=0.05", "--rollout", "threads=1"]
     environment = {name: value for name, value in os.environ.items() if name != "VLLM_LOGGING_LEVEL"}

@@ -37,6 +37,7 @@ def png(image: Image.Image) -> bytes:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("starts vLLM's server")
 def test_16_bit_grey_is_seen_as_it_is_trained(tmp_path: Path) -> None:
     grey = Image.fromarray((np.arange(1200).reshape(30, 40) * 50).astype(np.uint16))
     folder = vision_model(tmp_path).folder

@@ -69,6 +69,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
             control.down(report=lambda line: None)
 
 
+@pytest.mark.slow("starts the local stack")
 def test_every_service_works(stack: Path) -> None:
     done = command("status")
     assert done.returncode == 0, done.stdout
@@ -183,6 +184,7 @@ def test_deployments_are_registered(stack: Path) -> None:
     assert found["parameter_openapi_schema"]["properties"]["recipe"]["type"] == "string"
 
 
+@pytest.mark.slow("starts the local stack")
 def test_what_was_deleted_is_registered_again_and_an_enabled_schedule_stays_as_it_was_set(stack: Path) -> None:
     environment = recorded_environment(stack)
     with httpx.Client(base_url=environment["PREFECT_API_URL"], headers=api_headers(environment)) as server:
@@ -240,6 +242,7 @@ def sleepers(stack: Path) -> list[psutil.Process]:
     return [process for process in processes_of(stack, "ray") if "time.sleep(1000)" in " ".join(process.cmdline())]
 
 
+@pytest.mark.slow("starts the local stack")
 def test_down_leaves_nothing_and_up_finds_everything_again(stack: Path) -> None:
     environment = recorded_environment(stack)
     client = jobs(stack)
@@ -282,6 +285,7 @@ def test_no_stack_is_one_sentence(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert done.stderr == f"error: there is no local stack in {tmp_path / 'none'}: start it with `alignment up`\n"
 
 
+@pytest.mark.slow("starts the local stack")
 def test_a_service_that_does_not_start_shows_its_last_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clear_environment(monkeypatch, tmp_path)
     (tmp_path / "broken").mkdir()

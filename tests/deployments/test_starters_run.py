@@ -67,6 +67,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("method", [*Method])
+@pytest.mark.slow("runs a recipe to its report")
 def test_a_starter_makes_a_model(tmp_path: Path, model: Path, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("ALIGNMENT_STORE", str(tmp_path / "store"))

@@ -177,6 +177,7 @@ def tried(place: Workplace) -> tuple[int, str]:
     return process.pid, output
 
 
+@pytest.mark.slow("runs stages with vLLM, as `alignment try` does")
 def test_sft_and_rl_without_ray_prefect_or_a_server(place: Workplace, tried: tuple[int, str]) -> None:
     output = tried[1]
     computed = [line.partition(":")[0] for line in output.splitlines() if ": computed in " in line]
@@ -196,6 +197,7 @@ def test_a_breakpoint_in_a_rank_stops_this_process(tried: tuple[int, str]) -> No
     assert f"breakpoint {pid} True continue" in output
 
 
+@pytest.mark.slow("runs stages with vLLM, as `alignment try` does")
 def test_a_breakpoint_in_the_users_own_code_opens_a_prompt(place: Workplace, tried: tuple[int, str]) -> None:
     """Of two episodes that run side by side, and of their reward: processes of their own, one prompt at a time."""
     (place.folder / "game.py").write_text(GAME)

@@ -27,6 +27,7 @@ def client(prefect_api: str) -> Iterator[SyncPrefectClient]:
         yield client
 
 
+@pytest.mark.slow("waits for automations of a Prefect server")
 def test_automations_are_created_once(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
     create(client, automations())
     with monkeypatch.context() as only_read:  # an automation that is updated forgets the runs that it waits for
@@ -40,6 +41,7 @@ def test_automations_are_created_once(client: SyncPrefectClient, monkeypatch: py
         assert found.trigger == wanted.trigger
 
 
+@pytest.mark.slow("waits for automations of a Prefect server")
 def test_a_run_that_never_starts_is_ended_and_one_with_a_heartbeat_is_not(client: SyncPrefectClient) -> None:
     create(client, automations(start=timedelta(seconds=30)))
     silent, living = [client.create_flow_run(few, state=Scheduled(), tags=[TAG]).id for _ in range(2)]

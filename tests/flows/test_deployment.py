@@ -116,6 +116,7 @@ def retry(client: SyncPrefectClient, flow_run: FlowRun) -> None:
     client.set_flow_run_state(flow_run.id, AwaitingRetry(message="Retry from the UI"), force=True)
 
 
+@pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_a_retry_at_once_repeats_the_failed_stage_and_nothing_else(
     workplace: Workplace, client: SyncPrefectClient, worker: Path
 ) -> None:
@@ -159,6 +160,7 @@ def test_a_retry_at_once_repeats_the_failed_stage_and_nothing_else(
                       ("data.test", "Computed"), *3 * [("data.test", "Reused")]]  # fmt: skip
 
 
+@pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_a_retry_at_once_of_a_run_whose_process_was_killed_attaches_to_its_job(
     workplace: Workplace, client: SyncPrefectClient, worker: Path
 ) -> None:
@@ -181,6 +183,7 @@ def test_a_retry_at_once_of_a_run_whose_process_was_killed_attaches_to_its_job(
     assert [run.name for run in runs if run.state is None or not run.state.is_final()] == []
 
 
+@pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_cancelling_stops_the_job(workplace: Workplace, client: SyncPrefectClient, worker: Path) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow_run = start(workplace)
@@ -229,6 +232,7 @@ def alignment(*arguments: str) -> Result:
     return CliRunner().invoke(app, arguments)
 
 
+@pytest.mark.slow("runs a recipe by a worker of Prefect")
 def test_a_run_from_the_terminal(terminal: Path, worker: Path) -> None:
     first = run_in_process_of_its_own()
     assert first.returncode == 0, first.stdout + first.stderr

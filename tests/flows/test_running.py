@@ -52,6 +52,7 @@ def outcomes(rows: list[dict[str, str]]) -> dict[str, str]:
     return {row["stage"]: row["outcome"] for row in rows}
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_second_run_reuses_everything_and_a_deleted_manifest_is_a_miss(workplace: Workplace) -> None:
     assert outcomes(few(workplace.recipe, NODES)) == dict.fromkeys(NODES, "computed")
     progress = [artifact.data for artifact in artifacts(newest_run(), "progress")]
@@ -86,6 +87,7 @@ def _run_killed_without_mercy(workplace: Workplace) -> None:
         flow.wait()
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(workplace: Workplace) -> None:
     _run_killed_without_mercy(workplace)
     again = workplace.start_flow("data.test", "data.words")
@@ -101,6 +103,7 @@ def test_a_run_killed_without_mercy_leaves_its_job_and_the_next_attaches_to_it(w
     assert workplace.manifest("data.words") is not None
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Workplace) -> None:
     """As when the worker dies that reads what the run prints: the next line hits a broken pipe."""
     workplace.write_recipe("waits_for: '{sign}'")
@@ -124,6 +127,7 @@ def test_a_run_whose_terminal_is_gone_leaves_its_job_to_the_next(workplace: Work
     assert list(workplace.attempts("data.words").values()) == ["SUCCEEDED"]
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     flow = workplace.start_flow("data.test", "data.words")
@@ -138,6 +142,7 @@ def test_an_interrupted_run_stops_its_job_before_it_ends(workplace: Workplace) -
     assert workplace.manifest("data.words") is None
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Workplace) -> None:
     workplace.write_recipe("waits_for: '{sign}'")
     first = workplace.start_flow("data.test", "data.words")
@@ -158,6 +163,7 @@ def test_of_two_runs_that_follow_a_job_only_the_last_one_stops_it(workplace: Wor
             process.wait()
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_run_that_comes_while_the_last_one_is_cancelled_submits_another_job(workplace: Workplace) -> None:
     """The cancelled run has died before it could stop the job that nobody follows any more."""
     _run_killed_without_mercy(workplace)
@@ -193,6 +199,7 @@ def test_what_is_wrong_is_said_before_any_job(workplace: Workplace, monkeypatch:
         few("tiny", NODES)
 
 
+@pytest.mark.slow("runs a recipe as Ray jobs")
 def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_what_waited(
     workplace: Workplace,
 ) -> None:

@@ -144,6 +144,7 @@ def planted(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, str]]:
 
 @pytest.mark.timeout(1500)  # some twenty jobs, each of which loads torch
 @pytest.mark.parametrize("store_url", ["s3"], indirect=True)
+@pytest.mark.slow("some twenty Ray jobs")
 def test_every_stage_of_a_branching_recipe_is_computed_once_from_what_it_names(
     workplace: Workplace, planted: dict[str, str], ray_folder: Path, prefect_api: str, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -144,6 +144,7 @@ def test_what_is_computed_again_is_the_same(model_type: str, kind: GradientCheck
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow("torch compiles layers")
 def test_compiled_layers_are_those_of_float64(device: torch.device) -> None:
     model = built(CONFIGS["llama"], torch.bfloat16, "sdpa").to(device)
     policy = PolicyModel(model)

@@ -176,6 +176,7 @@ def test_a_job_that_no_node_could_hold_is_refused(jobs: RayJobs) -> None:
     assert jobs.running() == []
 
 
+@pytest.mark.slow("starts a Ray head, or waits for one")
 def test_a_job_that_a_busy_cluster_has_no_room_for_is_waited_for(tmp_path: Path) -> None:
     """Though Ray gives up what has not started after a while; and one that is stopped before its start never runs."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -205,6 +206,7 @@ def test_a_job_that_a_busy_cluster_has_no_room_for_is_waited_for(tmp_path: Path)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow("starts a Ray head, or waits for one")
 def test_a_cluster_whose_nodes_have_not_joined_yet_is_waited_for(tmp_path: Path) -> None:
     """As after the restart of a killed head, which answers before they have."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
@@ -235,6 +237,7 @@ def test_a_cluster_whose_nodes_have_not_joined_yet_is_waited_for(tmp_path: Path)
         shutil.rmtree(folder, ignore_errors=True)
 
 
+@pytest.mark.slow("starts a Ray head, or waits for one")
 def test_a_lost_cluster_is_said_in_one_sentence(tmp_path: Path) -> None:
     folder = Path(tempfile.mkdtemp(prefix="ray-"))
     head, address = start_ray(tmp_path / "ray.log", folder)

@@ -30,6 +30,7 @@ PARAMETERS = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=8, stop_t
 SAMPLED = requests(PROMPTS, PARAMETERS)
 
 
+@pytest.mark.slow("starts engines as Ray actors")
 def test_bundles() -> None:
     assert engine_bundles(CONFIG) == [{"CPU": 0.5}, {"CPU": 0.5}]
     gpu = CONFIG.model_copy(update={"engines": 1, "gpus_per_engine": 2.0, "tensor_parallel_size": 2})

@@ -169,6 +169,7 @@ def used_otherwise() -> set[str]:
 
 
 @pytest.mark.parts
+@pytest.mark.slow("reads all code for each setting")
 def test_every_setting_is_read() -> None:
     lacking = [name for name in unread(reachable(Recipe), reads_of_the_product()) if name not in used_otherwise()]
     assert lacking == [], "remove these settings, or make the code read them"

@@ -71,6 +71,7 @@ def played(tools: ToolEnvironments, *replies: str) -> list[Feedback]:
     return asyncio.run(play())
 
 
+@pytest.mark.slow("a process imports vLLM's parsers")
 def test_the_schemas_of_all_tools(tools: ToolEnvironments) -> None:
     functions = {schema["function"]["name"]: schema["function"] for schema in tools.tools}
     assert list(functions) == ["python", "hang", "put", "total"]
@@ -175,6 +176,7 @@ def test_only_what_the_policy_sampled_is_trained(tools: ToolEnvironments) -> Non
         list(rows_to_play([{**ROW, "tools": tools.tools}], tools))
 
 
+@pytest.mark.slow("a process imports vLLM's parsers")
 def test_calls_are_read_by_the_schemas_of_a_row() -> None:
     """Where the format has no types, as that of qwen3_coder, these are the schema's."""
     written = "<tool_call>\n<function=add>\n<parameter=x>\n7\n</parameter>\n</function>\n</tool_call>"
@@ -221,6 +223,7 @@ def test_what_is_no_tool_is_refused(function: str, options: dict[str, Any], prob
         FunctionTools(config, FILE)
 
 
+@pytest.mark.slow("a process imports vLLM's parsers")
 def test_what_does_not_fit_is_refused_before_anything_is_sampled(tmp_path: Path) -> None:
     def opened(tokenizer: Any = CHATML, **changes: Any) -> None:
         given = {**SETTINGS, "tools": {"shop": SETTINGS["tools"]["shop"]}, **changes}  # type: ignore[index]

@@ -19,6 +19,7 @@ from tests.rlhf_core.pipeline.recipes import model_folder, write
 pytestmark = pytest.mark.parts
 
 
+@pytest.mark.slow("imports the models of transformers")
 def test_an_attention_that_the_architecture_lacks(tmp_path: Path) -> None:
     model_folder(tmp_path)
     rows = read_object(tmp_path / "model" / "config.json")["vocab_size"]

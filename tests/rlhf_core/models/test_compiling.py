@@ -41,6 +41,7 @@ def gradient(policy: PolicyModel) -> Tensor:
     return torch.cat([p.grad.flatten().float() for p in policy.parameters() if p.grad is not None])
 
 
+@pytest.mark.slow("torch compiles layers")
 def test_compiled_layers_compute_what_plain_ones_do_with_gradients_and_without() -> None:
     plain = PolicyModel(small_model(small_config("llama"), dtype=torch.bfloat16))
     compiled = copy.deepcopy(plain)
@@ -59,6 +60,7 @@ def test_compiled_layers_compute_what_plain_ones_do_with_gradients_and_without()
     assert (found - expected).norm() < 0.02 * expected.norm()
 
 
+@pytest.mark.slow("torch compiles layers")
 def test_an_engine_trains_a_model_with_compiled_layers(tmp_path: Path) -> None:
     found, folder = [], tiny_model(tmp_path)
     for with_compiled in (False, True):

@@ -257,6 +257,7 @@ def test_an_auto_map_of_an_architecture_that_transformers_has_is_ignored(problem
     assert problems(change) == []
 
 
+@pytest.mark.slow("a process builds the model's class")
 def test_a_folder_with_experts_may_balance_them(problems: Problems) -> None:
     def change(recipe: dict[str, Any], root: Path) -> None:
         put("sft", "moe_coefficient", value=0.01)(recipe, root)

@@ -262,6 +262,7 @@ KL = {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER}
          ["rl.environment: the chat template refuses a conversation: this model knows user and assistant turns only"]),
     ],
 )  # fmt: skip
+@pytest.mark.slow("a process builds the model's class")
 def test_what_a_model_cannot_do_is_said_before_its_job(problems: Problems, change: Change, expected: list[str]) -> None:
     said = problems(change)
     assert len(said) == len(expected), said

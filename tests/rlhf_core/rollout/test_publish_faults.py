@@ -71,6 +71,7 @@ def spoil_plain(worker: Any, name: str) -> None:
     ("module", "row", "named"),
     [("self_attn.qkv_proj", 5, "q_proj"), ("self_attn.qkv_proj", 127, "v_proj"), ("mlp.gate_up_proj", 100, "up_proj")],
 )
+@pytest.mark.slow("starts vLLM")
 def test_one_element_of_a_weight(served: Served, module: str, row: int, named: str) -> None:
     """A fused layer is taken apart: the published tensor is named, and no other."""
     model, engine = served

@@ -95,6 +95,7 @@ def assert_proven(context: LocalContext) -> None:
         assert "tensors_not_read_back" not in metrics
 
 
+@pytest.mark.slow("RL with vLLM")
 def test_grpo_of_all_weights(models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path) -> None:
     output, context = run_rl(models, tmp_path, in_process)
     assert_proven(context)
@@ -106,6 +107,7 @@ def test_grpo_of_all_weights(models: dict[str, Input], in_process: InProcessClus
     assert experts <= set(moved)
 
 
+@pytest.mark.slow("RL with vLLM")
 def test_grpo_of_an_adapter_its_merge_and_an_evaluation(
     models: dict[str, Input], in_process: InProcessCluster, tmp_path: Path
 ) -> None:

@@ -180,6 +180,7 @@ def test_settings_that_cannot_work_are_refused(changes: dict[str, Any], message:
         settings(**changes)
 
 
+@pytest.mark.slow("starts vLLM")
 def test_a_real_engine_gives_the_log_probs_of_the_model(inputs: dict[str, Input], tmp_path: Path) -> None:
     output = generate.run(settings(rewards={}), inputs, context_of(tmp_path, inputs), InProcessCluster())
     model, tokenizer = (

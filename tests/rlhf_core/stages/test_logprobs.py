@@ -55,6 +55,7 @@ def test_what_is_stored(inputs: dict[str, Input], tmp_path: Path, monkeypatch: p
     assert torch.allclose(found, logprobs_by_transformers(inputs["reference.model"].folder, PAIRS[:32]), atol=1e-4)
 
 
+@pytest.mark.slow("trains twice")
 def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], tmp_path: Path) -> None:
     # The first pair by every measure, the second by the mean log-prob of its tokens alone; the third is a tie.
     lengths = ((2, 2), (4, 1), (1, 1))
@@ -87,6 +88,7 @@ def test_how_often_the_chosen_completion_is_preferred(inputs: dict[str, Input], 
 
 
 @pytest.mark.parametrize("lora", [None, {"rank": 4}])
+@pytest.mark.slow("trains twice")
 def test_training_is_the_same(inputs: dict[str, Input], tmp_path: Path, lora: dict[str, Any] | None) -> None:
     stored = {
         f"reference.logprobs.{name}": read(tmp_path / name, inputs["reference.model"], inputs[rows])

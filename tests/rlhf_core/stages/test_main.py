@@ -149,6 +149,7 @@ def test_a_stop_inside_a_callback_whose_errors_python_drops_is_not_lost(
     assert _lease(local.store, spec.ref).released
 
 
+@pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_that_waits_for_its_ray_workers_stops_in_order_too(
     local: ArtifactRepository, tmp_path: Path, jobs: _Jobs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -187,6 +188,7 @@ def test_a_killed_job_is_replaced_at_once_on_the_same_machine(
     run_job(local.store.url, spec.ref)
 
 
+@pytest.mark.slow("jobs that are stopped in order")
 def test_a_job_whose_lease_was_taken_stops_itself(local: ArtifactRepository, tmp_path: Path, jobs: _Jobs) -> None:
     spec = specified(local, tmp_path, SLOW)
     job = jobs.start(local.store, spec.ref)

@@ -96,6 +96,7 @@ def test_the_planned_commit_of_a_data_set_is_loaded(local: ArtifactRepository, t
     assert manifest.pins == {f"hf://datasets/{REPOSITORY}@main": commit}
 
 
+@pytest.mark.slow("starts a hub and a job")
 def test_the_planned_commit_of_a_model_is_loaded(local: ArtifactRepository, tmp_path: Path, hub: Hub) -> None:
     old, new = model_files(tmp_path / "old", seed=1), model_files(tmp_path / "new", seed=2)
     hub.commit(old)

@@ -97,6 +97,7 @@ def write_reward(folder: Path, body: str) -> None:
     (folder / "reward.py").write_text(f"def reward(completions, prompts, rows):\n    {body}\n")
 
 
+@pytest.mark.slow("RL on Ray until it has learned")
 def test_grpo_with_a_users_function_learns_and_proves_every_publish(
     model: Input, in_process: InProcessCluster, tmp_path: Path
 ) -> None:
@@ -156,6 +157,7 @@ def test_grpo_samples_and_judges_while_it_trains(
     assert context.logs[0][1]["rollout_mismatch"] < 1e-4  # of the weights that sampled it
 
 
+@pytest.mark.slow("RL on Ray until it has learned")
 def test_ppo_with_a_reward_model_its_critic_and_rewards_of_steps(
     model: Input, reward_model: Input, ray_cluster: None, tmp_path: Path
 ) -> None:

@@ -142,6 +142,7 @@ def test_tolerated_failures_leave_their_prompts_out_and_are_counted(
         run(tmp_path / "less", model, "bx", {"tolerated_failures": 0.4})
 
 
+@pytest.mark.slow("RL with vLLM")
 def test_each_row_is_played_in_the_environment_that_it_names(model: Input, tmp_path: Path) -> None:
     """`c` is never said: its row has as many turns as its environment allows, and what that gives for each."""
     game, retry, plain = (

@@ -118,6 +118,7 @@ def check_kept(published: Path, base: Path) -> None:
 
 
 @pytest.mark.parametrize("algorithm", list(BLOCKS))
+@pytest.mark.slow("a run that is killed, and one that is not")
 def test_a_killed_run_ends_as_if_it_had_not_been(inputs: Inputs, algorithm: str, tmp_path: Path) -> None:
     whole = tmp_path / "whole"
     whole.mkdir()

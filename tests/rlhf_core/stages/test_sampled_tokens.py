@@ -84,6 +84,7 @@ def completions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Input, Input]
     return inputs["model"], local_input(made.folder, Kind.DATASET)
 
 
+@pytest.mark.slow("starts vLLM")
 def test_texts_are_as_the_policy_wrote_them(completions: tuple[Input, Input]) -> None:
     words = load_tokenizer(completions[0].folder)
     marks, ends = words.convert_tokens_to_ids(list(MARKS)), words.convert_tokens_to_ids([END, "<eos>"])

@@ -116,6 +116,7 @@ def expected(inputs: Inputs, tmp_path_factory: pytest.TempPathFactory) -> dict[s
         ("after the manifest", 4),
     ],
 )
+@pytest.mark.slow("runs that are killed at each moment")
 def test_a_killed_run_ends_as_if_it_had_not_been(
     inputs: Inputs, expected: dict[str, bytes], tmp_path: Path, moment: str, resumed_after: int
 ) -> None:

@@ -121,6 +121,7 @@ def whole(ray_cluster: None, inputs: dict[str, Input], tmp_path_factory: pytest.
     return folder
 
 
+@pytest.mark.slow("jobs with two ranks")
 def test_two_ranks_train_the_same_policy_as_one(inputs: dict[str, Input], whole: Path, tmp_path: Path) -> None:
     context = context_of(tmp_path, inputs)
     one = sft.run(CONFIG.model_copy(update={"engine": ENGINE}), inputs, context, inline)
@@ -137,6 +138,7 @@ def test_two_ranks_train_the_same_policy_as_one(inputs: dict[str, Input], whole:
     assert CONFIG.reserves().devices == 1.0
 
 
+@pytest.mark.slow("jobs with two ranks")
 def test_a_run_killed_twice_ends_as_if_it_had_not_been(inputs: dict[str, Input], whole: Path, tmp_path: Path) -> None:
     address = ray.get_runtime_context().gcs_address
     step = 0

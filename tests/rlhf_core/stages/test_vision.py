@@ -169,6 +169,7 @@ DPO = {
 }  # fmt: skip
 
 
+@pytest.mark.slow("RL of a vision model with vLLM")
 def test_dpo_prefers_what_is_in_the_pictures(model: Input, tmp_path: Path) -> None:
     """Of pairs whose prompts differ in their pictures alone."""
     dataset = local_input(made(tmp_path / "pairs", "preferences", pairs(rows(16))).folder, Kind.DATASET)
@@ -262,6 +263,7 @@ def require_log_probs_of_the_engine(trajectories: list[Trajectory], policy: Path
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
 def test_rl_trains_what_the_engine_sampled_of_pictures(
     trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -304,6 +306,7 @@ class Shows:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
 def test_what_an_environment_shows_is_sampled_from_and_trained(
     trained: Output, prompts: Input, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,6 +357,7 @@ async def run(row, base_url, api_key):
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
 def test_what_an_agent_shows_is_sampled_from_and_trained(
     trained: Output, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -428,6 +432,7 @@ def test_what_cannot_be_shown_ends_the_episode(
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("RL of a vision model with vLLM")
 def test_evaluation_answers_what_is_in_the_pictures(trained: Output, prompts: Input, tmp_path: Path) -> None:
     inputs = {"model": local_input(trained.folder, Kind.POLICY), "dataset": prompts}
     settings = valid(EvaluationConfig, {

@@ -111,6 +111,7 @@ def kept(folder: Path) -> set[str]:
 
 
 @pytest.mark.timeout(300)
+@pytest.mark.slow("starts vLLM for a vision model")
 def test_completions_are_sampled_of_the_images_and_kept_with_them(
     model: Input, prompts: Input, reference: Input, completions: Input
 ) -> None:

@@ -54,6 +54,7 @@ def steps(engine: DeepSpeedEngine, count: int) -> tuple[list[StepMetrics], dict[
         (3, "bfloat16", OPTIMIZER, None),
     ],
 )
+@pytest.mark.slow("trains under DeepSpeed three times")
 def test_restored_equals_kept(
     folder: Path, stage: int, dtype: str, optimizer: OptimizerConfig, lora: LoraConfig | None
 ) -> None:

@@ -94,6 +94,7 @@ def of(answers: Answers, name: str) -> dict[str, Tensor]:
     return found
 
 
+@pytest.mark.slow("starts two ranks for all tests of the file")
 def test_both_ranks_get_metrics_over_both(answers: Answers) -> None:
     one, other = (numbers["metrics"] for numbers in answers[0])
     assert one == other
