@@ -15,7 +15,6 @@ from xdist.scheduler import LoadScopeScheduling
 from deployments.stack.environment import RECIPES
 from rlhf_core.rollout.child_process import ChildProcess
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
-from tests.durations import SLOW, stored
 from tests.services import S3Server, s3_prefix
 
 __all__ = [
@@ -60,6 +59,8 @@ def group_of(nodeid: str) -> str:
 @pytest.hookimpl(trylast=True)  # once tests are deselected
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The longest group first: else one process has it left when the other has ended."""
+    from tests.durations import SLOW, stored  # after pytest has loaded it as a plugin
+
     durations = stored()
     seconds: defaultdict[str, float] = defaultdict(float)
     for file in {item.nodeid.partition("::")[0] for item in items}:
