@@ -35,7 +35,7 @@ test-all: setup  ## all tests, those of a night included
 	@$(PYTEST) -n 2
 
 endurance: setup  ## PART=chaos, two-nodes, rl-matrix, mutations, architectures or benchmarks: a part of the tests of a night
-	@$(PYTEST) -n 2 -m endurance $(if $(PART),--part $(PART))
+	@$(PYTEST) -n 2 -m endurance $(if $(PART),--part=$(PART))
 
 durations: setup  ## refresh tests/durations.json, by which tests are ordered, from a run of all
 	@$(PYTEST) -n 2 --store-durations
