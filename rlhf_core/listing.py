@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 
 def first_repeated(names: Sequence[str]) -> str | None:
     """The first name that occurs twice."""
-    return next((name for name in names if names.count(name) > 1), None)
+    counts = Counter(names)
+    return next((name for name in names if counts[name] > 1), None)
 
 
 def some(names: Sequence[str], most: int) -> str:
