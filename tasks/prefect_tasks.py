@@ -20,7 +20,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.states import Cancelled, Completed
 
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.errors import AlignmentError, shortened
+from rlhf_core.errors import AlignmentError, reason_of, shortened
 from rlhf_core.pipeline.graph import Node
 from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.stages.table import STAGES
@@ -126,6 +126,9 @@ def _compute_node(node_name: str, runner: StageRunner) -> Any:
         return Cancelled(message=str(cancelled))
     except AlignmentError as error:
         watcher.ended(f"failed: {str(error).removeprefix(f'{node_name}: ')}")
+        raise
+    except Exception as error:  # of a library: the run's page says why it failed, whatever it was
+        watcher.ended(f"failed: {type(error).__name__}: {reason_of(error)}")
         raise
     watcher.done()
     if result.reused:

@@ -216,6 +216,17 @@ def test_a_failed_stage_says_why_on_its_run_s_page_and_the_next_attempt_closes_w
     assert task_states(run) == {**before, "pretrain": "NotRun"}
 
 
+def test_a_library_s_error_is_on_the_run_s_page_too(workplace: Workplace, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ConnectionResetError("the peer has gone")
+
+    monkeypatch.setattr("tasks.prefect_tasks.run_stage", broken)
+    with pytest.raises(Exception, match="the peer has gone"):
+        few(workplace.recipe, NODES)
+    shown = {artifact.description for artifact in artifacts(newest_run(), "progress")}
+    assert "**data.test** failed: ConnectionResetError: the peer has gone" in shown
+
+
 def task_states(flow_run: FlowRun) -> dict[str, str | None]:
     of_run = FlowRunFilter(id=FlowRunFilterId(any_=[flow_run.id]))
     with get_client(sync_client=True) as client:
