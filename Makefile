@@ -4,7 +4,7 @@ BIN := .venv/bin
 # No look-ups on the hub (each hangs for half a minute without a network), and no threads beyond the cores.
 QUICK := HF_HUB_OFFLINE=1 OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false
 LINTED := rlhf_core flows tasks deployments tests benchmarks examples
-MUTATIONS := tests/rlhf_core/pipeline/test_recipe_property.py tests/rlhf_core/pipeline/test_model_folder_property.py \
+MUTATIONS := tests/rlhf_core/recipe/test_recipe_property.py tests/rlhf_core/preflight/test_model_folder_property.py \
 	tests/rlhf_core/data/test_mutated_data.py
 
 # With KIT, a folder that `make kit` has filled, the GPU checks run in PYTHON with the kit's packages, and need no .venv.

@@ -28,7 +28,7 @@ from rich.table import Table
 from benchmarks import unequal_game
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.word_models import SHAPES, make_model, word_ids
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child

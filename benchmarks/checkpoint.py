@@ -27,10 +27,10 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.store import Store
-from rlhf_core.config.checkpoint import CheckpointConfig
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.supervised.examples import Example, divide
 from rlhf_core.supervised.sft import LanguageModelWorker, pack_sequences
 from rlhf_core.training.checkpointing import Checkpointing

@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.stage_alone import stage_input
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages.dataset import run
 

@@ -74,9 +74,9 @@ def phase(name: str) -> Iterator[dict[str, int]]:
 
 def ours(root: Path, processes: int, last: str) -> None:
     with phase("start"):
-        from rlhf_core.config.data import DatasetConfig
-        from rlhf_core.config.stages import PretrainConfig
-        from rlhf_core.data.chat import load_tokenizer
+        from rlhf_core.chat.encoding import load_tokenizer
+        from rlhf_core.config.data.dataset import DatasetConfig
+        from rlhf_core.config.stages.language_models import PretrainConfig
         from rlhf_core.data.fitting import RowPolicy
         from rlhf_core.data.reading import iterate_rows
         from rlhf_core.stages.dataset import run

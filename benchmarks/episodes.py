@@ -22,8 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmarks.word_models import SHAPES, make_model, word_ids
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.environments import Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.episodes.rollouter import Rollouter, Start

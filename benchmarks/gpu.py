@@ -28,9 +28,9 @@ from torch import Tensor, nn
 
 from benchmarks.gpu_workload import QWEN3, TINY, Scale, Work, minibatch, sequences, unrelated, work
 from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.config.algorithms import GRPOConfig
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.rl.algorithms import GRPOConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.division import Division
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics

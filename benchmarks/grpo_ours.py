@@ -15,8 +15,8 @@ from benchmarks import grpo_workload
 from benchmarks.grpo_workload import LEARNING_RATE, GRPOWorkload, prompt_ids, rows
 from benchmarks.stage_alone import stage_inputs
 from benchmarks.workload import COMPILED, SELECTIVE, Result, answer, measured
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import rl

@@ -17,8 +17,8 @@ from typing import Any
 
 from benchmarks.word_models import CONTEXT, word_ids
 from benchmarks.workload import Workload
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 
 PROMPTS = 256  # in the dataset
 LEARNING_RATE = 1e-9  # of both sides: a single step of 1e-6 can double the length of completions

@@ -29,12 +29,12 @@ import torch
 from transformers import LlamaConfig, LlamaForSequenceClassification
 
 from benchmarks.logprobs import machine
-from rlhf_core.config.rewards import HTTPReward
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.errors import RewardError
-from rlhf_core.models.folder import update_json
+from rlhf_core.models.folders.folder import update_json
+from rlhf_core.reward_server.model import ServedModel
 from rlhf_core.rewards.http import RewardServer
-from rlhf_core.serving.model import ServedModel
 from tests.services import free_ports
 
 WORDS = tuple(f"word{number} " for number in range(500))

@@ -17,9 +17,9 @@ from benchmarks.stage_alone import stage_inputs
 from benchmarks.supervised_workload import LEARNING_RATES, SupervisedWorkload, reply, result, rows
 from benchmarks.workload import COMPILED, SELECTIVE, Result, answer
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.stages import preference, sft
 from rlhf_core.stages.key import computing_libraries

@@ -13,8 +13,8 @@ from typing import Any, Literal
 
 from benchmarks.word_models import CONTEXT, word_ids
 from benchmarks.workload import Result, Workload, measured
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 
 SPREAD = 0.6  # standard deviation of the logarithm of a length
 COMPLETIONS = {"dpo": ("chosen", "rejected"), "sft": ("completion",)}

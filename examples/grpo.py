@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.config.algorithms import GRPOConfig
+from rlhf_core.config.rl.algorithms import GRPOConfig
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.packing import pack
 from rlhf_core.types import Minibatch, PackedBatch, Scored

@@ -7,8 +7,8 @@ from uuid import UUID
 
 from prefect.client.orchestration import get_client
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.recipe.recipe import Recipe
 
 _LONGEST = 200  # characters of a name
 

@@ -1,4 +1,4 @@
-"""Runs rounds of a loop one after another, each to its verdict. What a round is made of: pipeline/round_drafting.py."""
+"""Runs rounds of a loop one after another, each to its verdict. What a round is made of: graph/round_drafting.py."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from rlhf_core.artifacts.leases import Holder
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import RoundEnd, Rounds
 from rlhf_core.errors import NothingLeftError, StageError
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.graph.round_drafting import PROMPTS, ROUND
 from rlhf_core.pipeline.prepare import Prepared, prepare, require_loop
-from rlhf_core.pipeline.round_drafting import PROMPTS, ROUND
+from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.report.rounds import page
 
 

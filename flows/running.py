@@ -22,7 +22,7 @@ from flows.names import name_run, run_name
 from flows.report_link import link_report
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.errors import NothingLeftError, RecipeError, StageError
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import Prepared, pins_path, prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord, write_record
 from rlhf_core.pipeline.specs import run_settings

@@ -20,7 +20,7 @@ from prefect.workers.process import ProcessWorker, ProcessWorkerResult
 
 from flows.never_started import end_never_started
 from rlhf_core.errors import VariableError
-from rlhf_core.variables import check_all
+from rlhf_core.system.variables import check_all
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore", UserWarning)  # that it replaces ProcessWorker: intended

@@ -11,8 +11,8 @@ from typing import Any, Literal, Protocol
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest, MetricValue
 from rlhf_core.config.base import Role
-from rlhf_core.config.placement import Reservation, of_each
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.engines.placement import Reservation, of_each
+from rlhf_core.config.stages.base import StageConfig
 
 # The kinds of artifact that serve in each role.
 KINDS_OF_ROLE: Mapping[Role, frozenset[Kind]] = {

@@ -21,7 +21,7 @@ from prefect.states import Cancelled, Completed
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.errors import AlignmentError, reason_of, shortened
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.specs import RunSettings
 from rlhf_core.stages.table import STAGES
 from rlhf_core.tracking.protocol import Progress

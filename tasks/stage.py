@@ -13,9 +13,9 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
+from rlhf_core.graph.user_files import named_variables
 from rlhf_core.pipeline.specs import RunSettings, store_spec
-from rlhf_core.pipeline.user_files import named_variables
 from tasks.followers import Follower
 from tasks.job_end import JobEndedError, JobNotStartedError
 from tasks.job_request import JobRequest, id_prefix

@@ -13,7 +13,7 @@ import pytest
 from xdist.scheduler import LoadScopeScheduling
 
 from deployments.stack.environment import RECIPES
-from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.processes.child_process import ChildProcess
 from tests.cluster import prefect_api, ray_address, ray_folder, warm_socket
 from tests.services import S3Server, s3_prefix
 

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import ray
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from tests.rlhf_core.stages.killed_jobs import killed_and_whole
 from tests.rlhf_core.stages.rl_jobs import job_inputs, two_by_two
 

@@ -16,7 +16,7 @@ from deployments.cli.init import RECIPE_FILE, SHARED, STARTERS, Method, filled, 
 from rlhf_core.pipeline.prepare import check
 from rlhf_core.stages.table import STAGES
 from tests.hub import REPOSITORY, running_hub
-from tests.rlhf_core.pipeline.recipes import QUESTION, model_folder
+from tests.rlhf_core.recipes import QUESTION, model_folder
 
 pytestmark = pytest.mark.parts
 

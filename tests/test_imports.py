@@ -17,20 +17,23 @@ LAYERS = ("rlhf_core", "tasks", "flows", "deployments")  # each may import itsel
 
 # The packages and files of rlhf_core: each may import itself and what stands before it.
 ORDER = (
-    "errors", "listing", "paths", "variables", "notes", "streams", "threads", "freed_memory", "terminal", "processes",
-    "types", "metrics", "losses", "config", "packing", "division", "models", "algorithms", "preference_losses",
-    "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "serving", "environments", "episodes",
-    "training", "evaluation", "report", "supervised", "rl", "actors", "stages", "pipeline", "tools", "testing",
+    "errors", "system", "types", "metrics", "config", "losses", "packing", "division", "processes", "models", "chat",
+    "algorithms", "tracking", "artifacts", "contract", "data", "rollout", "warm", "rewards", "reward_server",
+    "environments", "episodes", "training", "evaluation", "report", "supervised", "rl", "actors", "stages", "recipe",
+    "graph", "preflight", "pipeline", "inference", "testing",
 )  # fmt: skip
 
 # A library and the only places (prefixes of a file's path) that may import it.
 PLACES = {
     "prefect": ("flows/", "tasks/", "deployments/"),
     "ray": ("rlhf_core/actors/", "tasks/ray_jobs.py", "tasks/job_end.py"),
-    "vllm": ("rlhf_core/rollout/vllm",),
+    "vllm": ("rlhf_core/rollout/vllm/",),
     "deepspeed": ("rlhf_core/training/deepspeed",),
 }
-LIGHT = ("rlhf_core.config", "rlhf_core.artifacts", "rlhf_core.pipeline")
+LIGHT = (
+    "rlhf_core.config", "rlhf_core.models.folders", "rlhf_core.chat", "rlhf_core.artifacts", "rlhf_core.recipe",
+    "rlhf_core.graph", "rlhf_core.preflight", "rlhf_core.pipeline",
+)  # fmt: skip
 HEAVY = ("torch", "vllm", "deepspeed", "peft")
 
 
@@ -162,8 +165,8 @@ def test_stage_table_and_contract_load_without_what_computes() -> None:
 def test_shipped_recipes_parse_without_torch_in_a_second_of_processor_time() -> None:
     program = (
         "import time; start = time.process_time()\n"
-        "from rlhf_core.pipeline.known_recipes import known_recipes\n"
-        "from rlhf_core.pipeline.loading import load_recipe\n"
+        "from rlhf_core.recipe.known_recipes import known_recipes\n"
+        "from rlhf_core.recipe.loading import load_recipe\n"
         "assert known_recipes()\n"
         "for name in known_recipes(): load_recipe(name)\n"
         "assert time.process_time() - start < len(known_recipes()), 'slow'\n"

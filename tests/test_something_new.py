@@ -16,28 +16,28 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.algorithm_table import ALGORITHMS
-from rlhf_core.config.environments import ENVIRONMENTS, ToolsEnvironment
-from rlhf_core.config.format_table import FORMATS
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.preference_losses import PREFERENCE_LOSSES
-from rlhf_core.config.rewards import REWARDS
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.tools import TOOLS
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.data.format_table import FORMATS
+from rlhf_core.config.environments.environments import ENVIRONMENTS, ToolsEnvironment
+from rlhf_core.config.environments.tools import TOOLS
+from rlhf_core.config.rewards.rewards import REWARDS
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.preference_losses import PREFERENCE_LOSSES
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.templates import SHIPPED
 from rlhf_core.environments import Feedback, Reply, open_environments
 from rlhf_core.environments.opening import OwnEnvironments
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RecipeError
+from rlhf_core.graph.outline import outline
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.pipeline.in_process import try_node
-from rlhf_core.pipeline.loading import load_recipe
-from rlhf_core.pipeline.outline import outline
-from rlhf_core.pipeline.preflight import preflight
 from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.preflight.look import preflight
+from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.rl.experience import pack_trajectories
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
@@ -46,7 +46,7 @@ from rlhf_core.stages import preference, rl
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.table import STAGES
 from rlhf_core.types import Minibatch, Scored
-from tests.rlhf_core.data.families import byte_level
+from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.supervised_runs import base_model, context_of, dataset, pairs
 from tests.toys.algorithm import TOY
 from tests.toys.data_format import RIDDLES

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Mapping
 import httpx
 
 from rlhf_core.actors.room import NODES, Bundle, alive_nodes, autoscaling, is_starting, require_reservable, total
-from rlhf_core.config.placement import Reservation
+from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 
 _SECONDS = 3.0
 

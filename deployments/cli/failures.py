@@ -14,7 +14,7 @@ from typing import Any
 from rlhf_core.config.texts import is_unicode
 from rlhf_core.errors import AlignmentError, RecipeError, StackError, one_line
 from rlhf_core.stages.full_disk import explained
-from rlhf_core.streams import escape_unknown_signs
+from rlhf_core.system.streams import escape_unknown_signs
 
 _TOO_LARGE = re.compile(r"\[Errno 27\]|os error 27\b")  # also of libraries that raise errors of their own
 _CERTIFICATES = ("PREFECT_API_SSL_CERT_FILE", "SSL_CERT_FILE", "REQUESTS_CA_BUNDLE", "AWS_CA_BUNDLE")

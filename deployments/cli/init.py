@@ -12,14 +12,14 @@ from typing import Annotated
 import typer
 
 from deployments.stack.environment import REPOSITORY
-from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.texts import is_hub_name
-from rlhf_core.data.opening import name_problem
+from rlhf_core.data.sources.opening import name_problem
 from rlhf_core.errors import RecipeError, StageError, did_you_mean, one_line
-from rlhf_core.models.folder import text_config
-from rlhf_core.models.headers import read_object
-from rlhf_core.paths import resolved, user_path, writing_to
-from rlhf_core.pipeline.methods import method_hint
+from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.headers import read_object
+from rlhf_core.recipe.methods import method_hint
+from rlhf_core.system.paths import resolved, user_path, writing_to
+from rlhf_core.system.scratch import scratch_folder
 
 app = typer.Typer()
 

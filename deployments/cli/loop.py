@@ -16,8 +16,8 @@ from deployments.cli.tables import plan_table
 from rlhf_core.artifacts.opening import open_store, store_url
 from rlhf_core.artifacts.rounds import Rounds
 from rlhf_core.errors import RecipeError, StageError
-from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import prepare, require_loop
+from rlhf_core.recipe.loading import load_recipe
 
 app = typer.Typer()
 

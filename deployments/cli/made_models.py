@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 
 MODELS = frozenset({Kind.BASE_MODEL, Kind.POLICY, Kind.ADAPTER, Kind.REWARD_MODEL})
 

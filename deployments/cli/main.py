@@ -19,7 +19,7 @@ from deployments.cli.failures import explanation, prepare_streams, require_unico
 from deployments.cli.recipe_list import recipe_list
 from deployments.stack.environment import load_stack_environment
 from rlhf_core.errors import did_you_mean
-from rlhf_core.variables import check_all
+from rlhf_core.system.variables import check_all
 
 _MODULES = (stack, init, run, loop, try_stage, artifacts, sampling, serving, merging, verification)
 

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from deployments.cli.signals import end_in_order
-from rlhf_core.paths import resolved
+from rlhf_core.system.paths import resolved
 
 app = typer.Typer()
 
@@ -32,7 +32,7 @@ def merge(
 
     For example: alignment merge ./my-lora --base ./Llama-3.2-1B -o ./my-model
     """
-    from rlhf_core.tools.merging import merge_into
+    from rlhf_core.inference.merging import merge_into
 
     end_in_order()
     name = Path(adapter).name

@@ -12,7 +12,7 @@ from prefect.settings import get_current_settings
 from pydantic import ValidationError
 
 from rlhf_core.errors import StackError
-from rlhf_core.notes import said_after
+from rlhf_core.system.notes import said_after
 
 
 def prefect_api() -> str:

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from rlhf_core.errors import RecipeError, one_line, shortened
-from rlhf_core.pipeline.extending import read_recipe
-from rlhf_core.pipeline.known_recipes import known_recipes
+from rlhf_core.recipe.extending import read_recipe
+from rlhf_core.recipe.known_recipes import known_recipes
 
 _SHOWN = 100  # characters of a description
 

@@ -14,16 +14,16 @@ from typing import Annotated, TextIO
 import typer
 
 from deployments.cli.signals import end_in_order
-from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.config.base import Dtype
 from rlhf_core.data.formats import Row
-from rlhf_core.data.json_rows import NOT_UTF8
+from rlhf_core.data.sources.json_rows import NOT_UTF8
 from rlhf_core.errors import RecipeError
-from rlhf_core.models.folder import stored_dtype
-from rlhf_core.paths import resolved, user_path, writing_to
-from rlhf_core.tools.models import chat_tokenizer, named_models, whole_model
-from rlhf_core.tools.prompts import read_prompts
-from rlhf_core.tools.settings import engine_config, sampling_config
+from rlhf_core.inference.models import chat_tokenizer, named_models, whole_model
+from rlhf_core.inference.prompts import read_prompts
+from rlhf_core.inference.settings import engine_config, sampling_config
+from rlhf_core.models.folders.folder import stored_dtype
+from rlhf_core.system.paths import resolved, user_path, writing_to
+from rlhf_core.system.scratch import scratch_folder
 
 app = typer.Typer()
 
@@ -83,9 +83,9 @@ def generate(
         with whole_model(named) as folder:
             tokenizer = chat_tokenizer(model, folder, chat_template)
             _say(f"{len(rows)} prompts; loading {model}")
+            from rlhf_core.inference.generate import Request
+            from rlhf_core.inference.generate import generate as sample
             from rlhf_core.rollout.engine import EngineSettings  # torch takes seconds
-            from rlhf_core.tools.generate import Request
-            from rlhf_core.tools.generate import generate as sample
 
             settings = EngineSettings(config, dtype or stored_dtype(folder), seed)
             done = 0
@@ -119,8 +119,8 @@ def chat(
     For example: alignment chat support-bot/champion ./Llama-3.2-1B-Instruct --system "Answer in one sentence."
     """
     sampling = sampling_config(temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p, max_tokens=max_tokens)
-    from rlhf_core.tools.chat import Chat, ChatModel
-    from rlhf_core.tools.model_server import Address, running_server, served_model
+    from rlhf_core.inference.chat import Chat, ChatModel
+    from rlhf_core.inference.model_server import Address, running_server, served_model
 
     end_in_order()
     interactive = sys.stdin.isatty()

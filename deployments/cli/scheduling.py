@@ -19,7 +19,7 @@ from pydantic import ValidationError
 
 from deployments.cli.prefect_server import asking_for, prefect_api
 from rlhf_core.errors import RecipeError, did_you_mean
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.recipe.loading import load_recipe
 
 DEPLOYMENT = "iterative-dpo/scheduled"
 _FIELDS = 5

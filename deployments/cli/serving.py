@@ -14,12 +14,12 @@ from deployments.cli.signals import end_in_order
 from deployments.stack.settings import LOOPBACK
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.config.base import Dtype
-from rlhf_core.models.folder import stored_dtype
-from rlhf_core.serving.processes import RewardApplication, listening, serve
-from rlhf_core.serving.settings import Serving, require_reward_model
-from rlhf_core.tools.model_server import Address, running_server, served_model
-from rlhf_core.tools.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
-from rlhf_core.variables import value_of
+from rlhf_core.inference.model_server import Address, running_server, served_model
+from rlhf_core.inference.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
+from rlhf_core.models.folders.folder import stored_dtype
+from rlhf_core.reward_server.processes import RewardApplication, listening, serve
+from rlhf_core.reward_server.settings import Serving, require_reward_model
+from rlhf_core.system.variables import value_of
 
 app = typer.Typer()
 

@@ -8,7 +8,7 @@ from datetime import timedelta
 from rich.table import Table
 from rich.text import Text
 
-from rlhf_core.config.placement import Reservation
+from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.pipeline.estimates import Estimate
 from rlhf_core.pipeline.plan import PlannedNode
 from rlhf_core.pipeline.record import NodeRecord, RunRecord

@@ -16,7 +16,7 @@ from rlhf_core.errors import AlignmentError
 from rlhf_core.pipeline.in_process import Tried, try_node
 from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.report.formatting import main_metrics
-from rlhf_core.terminal import lent_terminal
+from rlhf_core.system.terminal import lent_terminal
 
 app = typer.Typer()
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import reasoning_gym
 
-from rlhf_core.environments.python_tool import SCHEMA
+from rlhf_core.environments.tools.python_tool import SCHEMA
 
 Row = dict[str, Any]
 

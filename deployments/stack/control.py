@@ -32,9 +32,9 @@ from deployments.stack.services import certificate_folder, services
 from deployments.stack.settings import SHORT, Stack, open_stack, stored_ports, write_private
 from deployments.stack.starting import await_all, problem_of, timeout
 from deployments.stack.supervision import Supervisor, configuration, inherited_environment
-from rlhf_core.artifacts.scratch import sweep
 from rlhf_core.errors import StackError
 from rlhf_core.stages.job_context import workdir_root
+from rlhf_core.system.scratch import sweep
 
 
 @dataclass(frozen=True, slots=True)

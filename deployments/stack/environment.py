@@ -14,8 +14,8 @@ from urllib.parse import urlsplit
 from deployments.stack.files import read_variables
 from rlhf_core.config.texts import names_a_host
 from rlhf_core.errors import StackError, one_line
-from rlhf_core.pipeline.known_recipes import RECIPES_VARIABLE
-from rlhf_core.variables import folder_of
+from rlhf_core.recipe.known_recipes import RECIPES_VARIABLE
+from rlhf_core.system.variables import folder_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BUCKET = "alignment"

@@ -17,7 +17,7 @@ import psutil
 from deployments.stack.certificate import seaweedfs_variables
 from deployments.stack.environment import BUCKET, REPOSITORY
 from deployments.stack.settings import LOOPBACK, Stack
-from rlhf_core.variables import value_of
+from rlhf_core.system.variables import value_of
 from rlhf_core.warm.client import SOCKET_VARIABLE
 
 WORK_POOL = "alignment"

@@ -12,7 +12,7 @@ from deployments.stack.services import Service
 from deployments.stack.settings import Stack
 from deployments.stack.supervision import Supervisor
 from rlhf_core.errors import StackError
-from rlhf_core.variables import value_of
+from rlhf_core.system.variables import value_of
 
 _LAST_LINES = 5
 

@@ -17,14 +17,14 @@ from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import ASIDE, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.artifacts.scratch import remove_all
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.contract import Before, StageContext
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.engines import verb
 from rlhf_core.rollout.publication import Files, Publication, received
-from rlhf_core.rollout.vllm_environment import take_temporary_folder
-from rlhf_core.threads import use_threads
+from rlhf_core.rollout.vllm.environment import take_temporary_folder
+from rlhf_core.system.scratch import remove_all
+from rlhf_core.system.threads import use_threads
 
 S = TypeVar("S")
 P = ParamSpec("P")
@@ -51,7 +51,7 @@ class EngineActor:
         take_temporary_folder()
         use_threads(settings.config.num_threads)
         # Importing vLLM takes seconds, which only the actors should spend.
-        from rlhf_core.rollout.vllm_engine import VllmEngine
+        from rlhf_core.rollout.vllm.engine import VllmEngine
 
         self._engine = VllmEngine(context.fetch(model).folder, settings)
 

@@ -13,8 +13,8 @@ import ray
 from ray.util.placement_group import PlacementGroup, placement_group, remove_placement_group
 
 from rlhf_core.actors.room import Bundle, autoscaling, in_words, require_possible, total
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.warm.client import python_command
 

@@ -6,9 +6,9 @@ import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rlhf_core.config.placement import Reservation
+from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.errors import StageError
-from rlhf_core.variables import value_of
+from rlhf_core.system.variables import value_of
 
 NODES = "/api/v0/nodes?limit=10000"  # of the dashboard; the most that it lists
 

@@ -13,10 +13,10 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from rlhf_core.actors import forwarding
 from rlhf_core.actors.calls import ASIDE, CALL_SECONDS, leave, wait
 from rlhf_core.actors.placement import reserve, runtime_environment, worker_bundles
-from rlhf_core.artifacts.scratch import remove_all
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import Before
-from rlhf_core.threads import use_threads
+from rlhf_core.system.scratch import remove_all
+from rlhf_core.system.threads import use_threads
 
 W = TypeVar("W")
 S = TypeVar("S")

@@ -1,10 +1,10 @@
-"""RL algorithms, one small file each; config/algorithm_table.py lists them."""
+"""RL algorithms, one small file each; config/rl/algorithm_table.py lists them."""
 
 from importlib import import_module
 
 from rlhf_core.algorithms.base import Algorithm
-from rlhf_core.config.algorithm_table import ALGORITHMS
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.stage import RLConfig
 
 
 def build_algorithm(config: RLConfig) -> Algorithm:

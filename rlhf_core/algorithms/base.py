@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from rlhf_core.config.algorithms import AlgorithmConfig
+from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.losses import kl
 from rlhf_core.losses.masking import weighted_sum

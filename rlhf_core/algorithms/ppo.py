@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm
-from rlhf_core.config.algorithms import PPOConfig
+from rlhf_core.config.rl.algorithms import PPOConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.types import Scored, TrainingBatch
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm, to_tokens
-from rlhf_core.config.algorithms import ReinforcePlusPlusBaselineConfig
+from rlhf_core.config.rl.algorithms import ReinforcePlusPlusBaselineConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.types import Scored, TrainingBatch
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.algorithms.base import Algorithm, to_tokens
-from rlhf_core.config.algorithms import RLOOConfig
+from rlhf_core.config.rl.algorithms import RLOOConfig
 from rlhf_core.losses import advantages as adv
 from rlhf_core.types import Scored, TrainingBatch
 

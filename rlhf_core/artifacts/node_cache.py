@@ -18,8 +18,8 @@ from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from rlhf_core.artifacts.scratch import new_folder, remove, scratch_folder
-from rlhf_core.variables import value_of
+from rlhf_core.system.scratch import new_folder, remove, scratch_folder
+from rlhf_core.system.variables import value_of
 
 DEFAULT_GIB = 50.0
 

@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import StoreError
-from rlhf_core.paths import user_path
-from rlhf_core.variables import store_problem, value_of
+from rlhf_core.system.paths import user_path
+from rlhf_core.system.variables import store_problem, value_of
 
 STORE_VARIABLE = "ALIGNMENT_STORE"
 

@@ -21,7 +21,7 @@ from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import Config
-from rlhf_core.config.loop import ACCEPTED
+from rlhf_core.config.stages.loop import ACCEPTED
 from rlhf_core.errors import ConflictError
 
 _NUMBER = re.compile(r"(?!000000)[0-9]{6}|[1-9][0-9]{6,15}")  # as `_path` writes it

@@ -25,7 +25,7 @@ from tenacity import Retrying, retry_if_exception, stop_after_attempt, stop_afte
 from rlhf_core.artifacts.s3_settings import WaitingNote, check_settings, client_problem, endpoint, is_lasting, region
 from rlhf_core.artifacts.store import Paths, Store, checked_path, not_written, probe_contract
 from rlhf_core.errors import ConflictError, StoreError, reason_of
-from rlhf_core.paths import FULL
+from rlhf_core.system.paths import FULL
 
 # Long enough for a restart of the server, short enough that a run does not hang if the server is gone.
 _PATIENCE_SECONDS = 60.0

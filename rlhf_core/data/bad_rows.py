@@ -6,10 +6,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from rlhf_core.config.data import DatasetConfig
-from rlhf_core.data.files import BadRow, raise_bad_row
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.formats import Row, RowError, canonical_row
 from rlhf_core.data.images import ImageReader
+from rlhf_core.data.sources.files import BadRow, raise_bad_row
 
 _EXAMPLES = 3
 _REASONS = 20

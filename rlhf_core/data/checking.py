@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.formats import Row, RowError, canonical_row, format_of, normalised
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.near_duplicates import Sketcher, Sketches

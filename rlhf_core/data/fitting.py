@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Generic, TypeVar
 
-from rlhf_core.config.data import BadRowPolicy, LongRowPolicy
+from rlhf_core.config.data.dataset import BadRowPolicy, LongRowPolicy
 from rlhf_core.data.bad_rows import BadRows
 from rlhf_core.data.formats import RowError
-from rlhf_core.data.processes import in_order
 from rlhf_core.errors import ConversationError, StageError
+from rlhf_core.processes.in_order import in_order
 
 T = TypeVar("T")
 S = TypeVar("S", bound=Sequence[Any], covariant=True)

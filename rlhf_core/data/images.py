@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from rlhf_core.config.data import ImagesConfig
+from rlhf_core.chat.image_messages import ImagePart
+from rlhf_core.config.data.dataset import ImagesConfig
 from rlhf_core.data.formats.base import Row, RowError
 from rlhf_core.data.formats.messages import role_of
-from rlhf_core.data.image_messages import ImagePart
 from rlhf_core.errors import reason_of
-from rlhf_core.models.image_decoding import FORMATS, as_rgb, encoded_image
+from rlhf_core.system.image_decoding import FORMATS, as_rgb, encoded_image
 
 IMAGE_PART, IMAGE_URL_PART = "image", "image_url"
 _COLUMNS = ("images", "image")

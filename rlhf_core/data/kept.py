@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Self
 import numpy as np
 from numpy.typing import NDArray
 
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.data.arrow_file import ArrowWriter
 from rlhf_core.data.checking import Checked
 from rlhf_core.errors import StageError

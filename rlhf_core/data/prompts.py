@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from rlhf_core.data.chat import Tokenizer, encode_prompt
+from rlhf_core.chat.encoding import Tokenizer, encode_prompt
+from rlhf_core.chat.hints import Hint, told
+from rlhf_core.chat.image_messages import images_of
 from rlhf_core.data.fitting import Fitted, Fitting, RowPolicy, fit
-from rlhf_core.data.hints import Hint, told
-from rlhf_core.data.image_messages import images_of
 from rlhf_core.errors import StageError
 from rlhf_core.models.vision import RowImages
 from rlhf_core.types import Prompt, SequenceImage

@@ -12,11 +12,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.format_table import FORMATS
+from rlhf_core.chat.image_messages import images_of_row
+from rlhf_core.config.data.format_table import FORMATS
 from rlhf_core.data.arrow_file import ArrowWriter, record_batches
 from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.formats import Rows, format_of
-from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.errors import StageError
 
 DATA_FILE = "data.arrow"

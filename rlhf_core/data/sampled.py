@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from itertools import combinations
 from typing import Any, Literal
 
-from rlhf_core.config.sampled import REWARD_PLACE
+from rlhf_core.chat.hints import told
+from rlhf_core.chat.sampled_tokens import sampled_column
+from rlhf_core.config.stages.sampled import REWARD_PLACE
 from rlhf_core.config.texts import is_blank
 from rlhf_core.data.formats import Row, row_id
-from rlhf_core.data.hints import told
-from rlhf_core.data.sampled_tokens import sampled_column
 from rlhf_core.errors import ConversationError, StageError
 
 Entry = Mapping[str, Any]

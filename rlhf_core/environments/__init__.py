@@ -1,10 +1,10 @@
-"""Environments, one per file; config/environments.py lists them."""
+"""Environments, one per file; config/environments/environments.py lists them."""
 
 from __future__ import annotations
 
+from rlhf_core.environments.agents.program import EpisodeProgram
 from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.opening import open_environments, rows_to_play, single_turn
-from rlhf_core.environments.program import EpisodeProgram
 
 __all__ = [
     "Environment", "Environments", "EpisodeEnvironment", "EpisodeProgram", "Feedback", "Reply", "open_environments",

@@ -9,8 +9,8 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from rlhf_core.config.environments import EnvironmentConfig
-from rlhf_core.environments.program import EpisodeProgram
+from rlhf_core.config.environments.environments import EnvironmentConfig
+from rlhf_core.environments.agents.program import EpisodeProgram
 
 Message = Mapping[str, Any]  # role: user, system or tool; content: text; and what else the chat template writes
 

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from rlhf_core.config.environments import ByRow
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.config.environments.environments import ByRow
 from rlhf_core.contract import StageContext
-from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments.base import Environments, EpisodeEnvironment
 from rlhf_core.environments.opening import open_environments
 

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from rlhf_core.config.environments import FunctionEnvironment
-from rlhf_core.config.tools import FunctionTool
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.config.environments.environments import FunctionEnvironment
+from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.contract import StageContext
-from rlhf_core.data.chat import Tokenizer
 from rlhf_core.environments.base import Environments, EpisodeEnvironment, Feedback, Reply
-from rlhf_core.environments.hosting import EpisodeHost, EpisodeProcess
-from rlhf_core.environments.toolset import ToolResult, Toolset
+from rlhf_core.environments.tools.toolset import ToolResult, Toolset
 from rlhf_core.errors import EpisodeError
-from rlhf_core.terminal import limited
+from rlhf_core.processes.hosting import EpisodeHost, EpisodeProcess
+from rlhf_core.system.terminal import limited
 
 _ASKED = ("messages", "max_tokens")
 _FEEDBACK = ("messages", "reward", "done", "max_tokens")

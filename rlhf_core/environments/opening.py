@@ -8,13 +8,13 @@ from functools import partial
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.config.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.config.environments.environments import ENVIRONMENTS, AnyEnvironment, EnvironmentConfig, SingleTurn
 from rlhf_core.contract import StageContext
-from rlhf_core.data.chat import Tokenizer
-from rlhf_core.data.user_code import user_error
 from rlhf_core.environments.base import Environment, Environments, EpisodeEnvironment, Reply
 from rlhf_core.environments.single_turn import SingleTurnEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
+from rlhf_core.processes.user_code import user_error
 
 
 @contextmanager

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.environments import Retry
-from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.config.environments.environments import Retry
+from rlhf_core.config.rewards.rewards import VerifierReward
 from rlhf_core.environments.base import Environment, Feedback, Message
 from rlhf_core.rewards.verifier import Verifier
 

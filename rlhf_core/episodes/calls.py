@@ -11,8 +11,8 @@ from typing import Any
 
 import torch
 
-from rlhf_core.data.chat import Tokenizer, decode_completion
-from rlhf_core.environments.program import Call, CallError
+from rlhf_core.chat.encoding import Tokenizer, decode_completion
+from rlhf_core.environments.agents.program import Call, CallError
 from rlhf_core.episodes.episode import EpisodeRules, stretches_of
 from rlhf_core.episodes.rounds import Ask
 from rlhf_core.episodes.shown_images import ShownImages, request_images

@@ -14,16 +14,16 @@ from typing import Any, NoReturn
 
 import torch
 
-from rlhf_core.data.chat import Tokenizer, decode_completion, encode_prompt, written_text
-from rlhf_core.data.feedback import encode_feedback
+from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt, written_text
+from rlhf_core.chat.feedback import encode_feedback
+from rlhf_core.chat.rendering import Message
 from rlhf_core.data.formats.base import RowError, require_sound
-from rlhf_core.data.rendering import Message
 from rlhf_core.environments import EpisodeEnvironment, Feedback, Reply
 from rlhf_core.episodes.shown_images import ShownImages, request_images
 from rlhf_core.errors import ConversationError, EpisodeError, StageError
 from rlhf_core.rewards.base import fits, written
 from rlhf_core.rollout.engine import RequestImage
-from rlhf_core.terminal import limited
+from rlhf_core.system.terminal import limited
 from rlhf_core.types import Completion, Prompt, SequenceImage, Stretch, Trajectory
 
 _ROLES = ("user", "system", "tool")  # that an environment speaks as

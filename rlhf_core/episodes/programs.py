@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from rlhf_core.environments.program import EpisodeProgram
+from rlhf_core.environments.agents.program import EpisodeProgram
 from rlhf_core.episodes.calls import Calls, chosen, joined, trajectory_of
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.rounds import Ask

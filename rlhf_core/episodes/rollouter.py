@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.data.chat import Tokenizer, stop_token_ids
+from rlhf_core.chat.encoding import Tokenizer, stop_token_ids
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
 from rlhf_core.environments import Environments, EpisodeEnvironment, EpisodeProgram, single_turn
 from rlhf_core.episodes.concurrent import play_concurrently
 from rlhf_core.episodes.episode import Episode, EpisodeRules

@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.config.data import ImagesConfig
+from rlhf_core.chat.image_messages import content_parts, images_of, without_images
+from rlhf_core.chat.rendering import Message
+from rlhf_core.config.data.dataset import ImagesConfig
 from rlhf_core.data.formats.base import RowError
 from rlhf_core.data.formats.messages import read_messages
-from rlhf_core.data.image_messages import content_parts, images_of, without_images
 from rlhf_core.data.images import ImageReader
-from rlhf_core.data.rendering import Message
 from rlhf_core.models.vision import ImageProcessor, RowImages
 from rlhf_core.rollout.engine import RequestImage
 from rlhf_core.types import Prompt, SequenceImage

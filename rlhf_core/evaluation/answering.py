@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import product
 
-from rlhf_core.config.rollout import SamplingConfig
+from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.episodes.rollouter import Start
 from rlhf_core.errors import RewardError
 from rlhf_core.evaluation.summary import Answered, ScoredCompletion

@@ -16,11 +16,11 @@ import transformers
 from safetensors import SafetensorError, safe_open
 from torch import nn
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.folder import ADAPTER_WEIGHTS
-from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
-from rlhf_core.models.targets import target_problem
+from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
+from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_ENCODER, VISION_MODELS
+from rlhf_core.models.folders.targets import target_problem
 
 if TYPE_CHECKING:
     from peft import PeftModel

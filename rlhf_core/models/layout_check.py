@@ -30,6 +30,7 @@ from rlhf_core.models import tree_attention
 from rlhf_core.models.attention_check import attention_difference
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.dropout import set_train_mode
+from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.layout_sequences import (
     LENGTHS,
     SHARED,
@@ -39,7 +40,6 @@ from rlhf_core.models.layout_sequences import (
 )
 from rlhf_core.models.layouts import INDEXED, PACKED, ROWS, TREE, Layouts, arranged, depends_on_place
 from rlhf_core.models.output_head import backbone
-from rlhf_core.models.remote_code import reads_images
 from rlhf_core.packing import select_sequences
 from rlhf_core.types import PackedBatch
 

@@ -11,12 +11,12 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from rlhf_core.config.engine import GradientCheckpointing
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.engines.training import GradientCheckpointing
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
+from rlhf_core.models.activation_checkpointing import checkpoint_layers
 from rlhf_core.models.adapters import add_lora, is_adapted, load_adapter
-from rlhf_core.models.checkpointing import checkpoint_layers
-from rlhf_core.models.folder import (
+from rlhf_core.models.folders.folder import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
     GENERATION_CONFIG,
@@ -26,8 +26,8 @@ from rlhf_core.models.folder import (
     read_config,
     update_json,
 )
-from rlhf_core.models.headers import read_object
-from rlhf_core.models.remote_code import VISION_ENCODER, reads_images
+from rlhf_core.models.folders.headers import read_object
+from rlhf_core.models.folders.remote_code import VISION_ENCODER, reads_images
 from rlhf_core.models.weights import load_weights
 
 if TYPE_CHECKING:

@@ -11,10 +11,10 @@ from safetensors import safe_open
 from torch import Tensor
 
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.adapter_check import adapter_problems
 from rlhf_core.models.adapters import load_adapter
-from rlhf_core.models.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
-from rlhf_core.models.headers import read_object
+from rlhf_core.models.folders.adapter_check import adapter_problems
+from rlhf_core.models.folders.folder import ADAPTER_CONFIG, copy_tokenizer, stored_dtype
+from rlhf_core.models.folders.headers import read_object
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, torch_dtype, write_folder
 
 _PROBE_TOKENS = 16

@@ -15,7 +15,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from rlhf_core.errors import StageError
-from rlhf_core.models.headers import WEIGHTS_INDEX, stored_tensors, weight_files
+from rlhf_core.models.folders.headers import WEIGHTS_INDEX, stored_tensors, weight_files
 
 # One tensor of the first model and those of the others, in float64 -> that of the result.
 Mix = Callable[[Tensor, Sequence[Tensor]], Tensor]

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.models.adapters import base_model
-from rlhf_core.models.folder import longrope_limit
+from rlhf_core.models.folders.folder import longrope_limit
+from rlhf_core.models.folders.remote_code import reads_images
 from rlhf_core.models.layout_check import checked_layouts
 from rlhf_core.models.layouts import ROWS, TREE, OfTokens, run_backbone
 from rlhf_core.models.logprobs import CHUNK_ELEMENTS, chunked_logprobs
 from rlhf_core.models.output_head import OutputHead
-from rlhf_core.models.remote_code import reads_images
 from rlhf_core.models.routing import experts_per_token, routing_sums
 from rlhf_core.types import PackedBatch
 

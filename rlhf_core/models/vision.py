@@ -12,9 +12,9 @@ import torch.distributed as dist
 from torch import Tensor
 
 from rlhf_core.errors import ConversationError, StageError, reason_of
-from rlhf_core.models.folder import read_config
-from rlhf_core.models.image_decoding import decoded_image
-from rlhf_core.models.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
+from rlhf_core.models.folders.folder import read_config
+from rlhf_core.models.folders.remote_code import VISION_CONNECTOR, VISION_MODELS, reads_images
+from rlhf_core.system.image_decoding import decoded_image
 from rlhf_core.types import PackedBatch, Pixels, SequenceImage
 
 B = TypeVar("B", bound=PackedBatch)

@@ -14,12 +14,17 @@ import torch
 import transformers
 
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.attention import attention_problem, attentions_of
-from rlhf_core.models.class_config import class_config, require_generation_config, settings_of, settings_problems
-from rlhf_core.models.folder import GENERATION_CONFIG, Head
-from rlhf_core.models.folder_check import not_one, untied_problem
-from rlhf_core.models.headers import StoredTensor, stored_tensors
-from rlhf_core.models.remote_code import REMOTE_CODE, reads_images
+from rlhf_core.models.folders.attention_names import attention_problem, attentions_of
+from rlhf_core.models.folders.check import not_one, untied_problem
+from rlhf_core.models.folders.class_config import (
+    class_config,
+    require_generation_config,
+    settings_of,
+    settings_problems,
+)
+from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
+from rlhf_core.models.folders.headers import StoredTensor, stored_tensors
+from rlhf_core.models.folders.remote_code import REMOTE_CODE, reads_images
 
 Shape = tuple[int, ...]
 

@@ -1,1 +1,1 @@
-"""From recipe to graph: nodes, keys, the plan, and the checks made before anything runs. Imports no torch."""
+"""From a recipe to prepared nodes: plan, specs, estimates, the record of a run."""

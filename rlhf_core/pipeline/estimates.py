@@ -8,20 +8,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rlhf_core.artifacts.manifest import Manifest
-from rlhf_core.config.base_model import BaseModelConfig, FolderModel, ScratchModel
-from rlhf_core.config.placement import Reservation
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.chat.tokenizers import vocabulary
+from rlhf_core.config.engines.placement import Reservation
+from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig, FolderModel, ScratchModel
 from rlhf_core.data.formats import format_of
-from rlhf_core.data.tokenizers import vocabulary
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import read_config
-from rlhf_core.models.headers import stored_tensors
-from rlhf_core.models.scratch import architecture
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
+from rlhf_core.models.folders.folder import read_config
+from rlhf_core.models.folders.headers import stored_tensors
+from rlhf_core.models.folders.scratch import architecture
 from rlhf_core.pipeline.memory import Memory, Shape, memory
-from rlhf_core.pipeline.preflight import Seen
-from rlhf_core.pipeline.preflight_lengths import tokenizer_of
-from rlhf_core.pipeline.preflight_model import BaseModel
+from rlhf_core.preflight.lengths import tokenizer_of
+from rlhf_core.preflight.look import Seen
+from rlhf_core.preflight.model import BaseModel
 
 _TOKENISED_ROWS = 200  # of each dataset, for the mean number of tokens
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rlhf_core.artifacts.manifest import Manifest
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import Prepared
 from rlhf_core.pipeline.specs import run_settings, store_spec
 from rlhf_core.stages.job_context import node_cache

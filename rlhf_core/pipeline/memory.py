@@ -24,12 +24,12 @@ from types import MappingProxyType
 from typing import Any
 
 from rlhf_core.config.base import DTYPE_BYTES, Dtype
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.rollout import RolloutEngineConfig
-from rlhf_core.config.stage import HeldModel, StageConfig
-from rlhf_core.models.folder import text_config
-from rlhf_core.models.served import caches_all_tokens
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.base import HeldModel, StageConfig
+from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.served import caches_all_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.store import Store
 from rlhf_core.config.base import result_settings
 from rlhf_core.errors import shortened
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 
 
 @dataclass(frozen=True, slots=True)

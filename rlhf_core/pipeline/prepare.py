@@ -13,15 +13,15 @@ from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.rounds import Rounds, RoundStart
 from rlhf_core.artifacts.store import Store
 from rlhf_core.errors import RecipeError, StoreError, did_you_mean
-from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
-from rlhf_core.pipeline.outline import outline
-from rlhf_core.pipeline.preflight import Seen, look
-from rlhf_core.pipeline.preflight_calls import call_functions
-from rlhf_core.pipeline.preflight_effects import effect_notes
-from rlhf_core.pipeline.preflight_rounds import check_round
-from rlhf_core.pipeline.preflight_servers import ask_servers
-from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.graph.graph import Node, build_graph
+from rlhf_core.graph.outline import outline
+from rlhf_core.preflight.calls import call_functions
+from rlhf_core.preflight.effects import effect_notes
+from rlhf_core.preflight.look import Seen, look
+from rlhf_core.preflight.rounds import check_round
+from rlhf_core.preflight.servers import ask_servers
+from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
+from rlhf_core.recipe.recipe import Recipe
 from rlhf_core.stages.key import computing_libraries
 
 

@@ -10,7 +10,7 @@ from typing import Any
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import Prepared
 
 

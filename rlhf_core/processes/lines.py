@@ -17,7 +17,7 @@ from threading import Thread
 from typing import IO, Any
 
 import rlhf_core
-from rlhf_core.terminal import open_standard_files
+from rlhf_core.system.terminal import open_standard_files
 
 _ENDING_SECONDS = 5.0  # that a process may take to end once it has closed its files
 _SIGNALS = frozenset(map(int, signal.Signals))

@@ -1,4 +1,4 @@
-"""Builds rewards from their configs; config/rewards.py lists them in its table REWARDS."""
+"""Builds rewards from their configs; config/rewards/rewards.py lists them in its table REWARDS."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from contextlib import ExitStack, contextmanager
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.config.rewards import REWARDS, RewardConfig, TextReward
+from rlhf_core.config.rewards.rewards import REWARDS, RewardConfig, TextReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import Reward, TrajectoryReward
 from rlhf_core.rewards.text import RewardOfText

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rlhf_core.config.rewards import EnvironmentReward
+from rlhf_core.config.rewards.rewards import EnvironmentReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import RewardResult
 from rlhf_core.types import Trajectory

@@ -7,11 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.rewards.rewards import FunctionReward
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
+from rlhf_core.processes.user_process import UserFunction, UserProcess
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
-from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 
 class RewardFunction:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from rlhf_core.config.rewards import HTTPReward
+from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated

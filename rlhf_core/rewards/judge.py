@@ -10,8 +10,8 @@ from typing import Any
 
 import regex
 
-from rlhf_core.config.judges import JudgeConfig, PairJudgeConfig
-from rlhf_core.config.rewards import JudgeReward
+from rlhf_core.config.rewards.judges import JudgeConfig, PairJudgeConfig
+from rlhf_core.config.rewards.rewards import JudgeReward
 from rlhf_core.contract import StageContext
 from rlhf_core.data.sampled import Comparison, Outcome
 from rlhf_core.errors import RewardError

@@ -9,13 +9,13 @@ from pathlib import Path
 
 from torch import Tensor
 
-from rlhf_core.config import rewards as config
-from rlhf_core.data.chat import Tokenizer, ended_completion, load_tokenizer, stop_token_ids
-from rlhf_core.data.rendering import Message, Tools
-from rlhf_core.data.steps import step_tokens
+from rlhf_core.chat.encoding import Tokenizer, ended_completion, load_tokenizer, stop_token_ids
+from rlhf_core.chat.rendering import Message, Tools
+from rlhf_core.chat.steps import step_tokens
+from rlhf_core.config.rewards import rewards as config
 from rlhf_core.errors import RewardError, StageError
-from rlhf_core.models.folder import context_length, read_config
-from rlhf_core.models.readers import (
+from rlhf_core.models.folders.folder import context_length, read_config
+from rlhf_core.models.folders.readers import (
     STORED_SEPARATOR,
     Scale,
     judge_problem,

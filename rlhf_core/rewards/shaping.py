@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 
-from rlhf_core.config.shaping import OverlongConfig, ShapingConfig, TruncationConfig
+from rlhf_core.config.rl.shaping import OverlongConfig, ShapingConfig, TruncationConfig
 
 
 class Shaping:

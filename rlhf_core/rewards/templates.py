@@ -8,7 +8,7 @@ from typing import Any
 from jinja2 import StrictUndefined, TemplateError
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from rlhf_core.data.hints import Hint
+from rlhf_core.chat.hints import Hint
 from rlhf_core.errors import ConversationError, RewardError, reason_of
 
 

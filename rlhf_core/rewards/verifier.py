@@ -12,12 +12,12 @@ from typing import Any
 
 import regex
 
-from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.config.rewards.rewards import VerifierReward
 from rlhf_core.contract import StageContext
 from rlhf_core.data.formats import normalised
 from rlhf_core.errors import RewardError, shortened
+from rlhf_core.processes.user_process import UserFunction, UserProcess
 from rlhf_core.rewards.base import RewardResult, checked_result, tolerated
-from rlhf_core.rewards.user_process import UserFunction, UserProcess
 
 _GYM_SCORES = Path(__file__).parent / "isolated" / "gym_scores.py"
 _QUOTED = 200  # characters of a completion in an error

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from functools import partial
 
 from rlhf_core.algorithms import Algorithm, build_algorithm
-from rlhf_core.config.keep import KeepConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.config.validation import counts_prefix, path_of_set
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
+from rlhf_core.chat.feedback import require_turns_follow
+from rlhf_core.chat.hints import Hint
+from rlhf_core.config.engines.rollout import SamplingConfig
+from rlhf_core.config.rl.keep import KeepConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.validation import counts_prefix, path_of_set
 from rlhf_core.contract import Input, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
-from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.fitting import Fitted
-from rlhf_core.data.hints import Hint
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
 from rlhf_core.environments import Environments, open_environments, rows_to_play

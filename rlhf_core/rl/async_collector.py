@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from statistics import fmean
 from typing import Any
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.stream import Stream
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rewards import TrajectoryReward

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any, Protocol
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.errors import StageError
 from rlhf_core.rewards import TrajectoryReward
 from rlhf_core.rl.filtering import Group, Tally

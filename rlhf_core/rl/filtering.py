@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
 
-from rlhf_core.config.shaping import FilteringConfig
+from rlhf_core.config.rl.shaping import FilteringConfig
 from rlhf_core.types import Trajectory
 
 Group = list[Trajectory]  # the completions of one prompt

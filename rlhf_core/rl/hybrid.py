@@ -15,7 +15,7 @@ from collections.abc import Callable
 from enum import StrEnum
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.rollout.engine import RolloutEngine
 from rlhf_core.rollout.engines import Engines, verb
 from rlhf_core.training.group import WorkerGroup, is_host_memory_only

@@ -9,12 +9,12 @@ from itertools import groupby
 from pathlib import Path
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.sampled_tokens import tokenizer_digest
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Output, StageContext
 from rlhf_core.data.formats import Row
 from rlhf_core.data.reading import write_dataset
-from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.data.sampled_tokens import tokenizer_digest
 from rlhf_core.rl.rows import completion_entry, completions_row
 from rlhf_core.types import Trajectory
 

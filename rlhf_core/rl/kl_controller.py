@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from rlhf_core.config.kl import KLConfig
+from rlhf_core.config.rl.kl import KLConfig
 
 _LARGEST_ERROR = 0.2
 

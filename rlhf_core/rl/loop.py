@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from rlhf_core.algorithms import Algorithm
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.metrics import merged
 from rlhf_core.models.vision import ImageProcessor

@@ -6,7 +6,7 @@ from collections.abc import Sequence, Set
 
 import torch
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.packing import pack
 from rlhf_core.rl.hybrid import Turns

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.algorithms import Algorithm
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.division import Division
 from rlhf_core.losses import kl, mismatch

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from rlhf_core.config.rewards import ModelReward
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_settings import POLICY_INPUT
+from rlhf_core.config.rewards.rewards import ModelReward
+from rlhf_core.config.rl.settings import POLICY_INPUT
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import RewardReader

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from rlhf_core.config.algorithms import AlgorithmConfig
-from rlhf_core.config.rewards import TextReward
-from rlhf_core.data.chat import Tokenizer
-from rlhf_core.data.steps import step_tokens
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.chat.steps import step_tokens
+from rlhf_core.config.rewards.rewards import TextReward
+from rlhf_core.config.rl.algorithms import AlgorithmConfig
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardResult, TrajectoryReward
 from rlhf_core.rewards.base import fits, written

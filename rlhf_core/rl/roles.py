@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rl_settings import POLICY_INPUT
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.rl.settings import POLICY_INPUT
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import ADAPTER, read_config, sampled_otherwise
-from rlhf_core.models.readers import Scale, reader_problem, same_tokens, stored_scale
-from rlhf_core.models.remote_code import reads_images
+from rlhf_core.models.folders.folder import ADAPTER, read_config, sampled_otherwise
+from rlhf_core.models.folders.readers import Scale, reader_problem, same_tokens, stored_scale
+from rlhf_core.models.folders.remote_code import reads_images
 
 POLICY, REFERENCE, TEACHER, CRITIC = "policy", "reference", "teacher", "critic"
 

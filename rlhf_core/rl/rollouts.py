@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.episodes.rounds import Play
 from rlhf_core.errors import EpisodeError

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from rlhf_core.contract import StageContext
 from rlhf_core.division import Division
 from rlhf_core.models.adapters import is_adapted, share_base
-from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel, ScalarModel
 from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role

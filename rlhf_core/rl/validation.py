@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.config.validation import ValidationSet, named
+from rlhf_core.config.engines.rollout import SamplingConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.validation import ValidationSet, named
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.evaluation.answering import answer
 from rlhf_core.evaluation.summary import flat_metrics, summarise

@@ -10,15 +10,14 @@ from tempfile import TemporaryDirectory
 from torch import Tensor, nn
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.freed_memory import return_freed_memory
 from rlhf_core.losses import kl, mismatch
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.losses.value import clipped_value_loss
 from rlhf_core.metrics import LossAndMetrics, Sum, merged
 from rlhf_core.models.adapters import is_adapted
-from rlhf_core.models.folder import update_json
+from rlhf_core.models.folders.folder import update_json
 from rlhf_core.models.loading import save_model, stored_state, torch_dtype
 from rlhf_core.models.merging import merge_adapter, merged_tensors
 from rlhf_core.models.packed import ScalarModel
@@ -27,6 +26,7 @@ from rlhf_core.rl.roles import CRITIC, POLICY, REFERENCE, TEACHER, Role
 from rlhf_core.rl.scoring import SharedBase, load_model, scores, state_values
 from rlhf_core.rl.weights import WeightAverage, WeightSource
 from rlhf_core.rollout.publication import Files, Publication, publication
+from rlhf_core.system.freed_memory import return_freed_memory
 from rlhf_core.training.best import KeptWeights
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.group import host_memory_only

@@ -8,12 +8,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rlhf_core.rollout.child_output import ChildOutput, kept_output
-from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.processes.child_output import ChildOutput, kept_output
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings
 from rlhf_core.rollout.engines import OneEngine
-from rlhf_core.rollout.vllm_environment import take_temporary_folder
-from rlhf_core.threads import use_threads
+from rlhf_core.rollout.vllm.environment import take_temporary_folder
+from rlhf_core.system.threads import use_threads
 
 _engines: dict[int, Any] = {}  # in the child
 _numbers = itertools.count()
@@ -56,7 +56,7 @@ def _start(number: int, folder: Path, settings: EngineSettings) -> None:
     if not _engines:
         take_temporary_folder()
     use_threads(settings.config.num_threads)
-    from rlhf_core.rollout.vllm_engine import VllmEngine
+    from rlhf_core.rollout.vllm.engine import VllmEngine
 
     _engines[number] = VllmEngine(folder, settings)
 

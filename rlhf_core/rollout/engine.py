@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Protocol
 
 from rlhf_core.config.base import Dtype
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.types import Completion
 
 

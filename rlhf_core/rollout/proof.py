@@ -17,8 +17,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.listing import some
 from rlhf_core.rollout.engine import ProbeAnswer, ServedTensor
+from rlhf_core.system.listing import some
 
 SAMPLED_COLUMNS = 64  # of a weight that is some work to read back
 _NAMED = 8  # tensors that an error names; of the others it gives the number

@@ -20,10 +20,10 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from rlhf_core.artifacts.scratch import scratch_folder
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.system.scratch import scratch_folder
 
 _SHARED_MEMORY = Path("/dev/shm")  # noqa: S108 (memory, which is what is wanted)
 

@@ -17,7 +17,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import (
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.templates import with_template, write_template
+from rlhf_core.chat.tokenizers import IMAGE, word_level_tokenizer
+from rlhf_core.chat.vocabulary import form_problems, shared_numbers, tokens_beyond
+from rlhf_core.config.stages.base_model import (
     MODEL_SUFFIXES,
     BaseModelConfig,
     FolderModel,
@@ -26,18 +30,14 @@ from rlhf_core.config.base_model import (
     WheelModel,
 )
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.remote import fetch_folder
-from rlhf_core.data.templates import with_template, write_template
-from rlhf_core.data.tokenizers import IMAGE, word_level_tokenizer
-from rlhf_core.data.vocabulary import form_problems, shared_numbers, tokens_beyond
+from rlhf_core.data.sources.remote import fetch_folder
 from rlhf_core.errors import StageError, reason_of
-from rlhf_core.models.folder import GENERATION_CONFIG, copy_tokenizer, read_config
-from rlhf_core.models.folder_check import folder_problems, vocabulary_size
-from rlhf_core.models.headers import WEIGHTS_INDEX, weight_files
+from rlhf_core.models.folders.check import folder_problems, vocabulary_size
+from rlhf_core.models.folders.folder import GENERATION_CONFIG, copy_tokenizer, read_config
+from rlhf_core.models.folders.headers import WEIGHTS_INDEX, weight_files
+from rlhf_core.models.folders.scratch import architecture
+from rlhf_core.models.folders.vision_scratch import save_processor, vision_model
 from rlhf_core.models.loading import torch_dtype
-from rlhf_core.models.scratch import architecture
-from rlhf_core.models.vision_scratch import save_processor, vision_model
 from rlhf_core.models.weights import require_all_loaded, require_fit
 
 

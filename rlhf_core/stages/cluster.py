@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.engine import EngineSettings

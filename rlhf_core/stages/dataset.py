@@ -14,20 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import DatasetConfig, Source
+from rlhf_core.config.data.dataset import DatasetConfig, Source
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.bad_rows import BadRows, bad_row_policy
 from rlhf_core.data.checking import Bad, CheckedBatch, Checker, Located
-from rlhf_core.data.files import raise_bad_row
 from rlhf_core.data.formats import RowError, format_of, normalised
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.kept import KeptRow, KeptRows, iterate, ordered
 from rlhf_core.data.near_duplicates import SketchFile, similar_earlier
 from rlhf_core.data.overlap import PromptIndex
-from rlhf_core.data.processes import in_order
 from rlhf_core.data.reading import read_dataset, write_info, write_rows
-from rlhf_core.data.sources import iterate_source, require_as_planned, streams
+from rlhf_core.data.sources.files import raise_bad_row
+from rlhf_core.data.sources.reading import iterate_source, require_as_planned, streams
 from rlhf_core.errors import StageError, shortened
+from rlhf_core.processes.in_order import in_order
 from rlhf_core.stages.dataset_images import move_images, open_reader
 
 if TYPE_CHECKING:

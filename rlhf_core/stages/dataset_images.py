@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from rlhf_core.config.data import IMAGE_SUFFIXES, DatasetConfig
+from rlhf_core.chat.image_messages import images_of_row
+from rlhf_core.config.data.dataset import IMAGE_SUFFIXES, DatasetConfig
 from rlhf_core.contract import StageContext
-from rlhf_core.data.image_messages import images_of_row
 from rlhf_core.data.images import ImageReader
 from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows
-from rlhf_core.data.remote import fetch_folder
+from rlhf_core.data.sources.remote import fetch_folder
 
 
 def open_reader(config: DatasetConfig, context: StageContext, store: Path) -> ImageReader:

@@ -8,12 +8,12 @@ from functools import partial
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind
-from rlhf_core.config.distillation import TEACHER_INPUT, DistillationConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.distillation import TEACHER_INPUT, DistillationConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError
-from rlhf_core.models.readers import same_tokens, teacher_problem, vocabulary_problem
+from rlhf_core.models.folders.readers import same_tokens, teacher_problem, vocabulary_problem
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.language_model import train_language_model
 from rlhf_core.supervised.distillation import DistillationWorker

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.evaluation import EvaluationConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.feedback import require_turns_follow
+from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.feedback import require_turns_follow
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy
 from rlhf_core.environments import open_environments, rows_to_play
@@ -22,7 +22,7 @@ from rlhf_core.episodes.shown_images import ShownImages
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.answering import STEPS, answer
 from rlhf_core.evaluation.summary import Answered, flat_metrics, summarise, uniformity
-from rlhf_core.models.folder import stored_dtype
+from rlhf_core.models.folders.folder import stored_dtype
 from rlhf_core.models.vision import RowImages, open_processor
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rollout.engine import EngineSettings

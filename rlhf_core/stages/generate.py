@@ -10,19 +10,19 @@ from functools import partial
 from itertools import product
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.config.sampled import GenerateConfig
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
+from rlhf_core.chat.sampled_tokens import tokenizer_digest
+from rlhf_core.config.engines.rollout import SamplingConfig
+from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.data.formats import Row
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.data.reading import IMAGES_FOLDER, read_rows, require_seen_by_all, row_policy, write_dataset
-from rlhf_core.data.sampled_tokens import tokenizer_digest
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.intervals import bootstrap
-from rlhf_core.models.folder import stored_dtype
+from rlhf_core.models.folders.folder import stored_dtype
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor
 from rlhf_core.rewards import open_rewards
 from rlhf_core.rl.reward_models import read_reward_models

@@ -10,14 +10,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import StageContext
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.rollout.child_engine import ChildEngine, engine_in_child
-from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engines import OneEngine
 from rlhf_core.stages.cluster import EngineSpec, RankSpec
-from rlhf_core.threads import use_threads
+from rlhf_core.system.threads import use_threads
 from rlhf_core.training.group import InlineGroup
 
 W = TypeVar("W")

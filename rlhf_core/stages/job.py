@@ -14,7 +14,7 @@ from rlhf_core.actors import forwarding
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.stages.full_disk import explained
 from rlhf_core.stages.runner import run_job
-from rlhf_core.streams import escape_unknown_signs
+from rlhf_core.system.streams import escape_unknown_signs
 from rlhf_core.tracking.protocol import JobError, encode
 
 STOPPED = 128 + signal.SIGTERM

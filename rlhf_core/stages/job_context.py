@@ -14,15 +14,15 @@ from pathlib import Path, PurePosixPath
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.scratch import new_folder
 from rlhf_core.artifacts.spec import StageSpec
 from rlhf_core.artifacts.store import Store
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, StoreError
 from rlhf_core.stages.manifests import manifest_of
+from rlhf_core.system.scratch import new_folder
+from rlhf_core.system.variables import folder_of
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
-from rlhf_core.variables import folder_of
 
 
 class JobContext:

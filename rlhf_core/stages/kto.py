@@ -8,9 +8,9 @@ from dataclasses import replace
 from functools import partial
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.kto import KTOConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError
 from rlhf_core.stages.cluster import Cluster

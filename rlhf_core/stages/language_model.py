@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.supervised.examples import Packer

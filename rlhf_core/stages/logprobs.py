@@ -9,9 +9,9 @@ from typing import Any
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.logprobs import LogprobsConfig, ReadingConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.logprobs import LogprobsConfig, ReadingConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.division import Division
 from rlhf_core.evaluation.intervals import bootstrap, wilson
 from rlhf_core.models.vision import open_processor

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import MergeConfig
+from rlhf_core.config.stages.merging import MergeConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.models.merging import merge_adapter
 

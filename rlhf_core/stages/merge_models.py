@@ -7,13 +7,13 @@ from collections.abc import Mapping, Sequence
 from torch import Tensor
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import MergeModelsConfig
+from rlhf_core.config.stages.merging import MergeModelsConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import copy_tokenizer, read_config
-from rlhf_core.models.mixable import OTHER_TOKENIZER, mix_problem
+from rlhf_core.models.folders.folder import copy_tokenizer, read_config
+from rlhf_core.models.folders.mixable import OTHER_TOKENIZER, mix_problem
+from rlhf_core.models.folders.readers import same_tokens
 from rlhf_core.models.mixing import linear, mix_models, slerp, ties
-from rlhf_core.models.readers import same_tokens
 from rlhf_core.models.weights import require_fit
 
 

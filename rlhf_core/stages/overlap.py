@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import OverlapConfig
+from rlhf_core.config.data.dataset import OverlapConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.overlap import overlap_problem
 from rlhf_core.data.reading import read_dataset

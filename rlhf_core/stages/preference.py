@@ -7,9 +7,9 @@ from dataclasses import replace
 from functools import partial
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.models.vision import open_processor
 from rlhf_core.stages.cluster import Cluster

@@ -11,7 +11,7 @@ from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.actors.placement import connect, halves, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.room import Bundle
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import StageContext
 from rlhf_core.rl.hybrid import LendsDevice
 from rlhf_core.stages.cluster import EngineSpec, RankSpec

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.sampled import GenerateConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.division import Division
 from rlhf_core.models.vision import ImageProcessor, with_images

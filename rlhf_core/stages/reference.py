@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.reference import REFERENCE_INPUT, ReferencedConfig
+from rlhf_core.config.stages.reference_model import REFERENCE_INPUT, ReferencedConfig
 from rlhf_core.contract import Input
 from rlhf_core.rl.roles import require_same_tokens
 

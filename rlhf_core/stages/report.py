@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import ReportConfig
+from rlhf_core.config.stages.outputs import ReportConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.report.content import gather
 from rlhf_core.report.page import render

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rlhf_core.config.reward_models import RewardRegressionConfig
+from rlhf_core.config.stages.reward_models import RewardRegressionConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.scalar_model import train_scalar_model

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from functools import partial
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.rl.assembly import Started, build_loop
 from rlhf_core.rl.roles import placed_apart, roles

@@ -9,7 +9,7 @@ import json
 from collections.abc import Mapping
 
 from rlhf_core.artifacts.manifest import Kind, MetricValue
-from rlhf_core.config.loop import RoundConfig
+from rlhf_core.config.stages.loop import RoundConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.errors import StageError
 from rlhf_core.evaluation.comparison import compare

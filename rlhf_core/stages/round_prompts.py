@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from itertools import islice
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.loop import RoundPromptsConfig
+from rlhf_core.config.stages.loop import RoundPromptsConfig
 from rlhf_core.contract import Input, Output, StageContext
 from rlhf_core.data.formats import Row, normalised
 from rlhf_core.data.reading import dataset_info, read_dataset, write_dataset

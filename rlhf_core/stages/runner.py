@@ -21,20 +21,20 @@ from rlhf_core.artifacts.leases import Lease, wait_for_lease
 from rlhf_core.artifacts.manifest import ArtifactRef, Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.artifacts.spec import StageSpec
+from rlhf_core.chat.ends_of_turn import write_ends_of_turn
 from rlhf_core.config.base import Role
+from rlhf_core.config.engines.placement import Reservation
 from rlhf_core.config.inputs import roles_of_inputs
-from rlhf_core.config.placement import Reservation
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.config.tracking import TrackingConfig
 from rlhf_core.contract import KINDS_OF_ROLE, Input, Output, Stage, load_function
-from rlhf_core.data.ends_of_turn import write_ends_of_turn
 from rlhf_core.errors import StageError
 from rlhf_core.stages.job_context import JobContext, workdir_root
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.manifests import manifest_of
 from rlhf_core.stages.table import STAGES
+from rlhf_core.system.scratch import scratch_folder
 from rlhf_core.tracking.progress import ProgressReporter
 from rlhf_core.tracking.tracker import Tracker
 

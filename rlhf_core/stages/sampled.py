@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.sampled import (
+from rlhf_core.config.stages.sampled import (
     BestOfNConfig,
     ConditionalConfig,
     ConditionalPromptsConfig,

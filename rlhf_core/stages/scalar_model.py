@@ -10,14 +10,14 @@ from functools import partial
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.reward_models import SupervisedRewardConfig
-from rlhf_core.config.validation import MAIN
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
+from rlhf_core.config.stages.reward_models import SupervisedRewardConfig
+from rlhf_core.config.stages.validation import MAIN
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.data.fitting import Fitted, Row
 from rlhf_core.data.reading import iterate_rows
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.supervised.encoding import read_examples

@@ -1,31 +1,26 @@
 """Every stage there is. A new one is one file, its config class, and one line here."""
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.config.data import DatasetConfig, OverlapConfig
-from rlhf_core.config.distillation import DistillationConfig
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.kto import KTOConfig
-from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
-from rlhf_core.config.loop import RoundConfig, RoundPromptsConfig
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig, RewardRegressionConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import (
+from rlhf_core.config.data.dataset import DatasetConfig, OverlapConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig
+from rlhf_core.config.stages.distillation import DistillationConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.kto import KTOConfig
+from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
+from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
+from rlhf_core.config.stages.loop import RoundConfig, RoundPromptsConfig
+from rlhf_core.config.stages.merging import MergeConfig, MergeModelsConfig
+from rlhf_core.config.stages.outputs import ArtifactConfig, ReportConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardModelConfig, RewardRegressionConfig
+from rlhf_core.config.stages.sampled import (
     BestOfNConfig,
     ConditionalConfig,
     ConditionalPromptsConfig,
     GenerateConfig,
     PairsConfig,
     UnpairedConfig,
-)
-from rlhf_core.config.stages import (
-    ArtifactConfig,
-    MergeConfig,
-    MergeModelsConfig,
-    PretrainConfig,
-    ReportConfig,
-    SFTConfig,
 )
 from rlhf_core.contract import Stage
 from rlhf_core.tracking.protocol import METRICS_FILE, SAMPLES_FILE
@@ -40,55 +35,55 @@ def _only(kind: Kind) -> frozenset[Kind]:
 _STAGES = (
     Stage("dataset", 9, DatasetConfig, _only(Kind.DATASET), "rlhf_core.stages.dataset:run"),
     Stage("overlap", 2, OverlapConfig, _only(Kind.REPORT), "rlhf_core.stages.overlap:run",
-          checks="rlhf_core.pipeline.checks.datasets:overlap"),
+          checks="rlhf_core.preflight.stages.datasets:overlap"),
     Stage("base", 4, BaseModelConfig, frozenset({Kind.BASE_MODEL, Kind.REWARD_MODEL}), "rlhf_core.stages.base:run"),
     Stage("artifact", 1, ArtifactConfig, frozenset(Kind), entry=""),
     Stage("pretrain", 3, PretrainConfig, _only(Kind.BASE_MODEL), "rlhf_core.stages.pretrain:run", runs="actors",
-          checks="rlhf_core.pipeline.checks.supervised:check"),
+          checks="rlhf_core.preflight.stages.supervised:check"),
     Stage("sft", 3, SFTConfig, _TRAINED, "rlhf_core.stages.sft:run", runs="actors", needs_template=True,
-          checks="rlhf_core.pipeline.checks.supervised:check"),
+          checks="rlhf_core.preflight.stages.supervised:check"),
     Stage("reward_model", 5, RewardModelConfig, _only(Kind.REWARD_MODEL), "rlhf_core.stages.reward_model:run",
           runs="actors", needs_template=True, serves=True,
-          checks="rlhf_core.pipeline.checks.supervised:reward_model"),
+          checks="rlhf_core.preflight.stages.supervised:reward_model"),
     Stage("reward_regression", 3, RewardRegressionConfig, _only(Kind.REWARD_MODEL),
           "rlhf_core.stages.reward_regression:run", runs="actors", needs_template=True, serves=True,
-          checks="rlhf_core.pipeline.checks.supervised:reward_regression"),
+          checks="rlhf_core.preflight.stages.supervised:reward_regression"),
     Stage("process_reward_model", 2, ProcessRewardModelConfig, _only(Kind.REWARD_MODEL),
           "rlhf_core.stages.process_reward_model:run", runs="actors", needs_template=True, serves=True,
-          checks="rlhf_core.pipeline.checks.supervised:process_reward_model"),
+          checks="rlhf_core.preflight.stages.supervised:process_reward_model"),
     Stage("logprobs", 3, LogprobsConfig, _only(Kind.LOGPROBS), "rlhf_core.stages.logprobs:run", runs="actors",
           needs_template=True,
-          checks="rlhf_core.pipeline.checks.supervised:unread_rows"),
+          checks="rlhf_core.preflight.stages.supervised:unread_rows"),
     Stage("preference", 2, PreferenceConfig, _TRAINED, "rlhf_core.stages.preference:run", runs="actors",
           needs_template=True,
-          checks="rlhf_core.pipeline.checks.supervised:preference"),
+          checks="rlhf_core.preflight.stages.supervised:preference"),
     Stage("kto", 2, KTOConfig, _TRAINED, "rlhf_core.stages.kto:run", runs="actors", needs_template=True,
-          checks="rlhf_core.pipeline.checks.supervised:check"),
+          checks="rlhf_core.preflight.stages.supervised:check"),
     Stage("top_logprobs", 1, TopLogprobsConfig, _only(Kind.TOP_LOGPROBS), "rlhf_core.stages.top_logprobs:run",
           runs="actors", needs_template=True),
     Stage("distillation", 2, DistillationConfig, _TRAINED, "rlhf_core.stages.distillation:run", runs="actors",
           needs_template=True,
-          checks="rlhf_core.pipeline.checks.distillation:check"),
+          checks="rlhf_core.preflight.stages.distillation:check"),
     Stage("rl", 6, RLConfig, _TRAINED, "rlhf_core.stages.rl:run", runs="actors", needs_template=True,
-          checks="rlhf_core.pipeline.checks.rl:check"),
+          checks="rlhf_core.preflight.stages.rl:check"),
     Stage("merge", 2, MergeConfig, _only(Kind.POLICY), "rlhf_core.stages.merge:run",
-          checks="rlhf_core.pipeline.checks.merging:merge"),
+          checks="rlhf_core.preflight.stages.merging:merge"),
     Stage("merge_models", 2, MergeModelsConfig, _only(Kind.POLICY), "rlhf_core.stages.merge_models:run",
-          checks="rlhf_core.pipeline.checks.merging:merge_models"),
+          checks="rlhf_core.preflight.stages.merging:merge_models"),
     Stage("generate", 3, GenerateConfig, _only(Kind.DATASET), "rlhf_core.stages.generate:run", runs="actors",
           needs_template=True),
     Stage("pairs", 2, PairsConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:pairs",
-          checks="rlhf_core.pipeline.checks.sampled:pairs"),
+          checks="rlhf_core.preflight.stages.sampled:pairs"),
     Stage("unpaired", 2, UnpairedConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:unpaired",
-          checks="rlhf_core.pipeline.checks.sampled:unpaired"),
+          checks="rlhf_core.preflight.stages.sampled:unpaired"),
     Stage("best_of_n", 2, BestOfNConfig, _only(Kind.DATASET), "rlhf_core.stages.sampled:best_of_n",
-          checks="rlhf_core.pipeline.checks.sampled:best_of_n"),
+          checks="rlhf_core.preflight.stages.sampled:best_of_n"),
     Stage("conditional", 2, ConditionalConfig, _only(Kind.DATASET),
           "rlhf_core.stages.sampled:conditional_conversations",
-          checks="rlhf_core.pipeline.checks.sampled:rewarded"),
+          checks="rlhf_core.preflight.stages.sampled:rewarded"),
     Stage("conditional_prompts", 1, ConditionalPromptsConfig, _only(Kind.DATASET),
           "rlhf_core.stages.sampled:conditional_prompts",
-          checks="rlhf_core.pipeline.checks.sampled:conditional_prompts"),
+          checks="rlhf_core.preflight.stages.sampled:conditional_prompts"),
     Stage("evaluation", 3, EvaluationConfig, _only(Kind.EVALUATION), "rlhf_core.stages.evaluation:run",
           runs="actors", needs_template=True),
     Stage("round_prompts", 1, RoundPromptsConfig, _only(Kind.DATASET), "rlhf_core.stages.round_prompts:run"),

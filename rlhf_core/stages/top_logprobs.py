@@ -8,9 +8,9 @@ from functools import partial
 from transformers import AutoConfig
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.logprobs import TopLogprobsConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.logprobs import TopLogprobsConfig
 from rlhf_core.contract import Input, Output, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.logprobs import read_by
 from rlhf_core.supervised.encoding import read_examples

@@ -10,7 +10,7 @@ from typing import assert_never
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.distillation import DistillationConfig
+from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.losses.divergence import forward_kl, jensen_shannon, reverse_kl, top_forward_kl
 from rlhf_core.losses.masking import masked_sum

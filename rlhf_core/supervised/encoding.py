@@ -9,9 +9,9 @@ from pathlib import Path
 
 import transformers
 
-from rlhf_core.config.training import RanksConfig
+from rlhf_core.chat.encoding import Tokenizer
+from rlhf_core.config.stages.trained import RanksConfig
 from rlhf_core.contract import Input, StageContext
-from rlhf_core.data.chat import Tokenizer
 from rlhf_core.data.fitting import Fitted, Fitting, Row, RowPolicy, fit
 from rlhf_core.data.reading import IMAGES_FOLDER, iterate_rows, row_policy
 from rlhf_core.errors import ConversationError, StageError

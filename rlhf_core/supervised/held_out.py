@@ -7,12 +7,12 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rlhf_core.config.reward_models import held_out_rows
-from rlhf_core.data.chat import stop_token_ids
+from rlhf_core.chat.encoding import stop_token_ids
+from rlhf_core.config.stages.reward_models import held_out_rows
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.preferences import by_prompt
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import update_json
+from rlhf_core.models.folders.folder import update_json
 from rlhf_core.supervised.loop import shuffled
 
 if TYPE_CHECKING:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.kto import KTOConfig
-from rlhf_core.data.chat import ended_completion
+from rlhf_core.chat.encoding import ended_completion
+from rlhf_core.chat.sampled_tokens import sampled_reply
+from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.data.fitting import Row
-from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.losses.kto import kto_loss
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.packing import pack, select_sequences

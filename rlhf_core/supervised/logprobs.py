@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
+from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.models.distillation import TopModel
 from rlhf_core.supervised.referenced import sequence_logprobs

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.supervised.examples import Example, Packer
 from rlhf_core.supervised.validation import Validation

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from rlhf_core.data.chat import Encoded, as_messages, ended_completion
+from rlhf_core.chat.encoding import Encoded, as_messages, ended_completion
+from rlhf_core.chat.image_messages import images_of, up_to_last_reply
+from rlhf_core.chat.rendering import Message
+from rlhf_core.chat.sampled_tokens import sampled_reply
 from rlhf_core.data.fitting import Row
-from rlhf_core.data.image_messages import images_of, up_to_last_reply
-from rlhf_core.data.rendering import Message
-from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.models.vision import ImageProcessor, RowImages, with_images
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import Example, images_of_each

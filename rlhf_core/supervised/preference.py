@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.losses.preference import PairLogprobs, PreferenceLoss, build_preference_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum
-from rlhf_core.preference_losses import PairLogprobs, PreferenceLoss, build_preference_loss
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.referenced import ReferencedWorker, sums_by_sequence, trained_lengths
 from rlhf_core.types import PreferenceBatch

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.reference import ReferencedConfig
+from rlhf_core.config.stages.reference_model import ReferencedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.policy import PolicyWorker

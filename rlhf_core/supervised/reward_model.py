@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.reward_models import RewardModelConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.data.fitting import Row
 from rlhf_core.losses.ranking import pairwise_loss
 from rlhf_core.losses.supervised import next_token_loss

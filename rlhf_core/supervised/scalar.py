@@ -13,12 +13,12 @@ from torch import Tensor, nn
 
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged
+from rlhf_core.models.folders.targets import head_problems
 from rlhf_core.models.loading import load_scalar_model, torch_dtype
 from rlhf_core.models.logprobs import chunked_logprobs
 from rlhf_core.models.output_head import OutputHead, backbone
 from rlhf_core.models.packed import Classifier, in_trained_example
 from rlhf_core.models.routing import experts_per_token
-from rlhf_core.models.targets import head_problems
 from rlhf_core.supervised.examples import Shard
 from rlhf_core.supervised.worker import C, SupervisedWorker
 from rlhf_core.types import PackedBatch

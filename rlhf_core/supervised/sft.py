@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor, nn
 
-from rlhf_core.config.training import SupervisedConfig
-from rlhf_core.data.chat import encode_conversation, encode_text
+from rlhf_core.chat.encoding import encode_conversation, encode_text
+from rlhf_core.chat.image_messages import images_of, up_to_last_reply
+from rlhf_core.chat.sampled_tokens import sampled_reply
+from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.data.fitting import Row
-from rlhf_core.data.image_messages import images_of, up_to_last_reply
-from rlhf_core.data.sampled_tokens import sampled_reply
 from rlhf_core.errors import ConversationError
 from rlhf_core.losses.supervised import next_token_loss
 from rlhf_core.metrics import LossAndMetrics

@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
-from rlhf_core.data.chat import ended_completion
+from rlhf_core.chat.encoding import ended_completion
+from rlhf_core.chat.sampled_tokens import reply_of
+from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
 from rlhf_core.data.fitting import Row
 from rlhf_core.data.formats.stepwise import encode_steps
-from rlhf_core.data.sampled_tokens import reply_of
 from rlhf_core.losses.targets import regression_loss, step_loss
 from rlhf_core.metrics import LossAndMetrics, Metric
 from rlhf_core.packing import pack

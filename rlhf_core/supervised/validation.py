@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.config.training import SupervisedConfig
-from rlhf_core.config.validation import counts_prefix, named, path_of_set
+from rlhf_core.config.stages.trained import SupervisedConfig
+from rlhf_core.config.stages.validation import counts_prefix, named, path_of_set
 from rlhf_core.contract import Input, StageContext
 from rlhf_core.data.fitting import Fitted
 from rlhf_core.errors import StageError

@@ -11,7 +11,7 @@ from typing import Any, Generic, TypeVar
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Metric, Sum, merged

@@ -18,9 +18,9 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Input, Stage
-from rlhf_core.pipeline.user_files import user_files
+from rlhf_core.graph.user_files import user_files
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.key import computing_libraries, stage_key

@@ -13,7 +13,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any, Protocol
 
 from rlhf_core.artifacts.checkpoints import Checkpoint, CheckpointFile, Checkpoints
-from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.contract import StageContext
 from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.tracking.protocol import METRICS_FILE

@@ -13,8 +13,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Metric, merged
 from rlhf_core.models.adapters import adapter_state, is_adapted

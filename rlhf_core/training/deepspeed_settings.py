@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 
 
 def import_deepspeed() -> Any:

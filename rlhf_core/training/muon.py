@@ -11,7 +11,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rlhf_core.config.training import MuonConfig
+from rlhf_core.config.stages.trained import MuonConfig
 
 # The quintic of Jordan et al., Muon (2024): steepest at zero, so that small singular values grow fastest.
 _COEFFICIENTS = (3.4445, -4.7750, 2.0315)

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import MuonConfig, OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import MuonConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import base_model
 from rlhf_core.models.loading import torch_dtype

@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from torch import nn
 
-from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.models.adapters import is_adapted
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PackedModel, PolicyModel

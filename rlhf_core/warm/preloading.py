@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import rlhf_core
-from rlhf_core.rollout.vllm_environment import set_vllm_environment
+from rlhf_core.rollout.vllm.environment import set_vllm_environment
 
 # What the jobs, ranks and engines of the shipped stages import, by what takes the time. `.*`: all modules below.
 LIBRARIES = (

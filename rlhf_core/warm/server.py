@@ -1,4 +1,6 @@
-"""The warm process: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]` imports libraries once and forks at a request.
+"""The warm process: it imports libraries once, and forks at a request.
+
+Usage: `python -m rlhf_core.warm.server SOCKET [LIBRARY …]`
 
 Our own code is imported too, and again by a fork that finds it changed. Libraries that were installed again, or
 variables that they read when they are imported, would be others than a fresh process has: then a request is refused,

@@ -7,7 +7,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from benchmarks.gpu import CASES, Case, supervised
 from benchmarks.gpu_workload import TINY, sequences
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.training.distributed import join_group
 
 pytestmark = pytest.mark.endurance("benchmarks")

@@ -16,7 +16,7 @@ from benchmarks.grpo_ours import config, measured_steps
 from benchmarks.grpo_vs_trl import BENCHMARK
 from benchmarks.grpo_workload import GRPOWorkload, prompt_ids, reward, rows
 from benchmarks.word_models import SHAPES, Shape, make_model, tokenizer
-from rlhf_core.data.chat import load_tokenizer, stop_token_ids
+from rlhf_core.chat.encoding import load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 
 pytestmark = pytest.mark.endurance("benchmarks")

@@ -37,8 +37,8 @@ from rlhf_core.artifacts.leases import LeaseRecord
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.artifacts.scratch import PREFIX, sweep
 from rlhf_core.pipeline.prepare import prepare
+from rlhf_core.system.scratch import PREFIX, sweep
 from tasks.followers import FollowersRecord
 from tasks.ray_jobs import RayJobs
 from tests.chaos.recipe import WHOLE, write_recipes

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.child_engine import ChildEngine
-from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.engines import Engines
 from rlhf_core.rollout.scripted import ScriptedEngine

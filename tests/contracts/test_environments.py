@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlhf_core.config.environments import AnyEnvironment, FunctionEnvironment, ToolsEnvironment
-from rlhf_core.data.templates import SHIPPED
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.environments.environments import AnyEnvironment, FunctionEnvironment, ToolsEnvironment
 from rlhf_core.environments import Environments, open_environments
 from rlhf_core.environments.opening import OwnEnvironments
 from rlhf_core.testing.environment import EnvironmentContract
-from tests.rlhf_core.data.families import byte_level
+from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.stages.context import LocalContext
 from tests.toys.environment import Guess, GuessConfig
 

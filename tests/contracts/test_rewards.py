@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 import pytest
 
-from rlhf_core.config.rewards import FunctionReward, HTTPReward, JudgeReward, TextReward, VerifierReward
+from rlhf_core.config.rewards.rewards import FunctionReward, HTTPReward, JudgeReward, TextReward, VerifierReward
 from rlhf_core.rewards import Reward, build_text_reward
 from rlhf_core.testing.reward import RewardContract, Sample
 from tests.rlhf_core.stages.context import LocalContext

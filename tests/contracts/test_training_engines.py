@@ -7,8 +7,8 @@ from typing import Literal
 import pytest
 from torch import nn
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.testing.training_engine import TrainingEngineContract
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 

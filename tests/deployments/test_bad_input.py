@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner
 
 from deployments.cli.main import app
-from rlhf_core.pipeline.known_recipes import known_recipes
+from rlhf_core.recipe.known_recipes import known_recipes
 from tests.rlhf_core.artifacts.test_probe import careless_s3
-from tests.rlhf_core.pipeline.recipes import Change, file, model_folder, put, write
+from tests.rlhf_core.recipes import Change, file, model_folder, put, write
 from tests.services import LOOPBACK, free_ports, http_server
 
 __all__ = ["careless_s3"]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from deployments.cli.cluster_room import room_notes
 from deployments.cli.main import app
 from rlhf_core.actors.room import require_reservable
-from rlhf_core.config.placement import Placement, Reservation, of_each
+from rlhf_core.config.engines.placement import Placement, Reservation, of_each
 from rlhf_core.errors import StageError
 
 pytestmark = pytest.mark.system

@@ -15,7 +15,7 @@ from deployments.cli.main import app
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository, blob_path
 from tests.rlhf_core.artifacts.manifests import manifest, published
-from tests.rlhf_core.pipeline.recipes import put, write
+from tests.rlhf_core.recipes import put, write
 
 ALIGNMENT = f"{sys.executable} -m deployments.cli.main"
 

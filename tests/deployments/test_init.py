@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from deployments.cli.init import STARTERS, Method, model_source
 from deployments.cli.main import app
-from rlhf_core.pipeline.loading import load_recipe
 from rlhf_core.pipeline.prepare import check
-from tests.rlhf_core.pipeline.recipes import model_folder
+from rlhf_core.recipe.loading import load_recipe
+from tests.rlhf_core.recipes import model_folder
 
 pytestmark = pytest.mark.parts
 

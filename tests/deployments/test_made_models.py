@@ -14,10 +14,10 @@ from deployments.cli.run import _show_end
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.graph.graph import Node, build_graph
 from rlhf_core.pipeline.prepare import prepare
 from rlhf_core.pipeline.record import NodeRecord, RunRecord
+from rlhf_core.recipe.loading import load_recipe
 from tests.rlhf_core.artifacts.manifests import manifest
 
 

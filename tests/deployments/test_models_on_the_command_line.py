@@ -23,8 +23,8 @@ from deployments.cli.sampling import written
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.data.templates import TEMPLATE_FILE
-from rlhf_core.models.folder import copy_tokenizer
+from rlhf_core.chat.templates import TEMPLATE_FILE
+from rlhf_core.models.folders.folder import copy_tokenizer
 from tests.rlhf_core.artifacts.manifests import manifest
 from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.services import LOOPBACK

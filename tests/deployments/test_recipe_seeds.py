@@ -8,10 +8,10 @@ import pytest
 
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.errors import RecipeError, StageError
-from rlhf_core.pipeline.graph import Node, build_graph
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.graph.graph import Node, build_graph
+from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.stages.job_context import JobContext
 from rlhf_core.stages.key import stage_key
 from rlhf_core.stages.table import STAGES

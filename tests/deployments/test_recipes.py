@@ -12,11 +12,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from deployments.stack.environment import RECIPES as RECIPES_FOLDER
-from rlhf_core.config.rewards import VerifierReward
-from rlhf_core.data.user_code import load_function
+from rlhf_core.config.rewards.rewards import VerifierReward
 from rlhf_core.errors import RecipeError
-from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.loading import known_recipes, load_recipe
+from rlhf_core.graph.graph import build_graph
+from rlhf_core.processes.user_code import load_function
+from rlhf_core.recipe.loading import known_recipes, load_recipe
 from rlhf_core.rewards.verifier import Verifier
 
 pytestmark = pytest.mark.parts
@@ -86,9 +86,9 @@ WITHOUT_SFT = ("tiny-loop", "smollm2-dpo")  # among what is evaluated
 LOADING = """
 import json, sys
 from deployments.stack.environment import RECIPES as RECIPES_FOLDER
-from rlhf_core.pipeline.loading import load_recipe
-from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.preflight import preflight
+from rlhf_core.recipe.loading import load_recipe
+from rlhf_core.graph.graph import build_graph
+from rlhf_core.preflight.look import preflight
 pinned = {"smolvlm": ["base.source.revision=" + "f" * 40]}  # there is no hub to ask
 graphs = {name: list(build_graph(load_recipe(name, pinned.get(name, [])), {"torch": "1"})) for name in sys.argv[1:]}
 print(json.dumps({"graphs": graphs, "torch": "torch" in sys.modules}))

@@ -19,7 +19,7 @@ from typer.testing import CliRunner
 from deployments.cli.main import app
 from deployments.cli.scheduling import Schedule
 from rlhf_core.errors import RecipeError
-from rlhf_core.notes import said_after
+from rlhf_core.system.notes import said_after
 from tests.services import LOOPBACK, free_ports, http_server
 
 pytestmark = pytest.mark.system

@@ -18,10 +18,10 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config.rollout import SamplingConfig
-from rlhf_core.data.chat import decode_completion, encode_prompt, load_tokenizer, stop_token_ids
+from rlhf_core.chat.encoding import decode_completion, encode_prompt, load_tokenizer, stop_token_ids
+from rlhf_core.config.engines.rollout import SamplingConfig
 from rlhf_core.errors import StageError
-from rlhf_core.tools.chat import Chat, ChatModel
+from rlhf_core.inference.chat import Chat, ChatModel
 from tests.rlhf_core.stages.supervised_runs import base_model
 from tests.services import LOOPBACK, free_ports
 

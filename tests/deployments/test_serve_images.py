@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.models.image_decoding import encoded_image
-from rlhf_core.tools.model_server import Address, running_server, served_model
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.inference.model_server import Address, running_server, served_model
+from rlhf_core.system.image_decoding import encoded_image
 from tests.rlhf_core.pictures import vision_model
 from tests.services import LOOPBACK, free_ports
 

@@ -16,7 +16,7 @@ import pytest
 
 from rlhf_core.artifacts.leases import LeaseRecord, lease_path
 from rlhf_core.artifacts.manifest import Manifest, file_digest
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.contract import Input
 from rlhf_core.pipeline.prepare import Prepared, prepare
 from rlhf_core.stages import sft

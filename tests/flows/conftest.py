@@ -16,7 +16,7 @@ from prefect.settings import PREFECT_API_URL, PREFECT_HOME, PREFECT_LOCAL_STORAG
 from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.pipeline.graph import Node
+from rlhf_core.graph.graph import Node
 from rlhf_core.pipeline.prepare import prepare
 from tasks.ray_jobs import RayJobs, connect
 from tests.cluster import ROOT

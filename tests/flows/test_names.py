@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from flows.names import run_name, run_tags
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.recipe.loading import load_recipe
 
 
 @pytest.mark.parametrize(("overrides", "only", "name"), [

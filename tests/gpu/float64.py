@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.training.optimizers import learning_rate
 from rlhf_core.types import PackedBatch
 

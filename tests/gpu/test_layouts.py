@@ -13,8 +13,8 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen3Config
 
 from benchmarks.architectures import accepted, oracle_error, ragged_batch
 from benchmarks.small_models import small_config, small_model
-from rlhf_core.config.engine import GradientCheckpointing
-from rlhf_core.models.checkpointing import checkpoint_layers
+from rlhf_core.config.engines.training import GradientCheckpointing
+from rlhf_core.models.activation_checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
 from rlhf_core.models.layouts import TREE, Layouts
 from rlhf_core.models.logprobs import chunked_logprobs

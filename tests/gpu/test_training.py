@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from rlhf_core.training.muon import orthogonalize
 from rlhf_core.training.state import EngineState, RankState

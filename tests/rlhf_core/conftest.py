@@ -11,7 +11,7 @@ import ray
 
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.stages.in_process import InProcessCluster, vllm_in
 from rlhf_core.warm.client import SOCKET_VARIABLE
 

@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from transformers import AutoTokenizer, Idefics3ImageProcessorPil, Idefics3Processor
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel, ScratchVision
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel, ScratchVision
 from rlhf_core.contract import Input
 from rlhf_core.stages import base
 from tests.rlhf_core.stages.context import LocalContext, local_input

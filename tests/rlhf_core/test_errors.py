@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 import rlhf_core
-from rlhf_core.data.rendering import render
-from rlhf_core.data.tokenizers import word_level_tokenizer
-from rlhf_core.data.user_code import user_error
+from rlhf_core.chat.rendering import render
+from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError, reason_of
+from rlhf_core.processes.user_code import user_error
 
 ADDRESS = re.compile("0x[0-9a-f]{6}")
 

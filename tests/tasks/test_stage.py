@@ -8,9 +8,9 @@ import pytest
 
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.graph.graph import build_graph
 from rlhf_core.pipeline.specs import RunSettings
+from rlhf_core.recipe.loading import load_recipe
 from tasks.stage import _memory, _request
 from tests.rlhf_core.artifacts.manifests import manifest
 

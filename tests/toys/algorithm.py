@@ -8,9 +8,9 @@ from pydantic import Field
 from torch import Tensor
 
 from rlhf_core.algorithms.grpo import GRPO
-from rlhf_core.config.algorithm_table import AlgorithmEntry
-from rlhf_core.config.algorithms import GRPOConfig
-from rlhf_core.config.critic import CriticConfig
+from rlhf_core.config.rl.algorithm_table import AlgorithmEntry
+from rlhf_core.config.rl.algorithms import GRPOConfig
+from rlhf_core.config.rl.critic import CriticConfig
 from rlhf_core.losses.advantages import discounted_returns
 from rlhf_core.types import Scored, TrainingBatch
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.config.format_table import FormatEntry
-from rlhf_core.data.chat import encode_prompt
+from rlhf_core.chat.encoding import encode_prompt
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.config.data.format_table import FormatEntry
 from rlhf_core.data.formats.base import Format, Row, filled
-from rlhf_core.data.rendering import Tokenizer
 
 
 class Riddles(Format):

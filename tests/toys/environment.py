@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.environments import EnvironmentConfig, EnvironmentEntry
+from rlhf_core.config.environments.environments import EnvironmentConfig, EnvironmentEntry
 from rlhf_core.environments.base import Environment, Feedback, Message
 
 

@@ -7,8 +7,8 @@ from typing import Literal
 from pydantic import Field
 from torch import Tensor
 
-from rlhf_core.config.preference_losses import PreferenceLossConfig, PreferenceLossEntry
-from rlhf_core.preference_losses import PairLogprobs, PreferenceLoss
+from rlhf_core.config.stages.preference_losses import PreferenceLossConfig, PreferenceLossEntry
+from rlhf_core.losses.preference import PairLogprobs, PreferenceLoss
 
 
 class ApartConfig(PreferenceLossConfig):

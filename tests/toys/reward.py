@@ -8,7 +8,7 @@ from typing import Any, Literal
 from pydantic import Field
 
 from rlhf_core.config.numbers import Tokens
-from rlhf_core.config.rewards import RewardEntry, TextReward
+from rlhf_core.config.rewards.rewards import RewardEntry, TextReward
 from rlhf_core.contract import StageContext
 from rlhf_core.rewards.base import RewardResult, checked_result
 

@@ -9,14 +9,14 @@ from typing import Annotated
 from pydantic import Field
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.config.base import Reads
 from rlhf_core.config.numbers import Tokens
-from rlhf_core.config.stage import NamedStageConfig, RowLimit
+from rlhf_core.config.stages.base import NamedStageConfig, RowLimit
 from rlhf_core.contract import Input, Output, Stage, StageContext
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import read_dataset
-from rlhf_core.pipeline.checks.context import CheckContext, Note
-from rlhf_core.pipeline.drafting import Draft
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.preflight.stages.context import CheckContext, Note
 
 
 class MeasureConfig(NamedStageConfig):

@@ -7,9 +7,9 @@ from typing import Any, Literal
 
 from pydantic import Field
 
-from rlhf_core.config.tools import ToolConfig, ToolEntry
+from rlhf_core.config.environments.tools import ToolConfig, ToolEntry
 from rlhf_core.contract import StageContext
-from rlhf_core.environments.toolset import ToolResult, Toolset
+from rlhf_core.environments.tools.toolset import ToolResult, Toolset
 
 
 class AdderConfig(ToolConfig):

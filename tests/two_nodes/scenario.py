@@ -19,7 +19,7 @@ from rlhf_core.artifacts.manifest import Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.warm.client import SOCKET_VARIABLE
 from tasks.job_end import JobEndedError

@@ -13,9 +13,9 @@
 
 `id` is a prefix of the SHA-256 of the row's content. A source may write a prompt as plain text, messages as
 `{from, value}`, and chosen and rejected as text, as one message, or as whole conversations that share a prompt.
-In conversations and prompts, messages other than the assistant's may have images (data/image_messages.py).
-Tools and tool calls are read by rlhf_core/data/tools.py. A format is one file here and a line in
-config/format_table.py.
+In conversations and prompts, messages other than the assistant's may have images (chat/image_messages.py).
+Tools and tool calls are read by rlhf_core/chat/tool_schemas.py. A format is one file here and a line in
+config/data/format_table.py.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-from rlhf_core.config.format_table import FORMATS
+from rlhf_core.config.data.format_table import FORMATS
 from rlhf_core.data.formats.base import (
     Format,
     MissingColumnError,

@@ -6,7 +6,9 @@ from abc import abstractmethod
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rlhf_core.data.chat import ended_completion
+from rlhf_core.chat.encoding import ended_completion
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.sampled_tokens import SampledReply
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, first_trained
 from rlhf_core.data.formats.messages import (
     MESSAGE_COLUMNS,
@@ -16,8 +18,6 @@ from rlhf_core.data.formats.messages import (
     read_completion,
     read_prompt,
 )
-from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.data.sampled_tokens import SampledReply
 
 
 class AnsweredFormat(MessageFormat):

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from rlhf_core.chat.rendering import Tokenizer
 from rlhf_core.config.numbers import LARGEST_REWARD
 from rlhf_core.config.texts import is_blank, is_unicode
-from rlhf_core.data.rendering import Tokenizer
 from rlhf_core.errors import RecipeError, did_you_mean, one_line, reason_of, shortened
 
 Row = dict[str, Any]
@@ -62,7 +62,7 @@ class Format(ABC):
     Texts are compared with their whitespace normalised, which is done where they are compared.
     """
 
-    name: str  # as in config/format_table.py
+    name: str  # as in config/data/format_table.py
     reads: frozenset[str] | None = None  # the columns of a source that count; none: all
     named: frozenset[str] = frozenset()  # those that mean something to it, where it keeps all others too
     has_images = False  # whether its messages may have images

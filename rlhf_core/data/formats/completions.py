@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_core.chat.sampled_tokens import SampledReply, reply_of
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number, reward_number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, read_prompt
-from rlhf_core.data.sampled_tokens import SampledReply, reply_of
 
 _NUMBERS = {"reward": reward_number, "logprob": number, "reference_logprob": number}
 FINISH_REASONS = ("stop", "length")

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import Encoded, encode_conversation, num_tokens_of_all
+from rlhf_core.chat.encoding import Encoded, encode_conversation, num_tokens_of_all
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.sampled_tokens import sampled_reply
 from rlhf_core.data.formats.base import Format, Generated, MissingColumnError, Row, RowError, filled, first_trained
 from rlhf_core.data.formats.messages import (
     BESIDE_MESSAGES,
@@ -17,8 +19,6 @@ from rlhf_core.data.formats.messages import (
     read_messages,
     read_prompt,
 )
-from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.data.sampled_tokens import sampled_reply
 
 _MEASURED_TURN_BY_TURN = 200  # messages
 

@@ -6,11 +6,11 @@ from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from rlhf_core.chat.image_messages import IMAGE, ImagePart, compared_text, images_in
+from rlhf_core.chat.tool_schemas import ToolError, canonical_tool_calls, canonical_tools
 from rlhf_core.config.texts import is_blank
 from rlhf_core.data.formats.base import Format, MissingColumnError, Row, RowError, filled, plain
-from rlhf_core.data.image_messages import IMAGE, ImagePart, compared_text, images_in
-from rlhf_core.data.json_text import JSONTextError, parse_json
-from rlhf_core.data.tools import ToolError, canonical_tool_calls, canonical_tools
+from rlhf_core.system.json_text import JSONTextError, parse_json
 
 Message = dict[str, Any]
 ROLES = ("system", "user", "assistant", "tool")

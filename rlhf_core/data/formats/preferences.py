@@ -7,7 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from rlhf_core.data.chat import Completion, ended_completion
+from rlhf_core.chat.encoding import Completion, ended_completion
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.sampled_tokens import sampled_reply
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import Row, RowError, first_trained, reward_number
 from rlhf_core.data.formats.messages import (
@@ -20,8 +22,6 @@ from rlhf_core.data.formats.messages import (
     read_messages,
     read_prompt,
 )
-from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.data.sampled_tokens import sampled_reply
 
 _SIDES = ("chosen", "rejected")
 

@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_prompt
+from rlhf_core.chat.encoding import encode_prompt
+from rlhf_core.chat.image_messages import compared_text
+from rlhf_core.chat.rendering import Tokenizer
 from rlhf_core.data.formats.base import Generated, Row, RowError, normalised, plain
 from rlhf_core.data.formats.messages import PROMPT_COLUMNS, MessageFormat, prompt_column, read_prompt
-from rlhf_core.data.image_messages import compared_text
 from rlhf_core.data.nemo_gym import COLUMN as NEMO_GYM
 from rlhf_core.data.nemo_gym import REQUEST, read_nemo_gym
-from rlhf_core.data.rendering import Tokenizer
 
 _DESCRIPTIVE = {"id", "prompt", "task", "metadata"}
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from rlhf_core.chat.encoding import encode_completion
+from rlhf_core.chat.rendering import Tokenizer
+from rlhf_core.chat.steps import step_tokens
 from rlhf_core.config.texts import is_blank
-from rlhf_core.data.chat import encode_completion
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError, number
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS, MessageFormat, read_prompt
-from rlhf_core.data.rendering import Tokenizer
-from rlhf_core.data.steps import step_tokens
 from rlhf_core.errors import ConversationError
 
 

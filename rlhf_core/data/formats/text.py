@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from rlhf_core.data.chat import encode_text
+from rlhf_core.chat.encoding import encode_text
+from rlhf_core.chat.rendering import Tokenizer
 from rlhf_core.data.formats.base import Format, Generated, Row, filled
-from rlhf_core.data.rendering import Tokenizer
 
 
 class Text(Format):

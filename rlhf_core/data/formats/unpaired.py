@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
+from rlhf_core.chat.sampled_tokens import SampledReply, sampled_reply
 from rlhf_core.data.formats.answered import AnsweredFormat, read_answered
 from rlhf_core.data.formats.base import MissingColumnError, Row, RowError
 from rlhf_core.data.formats.messages import BESIDE_MESSAGES, PROMPT_COLUMNS
-from rlhf_core.data.sampled_tokens import SampledReply, sampled_reply
 
 _LABELS = {"true": True, "false": False, "1": True, "0": False, "1.0": True, "0.0": False}
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import reasoning_gym  # noqa: F401  loaded now: a call has a shorter limit
 
-from rlhf_core.data.reasoning import score
+from rlhf_core.data.sources.reasoning import score
 
 
 def score_one(task: str, answer: str, row: Mapping[str, Any]) -> list[float]:

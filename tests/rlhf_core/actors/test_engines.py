@@ -10,12 +10,12 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.engines import EngineGroup, engine_bundles
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.artifacts.scratch import PREFIX, sweep
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
 from rlhf_core.rollout.proof import Expected, verify_weights
 from rlhf_core.rollout.publication import Publication, publication
+from rlhf_core.system.scratch import PREFIX, sweep
 from tests.rlhf_core.rollout.models import EOS, disturb, expected_logprobs, make_model, publish, requests
 from tests.rlhf_core.stages import context as stage_context
 from tests.rlhf_core.stages.context import LocalContext, local_input

@@ -13,8 +13,8 @@ import ray
 
 from rlhf_core.actors.placement import halves, require_possible, reserve, shared_bundles, worker_bundles
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.tracking.protocol import Progress, parse
 

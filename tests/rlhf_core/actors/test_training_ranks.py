@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics, Sum

@@ -15,7 +15,7 @@ from ray.cloudpickle import register_pickle_by_value
 
 from rlhf_core.actors.placement import reserve
 from rlhf_core.actors.worker_group import RayWorkerGroup
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.errors import RewardError, StageError
 
 pytestmark = [pytest.mark.system, pytest.mark.usefixtures("ray_cluster")]

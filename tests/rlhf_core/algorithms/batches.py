@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from rlhf_core.config.algorithm_table import ALGORITHMS
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.losses.aggregation import loss_weights
 from rlhf_core.types import Minibatch, Scored, TrainingBatch
 

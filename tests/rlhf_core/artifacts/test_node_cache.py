@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.node_cache import NodeCache, bound_from_environment
-from rlhf_core.artifacts.scratch import scratch_folder
 from rlhf_core.errors import VariableError
+from rlhf_core.system.scratch import scratch_folder
 
 pytestmark = pytest.mark.parts
 

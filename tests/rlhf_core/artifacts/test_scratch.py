@@ -10,15 +10,15 @@ from pathlib import Path
 
 import pytest
 
-from rlhf_core.artifacts import scratch
-from rlhf_core.artifacts.scratch import new_folder, remove_all, scratch_folder, sweep
+from rlhf_core.system import scratch
+from rlhf_core.system.scratch import new_folder, remove_all, scratch_folder, sweep
 
 pytestmark = pytest.mark.parts
 
 HOLDS = """
 import sys, time
 from pathlib import Path
-from rlhf_core.artifacts.scratch import new_folder
+from rlhf_core.system.scratch import new_folder
 for name in ("one", "two"):
     folder = new_folder(name, Path(sys.argv[1]))
     (folder / "inside").mkdir()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from rlhf_core.config.algorithm_table import ALGORITHMS
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.kl import KLConfig
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.kl import KLConfig
+from rlhf_core.config.rl.stage import RLConfig
 
 NAMES = tuple(ALGORITHMS)
 OPTIMIZER = {"learning_rate": 1e-3}

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.environments import EnvironmentConfig
-from rlhf_core.config.rewards import EnvironmentReward
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.environments.environments import EnvironmentConfig
+from rlhf_core.config.rewards.rewards import EnvironmentReward
+from rlhf_core.config.rl.stage import RLConfig
 from tests.rlhf_core.config.test_rl import COMMON, GRPO
 
 

@@ -10,7 +10,7 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from rlhf_core.config.numbers import GPUs, LearningRate, Steps
-from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.recipe.recipe import Recipe
 from tests.rlhf_core.config.test_settings_are_read import reachable
 
 

@@ -9,19 +9,19 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter, ValidationError
 
-from rlhf_core.config.algorithms import AlgorithmConfig
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.environments import AgentEnvironment, NemoGymEnvironment
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rewards import (
+from rlhf_core.config.environments.environments import AgentEnvironment, NemoGymEnvironment
+from rlhf_core.config.rewards.rewards import (
     FunctionReward,
     HTTPReward,
     JudgeReward,
     RewardConfig,
 )
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.scorers import MonitorConfig, ScorerConfig
+from rlhf_core.config.rewards.scorers import MonitorConfig, ScorerConfig
+from rlhf_core.config.rl.algorithms import AlgorithmConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.config.servers import ServerConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
 
 OPTIMIZER = {"learning_rate": 1e-3}
 EXACT = {"type": "verifier"}

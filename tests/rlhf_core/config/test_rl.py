@@ -9,7 +9,7 @@ from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
 from rlhf_core.config.inputs import input_settings
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 
 COMMON: dict[str, Any] = {
     "algorithm": "grpo", "dataset": "p", "steps": 4, "prompts_per_step": 2, "sampling": {"max_tokens": 4},

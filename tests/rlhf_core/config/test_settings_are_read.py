@@ -21,7 +21,7 @@ from mypy.types import Instance, Type, TypeVarType, flatten_nested_unions, get_p
 
 from rlhf_core.config.base import Config, KeyedConfig, reads_of
 from rlhf_core.config.typed import config_classes
-from rlhf_core.pipeline.recipe import Recipe
+from rlhf_core.recipe.recipe import Recipe
 
 ROOT = Path(__file__).resolve().parents[3]
 LAYERS = ("rlhf_core", "tasks", "flows", "deployments")
@@ -155,7 +155,7 @@ def reads_of_the_product() -> frozenset[tuple[str, str]]:
     files = [path for layer in LAYERS for path in sorted((ROOT / layer).rglob("*.py"))]
     modules = [path.relative_to(ROOT).with_suffix("").as_posix().replace("/", ".") for path in files]
     named = zip(files, (module.removesuffix(".__init__") for module in modules), strict=True)
-    return frozenset(reads(named, "rlhf_core.config", "rlhf_core.pipeline.recipe"))
+    return frozenset(reads(named, "rlhf_core.config", "rlhf_core.recipe.recipe"))
 
 
 def used_otherwise() -> set[str]:

@@ -9,12 +9,12 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.config.inputs import input_settings
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.stages import PretrainConfig, SFTConfig
-from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
+from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
+from rlhf_core.config.stages.trained import OptimizerConfig, SupervisedConfig
 
 MUON = {"name": "muon", "learning_rate": 1e-3}
 

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
 
-from rlhf_core.data.files import Budget, iterate_file
 from rlhf_core.data.formats import RowError
+from rlhf_core.data.sources.files import Budget, iterate_file
 
 ROWS = [{"prompt": "a", "answer": "1"}, {"prompt": 'b\n,"c"', "answer": "007"}]
 

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from PIL import Image
 
-from rlhf_core.config.data import ImagesConfig
-from rlhf_core.data.chat import encode_completion, encode_prompt
+from rlhf_core.chat.encoding import encode_completion, encode_prompt
+from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.data.dataset import ImagesConfig
 from rlhf_core.data.formats import RowError, canonical_row, format_of
-from rlhf_core.data.image_messages import IMAGE
 from rlhf_core.data.images import ImageReader
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import ConversationError
 from tests.rlhf_core.pictures import picture
 

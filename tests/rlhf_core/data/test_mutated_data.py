@@ -11,14 +11,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.data import DatasetConfig, FilesSource
+from rlhf_core.config.data.dataset import DatasetConfig, FilesSource
 from rlhf_core.data.formats import format_of
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import ConversationError, StageError
-from rlhf_core.pipeline.samples import Sample, read_samples
+from rlhf_core.preflight.samples import Sample, read_samples
 from rlhf_core.stages.dataset import run
 from tests.mutations import PATIENCE, examples
-from tests.rlhf_core.data.families import WITH_TOOLS, byte_level
+from tests.rlhf_core.chat.families import WITH_TOOLS, byte_level
 from tests.rlhf_core.data.mutations import mutated_file
 from tests.rlhf_core.stages.context import LocalContext
 

@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.prompts import fit_prompts
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.templates import hint_of
 

@@ -10,7 +10,7 @@ import pytest
 from reasoning_gym.factory import DATASETS
 
 from rlhf_core.data.formats import RowError, canonical_row
-from rlhf_core.data.reasoning import check_task, generate, json_safe, score
+from rlhf_core.data.sources.reasoning import check_task, generate, json_safe, score
 from rlhf_core.errors import RecipeError
 
 pytestmark = pytest.mark.parts

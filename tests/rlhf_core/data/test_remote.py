@@ -9,8 +9,8 @@ from pathlib import Path
 import fsspec
 import pytest
 
-from rlhf_core.data import remote
-from rlhf_core.data.remote import UnreadableError, fetch_file, fetch_folder, file_identity, folder_identity
+from rlhf_core.data.sources import remote
+from rlhf_core.data.sources.remote import UnreadableError, fetch_file, fetch_folder, file_identity, folder_identity
 from rlhf_core.errors import StageError
 from tests.rlhf_core.web_files import WebFiles, web_files
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rlhf_core.data.chat import Tokenizer, load_tokenizer, stop_token_ids
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.episodes.calls import Calls
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.shown_images import ShownImages

@@ -11,7 +11,7 @@ from typing import Any
 import psutil
 import pytest
 
-from rlhf_core.config.environments import FunctionEnvironment
+from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.environments import Feedback, Reply
 from rlhf_core.environments.function import FunctionEnvironments, HostedEnvironment
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
@@ -130,7 +130,7 @@ def test_nothing_is_left_of_a_stage_that_ends() -> None:
     others = psutil.Process().children(recursive=True)
     environments = FunctionEnvironments(settings(), HOSTILE)
     before = set(psutil.Process().children(recursive=True))
-    (host,) = [p for p in before if "rlhf_core.environments.host_process" in p.cmdline() and p not in others]
+    (host,) = [p for p in before if "rlhf_core.processes.host_process" in p.cmdline() and p not in others]
     with asyncio.Runner() as runner:
         begun = [runner.run(begin()) for _ in range(3)]
         played = set(psutil.Process().children(recursive=True)) - before
@@ -156,7 +156,7 @@ def test_what_makes_no_environment_is_refused(function: str, options: dict[str, 
 
 
 def test_a_file_that_starts_a_thread_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "threads.py"
+    file = tmp_path / "system/threads.py"
     file.write_text(
         "import threading, time\nthreading.Thread(target=time.sleep, args=(100,), daemon=True, name='mine').start()\n"
         "class Environment:\n    def step(self, reply): ...\n"

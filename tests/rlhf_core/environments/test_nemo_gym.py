@@ -12,19 +12,19 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from rlhf_core.config.environments import NemoGymEnvironment
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.environments.environments import NemoGymEnvironment
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.templates import SHIPPED
 from rlhf_core.environments import Feedback, Reply, rows_to_play
-from rlhf_core.environments.nemo_gym import NemoGymEnvironments
-from rlhf_core.environments.responses import ResponseItems
+from rlhf_core.environments.nemo_gym.environment import NemoGymEnvironments
+from rlhf_core.environments.nemo_gym.responses import ResponseItems
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RewardError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCall
-from tests.rlhf_core.data.families import byte_level
+from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCall
+from tests.rlhf_core.chat.families import byte_level
 from tests.rlhf_core.environments.resource_server import TOOLS, ResourceServer, resource_server, row
 
 pytestmark = pytest.mark.parts

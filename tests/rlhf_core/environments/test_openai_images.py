@@ -11,8 +11,8 @@ import openai
 import pytest
 from openai import AsyncOpenAI
 
+from rlhf_core.chat.encoding import load_tokenizer
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.episodes.calls import Calls, joined, trajectory_of
 from rlhf_core.episodes.shown_images import ShownImages, row_with_data_urls
 from rlhf_core.models.vision import open_processor

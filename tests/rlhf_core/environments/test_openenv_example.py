@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from aiohttp import WSMsgType, web
 
-from rlhf_core.config.environments import FunctionEnvironment
+from rlhf_core.config.environments.environments import FunctionEnvironment
 from rlhf_core.environments import Feedback, Reply
 from rlhf_core.environments.function import FunctionEnvironments
 from rlhf_core.errors import EpisodeError

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 import pytest
 
-from rlhf_core.config.environments import AgentEnvironment, ExecutorEnvironment
-from rlhf_core.data.chat import Tokenizer, stop_token_ids
-from rlhf_core.environments.agent import AgentEnvironments
-from rlhf_core.environments.executor import ExecutorEnvironments
+from rlhf_core.chat.encoding import Tokenizer, stop_token_ids
+from rlhf_core.config.environments.environments import AgentEnvironment, ExecutorEnvironment
+from rlhf_core.environments.agents.agent import AgentEnvironments
+from rlhf_core.environments.agents.executor import ExecutorEnvironments
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.episodes.programs import play_program
 from rlhf_core.errors import EpisodeError, RecipeError

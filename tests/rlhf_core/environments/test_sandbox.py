@@ -13,10 +13,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from rlhf_core.config.tools import PythonTool
-from rlhf_core.environments import sandbox_process, seccomp
-from rlhf_core.environments.python_tool import PythonTools
-from rlhf_core.environments.sandbox import Sandbox
+from rlhf_core.config.environments.tools import PythonTool
+from rlhf_core.environments.tools import sandbox_process, seccomp
+from rlhf_core.environments.tools.python_tool import PythonTools
+from rlhf_core.environments.tools.sandbox import Sandbox
 from rlhf_core.errors import EpisodeError, StageError
 
 pytestmark = pytest.mark.parts
@@ -264,7 +264,7 @@ def test_a_node_that_cannot_confine_code_is_refused(
     else:
         program = program.replace('    _restrict_files(settings["readable"], folder)\n', "")
     (copy := tmp_path / "sandbox_process.py").write_text(program)
-    monkeypatch.setattr("rlhf_core.environments.sandbox._PROGRAM", copy)
+    monkeypatch.setattr("rlhf_core.environments.tools.sandbox._PROGRAM", copy)
     with pytest.raises(StageError, match=rf"cannot run the code of the Python tool confined \(it could {could}"):
         Sandbox(5.0, 0.25)
 

@@ -13,21 +13,21 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config.environments import ToolsEnvironment
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.tools import FunctionTool
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.environments.environments import ToolsEnvironment
+from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.contract import StageContext
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.templates import SHIPPED
 from rlhf_core.environments import Feedback, Reply, open_environments, rows_to_play
 from rlhf_core.environments.function import FunctionTools
-from rlhf_core.environments.tools import ToolEnvironments
+from rlhf_core.environments.tools.tools import ToolEnvironments
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError, RecipeError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm_tool_calls import ParsedReply, ToolCallParser
-from tests.rlhf_core.data.families import TURNS, byte_level
+from rlhf_core.rollout.vllm.tool_calls import ParsedReply, ToolCallParser
+from tests.rlhf_core.chat.families import TURNS, byte_level
 from tests.rlhf_core.stages.supervised_runs import context_of
 
 pytestmark = pytest.mark.parts

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.environments.program import Call, CallError
+from rlhf_core.environments.agents.program import Call, CallError
 from rlhf_core.episodes.calls import Calls, TokenSequence, chosen, joined, trajectory_of, until_stop
 from rlhf_core.episodes.episode import EpisodeRules
 from rlhf_core.errors import EpisodeError

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from transformers import PreTrainedTokenizerFast
 
-from rlhf_core.config.environments import Retry
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.feedback import require_turns_follow
+from rlhf_core.chat.feedback import require_turns_follow
+from rlhf_core.chat.rendering import render
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.environments.environments import Retry
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.rendering import render
-from rlhf_core.data.templates import SHIPPED
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.environments import Environment, EpisodeEnvironment, Feedback, Reply
 from rlhf_core.environments.opening import OwnEnvironment, OwnEnvironments
 from rlhf_core.environments.retry import RetryEnvironment
@@ -28,7 +28,7 @@ from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
 from rlhf_core.types import Completion
-from tests.rlhf_core.data.families import (
+from tests.rlhf_core.chat.families import (
     ENDS_LAST_TURN_ONLY,
     ENDS_NO_TURN,
     MERGES_SYSTEM,

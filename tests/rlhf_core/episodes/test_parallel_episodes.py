@@ -9,22 +9,22 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.environments import ByRow, ExecutorEnvironment, FunctionEnvironment, ToolsEnvironment
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.config.tools import FunctionTool
+from rlhf_core.chat.templates import SHIPPED
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.environments.environments import ByRow, ExecutorEnvironment, FunctionEnvironment, ToolsEnvironment
+from rlhf_core.config.environments.tools import FunctionTool
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.templates import SHIPPED
 from rlhf_core.environments import Environments, rows_to_play
+from rlhf_core.environments.agents.executor import ExecutorEnvironments
 from rlhf_core.environments.by_row import EnvironmentsByRow
-from rlhf_core.environments.executor import ExecutorEnvironments
 from rlhf_core.environments.function import FunctionEnvironments, FunctionTools
-from rlhf_core.environments.tools import ToolEnvironments
+from rlhf_core.environments.tools.tools import ToolEnvironments
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine
-from rlhf_core.rollout.vllm_tool_calls import ParsedReply
+from rlhf_core.rollout.vllm.tool_calls import ParsedReply
 from rlhf_core.types import Trajectory
-from tests.rlhf_core.data.families import byte_level
+from tests.rlhf_core.chat.families import byte_level
 
 pytestmark = pytest.mark.parts
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from benchmarks.small_models import small_config, small_model
-from rlhf_core.config.engine import EngineConfig
+from rlhf_core.config.engines.training import EngineConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.compiling import compile_layers
 from rlhf_core.models.packed import PolicyModel

@@ -9,8 +9,8 @@ import torch
 import transformers
 from torch import Tensor
 
-from rlhf_core.config.engine import GradientCheckpointing
-from rlhf_core.models.checkpointing import checkpoint_layers
+from rlhf_core.config.engines.training import GradientCheckpointing
+from rlhf_core.models.activation_checkpointing import checkpoint_layers
 from rlhf_core.models.dropout import set_train_mode
 
 pytestmark = pytest.mark.parts

@@ -9,7 +9,7 @@ import torch
 from peft import PeftModel, get_peft_model_state_dict
 from safetensors.torch import load_file
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapted_layers
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model, stored_state

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from rlhf_core.config.base_model import BaseModelConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, save_model
-from rlhf_core.pipeline.preflight_model import base_folder_problems
+from rlhf_core.preflight.model import base_folder_problems
 from rlhf_core.stages import base
-from tests.rlhf_core.pipeline.recipes import model_folder
+from tests.rlhf_core.recipes import model_folder
 from tests.rlhf_core.stages.context import LocalContext
 
 pytestmark = pytest.mark.parts

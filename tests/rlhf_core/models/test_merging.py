@@ -15,10 +15,10 @@ from peft import PeftModel, get_peft_model, get_peft_model_state_dict
 from safetensors.torch import load_file, save_file
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.adapter_check import adapter_problems
-from rlhf_core.models.folder import ADAPTER_WEIGHTS
+from rlhf_core.models.folders.adapter_check import adapter_problems
+from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter, merged_tensors
 

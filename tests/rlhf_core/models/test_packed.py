@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.engine import GradientCheckpointing
+from rlhf_core.config.engines.training import GradientCheckpointing
 from rlhf_core.models.layouts import PACKED, ROWS, rows_are_cheaper
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PackedModel, PolicyModel, ScalarModel

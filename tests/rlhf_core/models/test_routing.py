@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM, PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import filler
 from rlhf_core.errors import StageError
 from rlhf_core.losses.load_balancing import load_balancing_loss

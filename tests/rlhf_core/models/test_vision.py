@@ -12,10 +12,10 @@ from PIL import Image
 from safetensors.torch import load_file
 from torch import Tensor
 
-from rlhf_core.config.base_model import BaseModelConfig, FolderModel
-from rlhf_core.config.training import LoraConfig
-from rlhf_core.data.chat import encode_completion, load_tokenizer
-from rlhf_core.data.image_messages import IMAGE
+from rlhf_core.chat.encoding import encode_completion, load_tokenizer
+from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.config.stages.base_model import BaseModelConfig, FolderModel
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.division import Division
 from rlhf_core.errors import ConversationError, StageError
 from rlhf_core.models.layouts import PACKED, ROWS
@@ -23,7 +23,7 @@ from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.models.vision import ImageProcessor, RowImages, open_processor, with_images
 from rlhf_core.packing import pack, select
-from rlhf_core.pipeline.preflight_model import model_folder_problems
+from rlhf_core.preflight.model import model_folder_problems
 from rlhf_core.stages import base
 from rlhf_core.types import PackedBatch
 from tests.rlhf_core.pictures import picture, vision_model

@@ -22,9 +22,9 @@ from transformers import (
     Qwen2Config,
 )
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import Head
+from rlhf_core.models.folders.folder import Head
 from rlhf_core.models.loading import load_causal_model, load_scalar_adapter, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.models.weights import require_fit

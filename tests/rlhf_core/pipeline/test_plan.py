@@ -13,17 +13,17 @@ from rlhf_core.artifacts.checkpoints import Checkpoint, Checkpoints
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import GenerateConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.errors import StoreError
+from rlhf_core.graph.graph import build_graph
 from rlhf_core.pipeline.estimates import Known, estimates
-from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.loading import LoadedRecipe, load_recipe
 from rlhf_core.pipeline.memory import Shape, memory
-from rlhf_core.pipeline.preflight import Seen, look
+from rlhf_core.preflight.look import Seen, look
+from rlhf_core.recipe.loading import LoadedRecipe, load_recipe
 from rlhf_core.stages.key import computing_libraries
-from tests.rlhf_core.pipeline.recipes import planned
+from tests.rlhf_core.recipes import planned
 from tests.services import S3Server
 
 pytestmark = pytest.mark.parts

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.rewards import FunctionReward
+from rlhf_core.config.rewards.rewards import FunctionReward
 from rlhf_core.errors import RecipeError, RewardError
 from rlhf_core.rewards import build_text_reward
 from rlhf_core.rewards.function import RewardFunction
@@ -247,7 +247,7 @@ def test_a_function_that_never_returns_ends_when_its_stage_is_killed(context: Lo
         "file": str(context.user_file("rewards.py")), "function": "hangs", "shown": "rewards.py",
         "parameters": ["completions", "prompts", "rows"], "options": {}, "kind": "function",
     }  # fmt: skip
-    command = [sys.executable, "-m", "rlhf_core.rewards.function_process"]
+    command = [sys.executable, "-m", "rlhf_core.processes.function_process"]
     child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True)
     try:
         assert child.stdin is not None

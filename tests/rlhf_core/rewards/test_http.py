@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.rewards import HTTPReward
+from rlhf_core.config.rewards.rewards import HTTPReward
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import Reward, build_text_reward
 from tests.rlhf_core.stages.context import LocalContext

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.judges import PairJudgeConfig
-from rlhf_core.config.rewards import JudgeReward
-from rlhf_core.config.sampled import PairsConfig
+from rlhf_core.config.rewards.judges import PairJudgeConfig
+from rlhf_core.config.rewards.rewards import JudgeReward
+from rlhf_core.config.stages.sampled import PairsConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import RewardError, StageError

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForSequenceClassification, LlamaConfig, LlamaForSequenceClassification
 
-from rlhf_core.config.rewards import ProcessRewardModelReward, RewardModelReward
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rewards.rewards import ProcessRewardModelReward, RewardModelReward
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.rewards.model import RewardReader

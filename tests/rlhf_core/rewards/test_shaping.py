@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rlhf_core.config.shaping import OverlongConfig, ShapingConfig
+from rlhf_core.config.rl.shaping import OverlongConfig, ShapingConfig
 from rlhf_core.rewards.shaping import RunningMoments, Shaping, overlong_penalty
 
 

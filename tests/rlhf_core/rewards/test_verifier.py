@@ -3,9 +3,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from rlhf_core.config.rewards import VerifierReward
+from rlhf_core.config.rewards.rewards import VerifierReward
 from rlhf_core.data.formats import canonical_row
-from rlhf_core.data.reasoning import generate
+from rlhf_core.data.sources.reasoning import generate
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards.verifier import Verifier
 

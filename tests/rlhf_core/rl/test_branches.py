@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
 from rlhf_core.contract import Input
 from rlhf_core.losses.aggregation import Aggregation, loss_weights
 from rlhf_core.rl.experience import pack_hinted, pack_trajectories, require_finite, without_truncated

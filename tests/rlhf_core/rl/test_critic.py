@@ -12,7 +12,7 @@ from transformers import LlamaForSequenceClassification
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.contract import Input
-from rlhf_core.models.folder import update_json
+from rlhf_core.models.folders.folder import update_json
 from rlhf_core.rl.worker import RLWorker
 from tests.rlhf_core.rl.one_rank import rl_config, trainer, trajectories, with_advantages
 from tests.rlhf_core.stages.context import local_input

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rlhf_core.config.algorithms import KLConfig
+from rlhf_core.config.rl.algorithms import KLConfig
 from rlhf_core.rl.kl_controller import KLController
 
 

@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.data.prompts import to_prompts
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError, WeightSyncError
 from rlhf_core.packing import pack

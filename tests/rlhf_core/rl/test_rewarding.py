@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.config.algorithms import GRPOConfig, RLOOConfig
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.algorithms import GRPOConfig, RLOOConfig
 from rlhf_core.errors import RewardError
 from rlhf_core.rewards import RewardResult, build_reward
 from rlhf_core.rewards.base import checked_result

@@ -14,11 +14,11 @@ from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.algorithm_table import ALGORITHMS
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.ranks import PolicyTrainer

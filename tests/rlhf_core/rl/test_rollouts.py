@@ -4,8 +4,8 @@ import itertools
 
 import torch
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.rl.rollouts import RolloutSampler, request_seed
 from rlhf_core.rollout.inline import InlineEngines

@@ -11,12 +11,12 @@ from torch import Tensor, nn
 from transformers import LlamaForSequenceClassification
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.models.adapters import adapter_state, base_model, share_base
-from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.loading import load_causal_model, load_scalar_model, save_model
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.rl.ranks import PolicyTrainer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError, WeightSyncError
 from rlhf_core.rollout.engine import Request

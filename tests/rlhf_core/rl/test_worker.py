@@ -12,7 +12,7 @@ from transformers import LlamaForCausalLM, LlamaForSequenceClassification
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.algorithm_table import ALGORITHMS
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.rl.ranks import PolicyTrainer
@@ -21,7 +21,7 @@ from rlhf_core.training.group import InlineGroup
 from tests.rlhf_core.rl.one_rank import rl_config, tiny_llama, trainer, trajectories, with_advantages
 from tests.rlhf_core.rl.published import published
 from tests.rlhf_core.stages.context import local_input
-from tests.rlhf_core.test_freed_memory import BLOCK, BLOCKS, freed_blocks, resident
+from tests.rlhf_core.system.test_freed_memory import BLOCK, BLOCKS, freed_blocks, resident
 
 pytestmark = pytest.mark.parts
 

@@ -24,7 +24,7 @@ from rlhf_core.rollout import child_engine
 from rlhf_core.rollout.child_engine import ChildEngine
 from rlhf_core.rollout.engine import Request, SamplingParameters
 from rlhf_core.rollout.publication import Publication, publication
-from rlhf_core.rollout.vllm_prompts import prompt_of
+from rlhf_core.rollout.vllm.prompts import prompt_of
 
 EOS = 2
 VOCABULARY = 96

@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.errors import WeightSyncError
 from rlhf_core.rollout.proof import tensor_digest
 from rlhf_core.rollout.publication import publication, received, tensor_shapes

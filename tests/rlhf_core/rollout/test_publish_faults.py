@@ -13,9 +13,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
 from rlhf_core.errors import WeightSyncError
-from rlhf_core.rollout.child_process import ChildProcess
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, RolloutEngine
 from rlhf_core.rollout.proof import Expected, GivenMatrix, Proof, verify_weights
 from rlhf_core.rollout.publication import Publication, publication
@@ -211,14 +211,14 @@ def test_a_publish_with_other_tensors_is_refused(served: Served, spoiled: str) -
 
 def leave_heads(worker: Any) -> None:
     """In vLLM's worker: a publish no longer packs the output head again."""
-    from rlhf_core.rollout import vllm_worker
+    from rlhf_core.rollout.vllm import worker as vllm_worker
 
     worker.packed_before = vllm_worker.repack_heads
     vllm_worker.repack_heads = lambda model: None
 
 
 def pack_heads(worker: Any) -> None:
-    from rlhf_core.rollout import vllm_worker
+    from rlhf_core.rollout.vllm import worker as vllm_worker
 
     vllm_worker.repack_heads = worker.packed_before
 

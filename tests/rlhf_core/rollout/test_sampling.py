@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.models.packed import PolicyModel
 from rlhf_core.packing import pack
+from rlhf_core.processes.child_process import ChildProcess
 from rlhf_core.rl.rollouts import RolloutSampler
 from rlhf_core.rollout.child_engine import ChildEngine
-from rlhf_core.rollout.child_process import ChildProcess
 from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, SamplingParameters
 from rlhf_core.types import Completion, Prompt
 from tests.rlhf_core.rollout.models import EOS, make_model

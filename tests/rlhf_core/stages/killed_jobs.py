@@ -15,7 +15,7 @@ from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.opening import open_store
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
 from rlhf_core.stages.runner import run_job
 from tests.rlhf_core.stages.killed_runs import finish, kill_when_held, start

@@ -21,7 +21,7 @@ from safetensors.torch import save_file
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
 from rlhf_core.artifacts.manifest import ArtifactRef
-from rlhf_core.config.placement import Placement
+from rlhf_core.config.engines.placement import Placement
 from rlhf_core.contract import Input
 from rlhf_core.stages.in_process import InProcessCluster, OpenEngine, vllm_in_child
 from rlhf_core.training.group import InlineGroup

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.reading import read_rows
 from rlhf_core.stages.dataset import run

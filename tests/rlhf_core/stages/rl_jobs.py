@@ -10,9 +10,9 @@ from typing import Any, Literal
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
-from rlhf_core.pipeline.user_files import user_files
+from rlhf_core.graph.user_files import user_files
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 from rlhf_core.testing.stage import without_times

@@ -9,10 +9,10 @@ from types import MappingProxyType
 from rlhf_core.artifacts.manifest import ArtifactRef
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.data import DatasetConfig
-from rlhf_core.config.stage import StageConfig
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.stages.base import StageConfig
 from rlhf_core.contract import Stage
-from rlhf_core.pipeline.user_files import user_files
+from rlhf_core.graph.user_files import user_files
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.table import STAGES
 

@@ -11,12 +11,12 @@ import torch
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.contract import Input
 from rlhf_core.data.reading import write_dataset
-from rlhf_core.models.folder import copy_tokenizer
+from rlhf_core.models.folders.folder import copy_tokenizer
 from rlhf_core.stages import base
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input

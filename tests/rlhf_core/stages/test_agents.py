@@ -16,15 +16,15 @@ import pytest
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import Tokenizer, load_tokenizer
 from rlhf_core.environments import Environments, EpisodeProgram
-from rlhf_core.environments.openai_server import OpenAIServer
-from rlhf_core.environments.program import Outcome, Policy
+from rlhf_core.environments.agents.openai_server import OpenAIServer
+from rlhf_core.environments.agents.program import Outcome, Policy
 from rlhf_core.episodes.rollouter import Rollouter, Start
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rl.experience import pack_trajectories

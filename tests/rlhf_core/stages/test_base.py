@@ -14,11 +14,11 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer, LlamaConfig, LlamaForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.config.stages.base_model import BaseModelConfig
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import TEMPLATES
-from rlhf_core.pipeline.user_files import model_files
+from rlhf_core.graph.user_files import model_files
+from rlhf_core.models.folders.folder import TEMPLATES
 from rlhf_core.stages.base import run
 from tests.rlhf_core.stages.context import LocalContext
 

@@ -232,7 +232,7 @@ def test_no_row_is_held_in_memory_or_left_behind(tmp_path: Path) -> None:
 
 def test_it_loads_no_torch() -> None:
     code = (
-        "import sys, rlhf_core.stages.dataset, rlhf_core.pipeline.preflight, rlhf_core.rewards, rlhf_core.data.chat; "
+        "import sys, rlhf_core.stages.dataset, rlhf_core.preflight.look, rlhf_core.rewards, rlhf_core.chat.encoding; "
         "print(sorted({'torch', 'transformers', 'datasets', 'reasoning_gym', 'pyarrow', 'rensa'} & set(sys.modules)))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

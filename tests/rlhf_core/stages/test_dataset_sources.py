@@ -11,7 +11,7 @@ import pytest
 from datasets import Dataset
 
 from rlhf_core.data.reading import read_rows, write_dataset
-from rlhf_core.data.remote import file_identity
+from rlhf_core.data.sources.remote import file_identity
 from rlhf_core.errors import StageError
 from tests.rlhf_core.stages.made_datasets import BAD_LINES, OTHER, files, make, produce, questions, write
 from tests.rlhf_core.web_files import web_files

@@ -12,10 +12,10 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.distillation import DistillationConfig
-from rlhf_core.config.logprobs import TopLogprobsConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.distillation import DistillationConfig
+from rlhf_core.config.stages.logprobs import TopLogprobsConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.stages import distillation, logprobs, top_logprobs
 from rlhf_core.supervised import stored_top_logprobs

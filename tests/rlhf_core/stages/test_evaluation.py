@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.encoding import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.rollout import RolloutEngineConfig
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.stages.evaluation import EvaluationConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import Tokenizer, load_tokenizer, stop_token_ids
 from rlhf_core.data.prompts import to_prompts
 from rlhf_core.episodes.rollouter import Rollouter
 from rlhf_core.errors import RewardError, StageError

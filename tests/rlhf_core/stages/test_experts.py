@@ -11,12 +11,13 @@ from safetensors.torch import load_file
 from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import MergeConfig, SFTConfig
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.merging import MergeConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.stages import evaluation, merge, reward_model, rl, sft
 from rlhf_core.stages.in_process import InProcessCluster
 from tests.rlhf_core.stages.context import LocalContext, local_input

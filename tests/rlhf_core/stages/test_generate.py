@@ -14,8 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.sampled import (
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.stages.sampled import (
     BestOfNConfig,
     ConditionalConfig,
     GenerateConfig,
@@ -23,7 +24,6 @@ from rlhf_core.config.sampled import (
     UnpairedConfig,
 )
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows, write_dataset
 from rlhf_core.errors import StageError
 from rlhf_core.rollout.inline import InlineEngines

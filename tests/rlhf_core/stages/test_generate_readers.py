@@ -16,12 +16,12 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.algorithms import build_algorithm
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.sampled import GenerateConfig
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.sampled import GenerateConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.rl.hybrid import OwnDevices
 from rlhf_core.rl.ranks import PolicyTrainer

@@ -9,7 +9,7 @@ import pytest
 from pydantic import ValidationError
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.kto import KTOConfig
+from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import kto

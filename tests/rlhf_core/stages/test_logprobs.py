@@ -11,8 +11,8 @@ import torch
 from pydantic import ValidationError
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.logprobs import LogprobsConfig
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.stages.logprobs import LogprobsConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input
 from rlhf_core.errors import StageError
 from rlhf_core.stages import logprobs, preference

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import MergeModelsConfig
+from rlhf_core.config.stages.merging import MergeModelsConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.errors import StageError
 from rlhf_core.stages import merge_models

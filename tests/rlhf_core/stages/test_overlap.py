@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import OverlapConfig
+from rlhf_core.config.data.dataset import OverlapConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.errors import StageError

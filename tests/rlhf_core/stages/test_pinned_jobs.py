@@ -15,12 +15,12 @@ from safetensors.torch import load_file
 
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.data.reading import dataset_info, read_rows
 from rlhf_core.errors import StageError
-from rlhf_core.pipeline.graph import build_graph
-from rlhf_core.pipeline.loading import load_recipe
+from rlhf_core.graph.graph import build_graph
 from rlhf_core.pipeline.specs import RunSettings, store_spec
+from rlhf_core.recipe.loading import load_recipe
 from rlhf_core.stages.base import run as make_base
 from rlhf_core.stages.key import computing_libraries
 from rlhf_core.stages.runner import run_job

@@ -13,10 +13,10 @@ from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
+from rlhf_core.chat.encoding import encode_completion, load_tokenizer
 from rlhf_core.config.base import result_settings
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_completion, load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.merging import merge_adapter
 from rlhf_core.stages import preference

@@ -7,8 +7,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import PretrainConfig
-from rlhf_core.data.chat import encode_text, load_tokenizer
+from rlhf_core.chat.encoding import encode_text, load_tokenizer
+from rlhf_core.config.stages.language_models import PretrainConfig
 from rlhf_core.stages import pretrain
 from tests.rlhf_core.stages.supervised_runs import ENGINE, OPTIMIZER, base_model, context_of, dataset, inline
 

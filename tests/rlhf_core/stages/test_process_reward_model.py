@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
-from rlhf_core.config.rewards import ProcessRewardModelReward
+from rlhf_core.chat.encoding import encode_completion, load_tokenizer
+from rlhf_core.config.rewards.rewards import ProcessRewardModelReward
+from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_completion, load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.rewards.model import RewardReader
 from rlhf_core.stages import process_reward_model, reward_regression

@@ -9,7 +9,7 @@ import pytest
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.repository import ArtifactRepository
 from rlhf_core.artifacts.spec import StageSpec
-from rlhf_core.config.stages import ReportConfig
+from rlhf_core.config.stages.outputs import ReportConfig
 from rlhf_core.stages.key import computing_libraries, stage_key
 from rlhf_core.stages.runner import run_job
 from rlhf_core.stages.table import STAGES

@@ -10,12 +10,12 @@ from torch import Tensor
 from transformers import AutoModelForSequenceClassification
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.chat.encoding import encode_completion, load_tokenizer
+from rlhf_core.config.stages.reward_models import RewardModelConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_completion, load_tokenizer
 from rlhf_core.errors import StageError
-from rlhf_core.models.folder import ADAPTER
+from rlhf_core.models.folders.folder import ADAPTER
 from rlhf_core.models.loading import load_scalar_adapter, load_scalar_model
 from rlhf_core.models.packed import ScalarModel
 from rlhf_core.stages import reward_model

@@ -13,12 +13,12 @@ from peft import PeftModel
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, PreTrainedModel
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.base_model import BaseModelConfig, ScratchModel
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.base_model import BaseModelConfig, ScratchModel
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import RewardError, StageError
-from rlhf_core.models.folder import copy_tokenizer
+from rlhf_core.models.folders.folder import copy_tokenizer
 from rlhf_core.stages import base, rl
 from rlhf_core.stages.cluster import Cluster
 from rlhf_core.stages.in_process import InProcessCluster

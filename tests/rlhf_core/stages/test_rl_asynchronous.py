@@ -17,9 +17,9 @@ import pytest
 import yaml
 
 from rlhf_core.artifacts.checkpoints import Checkpoint
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.errors import RewardError, StageError
 from rlhf_core.rewards.verifier import Verifier
 from rlhf_core.rl import loop

@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.rollout.inline import InlineEngines
 from rlhf_core.rollout.scripted import ScriptedEngine

@@ -13,9 +13,9 @@ from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.config.rl import RLConfig
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.data.sampled import by_reward, comparisons
 from rlhf_core.stages import rl

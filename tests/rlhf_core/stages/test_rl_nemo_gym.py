@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from aiohttp import web
 
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
 from rlhf_core.data.formats import canonical_row
 from rlhf_core.errors import EpisodeError
 from rlhf_core.rollout.inline import InlineEngines

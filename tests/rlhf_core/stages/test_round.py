@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.loop import GateConfig, RoundConfig, RoundPromptsConfig
+from rlhf_core.config.stages.loop import GateConfig, RoundConfig, RoundPromptsConfig
 from rlhf_core.contract import Input, Output
 from rlhf_core.data.reading import read_rows, row_policy, write_dataset
 from rlhf_core.errors import StageError

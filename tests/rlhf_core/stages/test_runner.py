@@ -10,7 +10,7 @@ import pytest
 from rlhf_core.artifacts.leases import lease_path
 from rlhf_core.artifacts.manifest import Kind, Manifest
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.contract import Input, Output, Stage, StageContext
 from rlhf_core.errors import IntegrityError, StageError
 from rlhf_core.stages.key import computing_libraries

@@ -12,12 +12,12 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Pr
 
 from rlhf_core.artifacts.manifest import Kind
 from rlhf_core.artifacts.repository import ArtifactRepository
-from rlhf_core.config.base_model import BaseModelConfig
-from rlhf_core.config.sampled import BestOfNConfig, GenerateConfig, UnpairedConfig
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.stages.base_model import BaseModelConfig
+from rlhf_core.config.stages.sampled import BestOfNConfig, GenerateConfig, UnpairedConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
 from rlhf_core.data.reading import read_rows, write_dataset
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.stages import generate, sampled
 from rlhf_core.stages.in_process import InProcessCluster
 from rlhf_core.stages.runner import run_job

@@ -9,10 +9,11 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.stages import MergeConfig, SFTConfig
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.chat.encoding import encode_conversation, load_tokenizer
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.merging import MergeConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_conversation, load_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.stages import merge, sft
 from tests.rlhf_core.stages.context import LocalContext, local_input

@@ -21,9 +21,9 @@ from torch import Tensor, nn
 from rlhf_core.actors.worker_group import RayWorkerGroup
 from rlhf_core.artifacts.checkpoints import Checkpoints
 from rlhf_core.artifacts.local_store import LocalStore
-from rlhf_core.config.checkpoint import CheckpointConfig
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.contract import Input
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.packing import pack

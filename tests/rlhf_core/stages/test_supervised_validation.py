@@ -13,11 +13,11 @@ from peft import PeftModel
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
-from rlhf_core.config.placement import Placement
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.stages import PretrainConfig, SFTConfig
+from rlhf_core.chat.encoding import encode_completion, encode_conversation, encode_text, load_tokenizer
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_completion, encode_conversation, encode_text, load_tokenizer
 from rlhf_core.data.reading import read_rows
 from rlhf_core.errors import StageError
 from rlhf_core.stages import pretrain, reward_model, sft

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import PretrainConfig, SFTConfig
-from rlhf_core.config.training import SupervisedConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.language_models import PretrainConfig, SFTConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
+from rlhf_core.config.stages.trained import SupervisedConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.fitting import RowPolicy
 from rlhf_core.data.prompts import fit_prompts
 from rlhf_core.errors import StageError

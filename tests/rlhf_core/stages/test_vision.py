@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.data import DatasetConfig
-from rlhf_core.config.evaluation import EvaluationConfig
-from rlhf_core.config.logprobs import LogprobsConfig, TopLogprobsConfig
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.evaluation import EvaluationConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.logprobs import LogprobsConfig, TopLogprobsConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.data.reading import dataset_info, read_rows
 from rlhf_core.errors import EpisodeError, StageError
 from rlhf_core.models.loading import load_causal_model

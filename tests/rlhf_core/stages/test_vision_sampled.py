@@ -13,9 +13,12 @@ import pytest
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.loop import RoundPromptsConfig
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.sampled import (
+from rlhf_core.chat.encoding import encode_prompt, load_tokenizer
+from rlhf_core.chat.image_messages import images_of
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.loop import RoundPromptsConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.sampled import (
     BestOfNConfig,
     ConditionalConfig,
     ConditionalPromptsConfig,
@@ -23,10 +26,7 @@ from rlhf_core.config.sampled import (
     PairsConfig,
     UnpairedConfig,
 )
-from rlhf_core.config.stages import SFTConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.chat import encode_prompt, load_tokenizer
-from rlhf_core.data.image_messages import images_of
 from rlhf_core.data.reading import dataset_info, iterate_rows, read_rows, write_dataset
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model

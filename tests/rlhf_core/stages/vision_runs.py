@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from rlhf_core.config.base import Config
-from rlhf_core.config.data import DatasetConfig
+from rlhf_core.config.data.dataset import DatasetConfig
 from rlhf_core.contract import Output
 from rlhf_core.stages import dataset as dataset_stage
 from tests.rlhf_core.pictures import picture

@@ -13,9 +13,9 @@ from torch import Tensor
 from torch.nn import functional
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config.distillation import DistillationConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.distillation import DistillationConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.models.distillation import StudentModel
 from rlhf_core.supervised.distillation import DistillationWorker
 from rlhf_core.supervised.examples import Example, Shard, divide

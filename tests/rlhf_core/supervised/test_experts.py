@@ -12,11 +12,11 @@ from safetensors.torch import load_file
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.chat.tokenizers import word_level_tokenizer
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
 from rlhf_core.contract import Input, Output
-from rlhf_core.data.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_scalar_model
 from rlhf_core.packing import pack

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config.kto import KTOConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.kto import KTOConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.kto import KTOWorker, labelled_example, pack_unpaired
 from rlhf_core.training.distributed import join_group

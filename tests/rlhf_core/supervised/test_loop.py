@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.kto import KTOConfig
-from rlhf_core.config.training import OptimizerConfig, SupervisedConfig
+from rlhf_core.config.stages.kto import KTOConfig
+from rlhf_core.config.stages.trained import OptimizerConfig, SupervisedConfig
 from rlhf_core.data.fitting import Fitted, RowPolicy
 from rlhf_core.data.reading import write_dataset
 from rlhf_core.errors import StageError

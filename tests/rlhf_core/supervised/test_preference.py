@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.nn.functional import logsigmoid
 from transformers import AutoModelForCausalLM
 
-from rlhf_core.config.preference import PreferenceConfig
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.stages.preference import PreferenceConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import load_tokenizer
 from rlhf_core.division import plan_micro_batches
 from rlhf_core.packing import select
 from rlhf_core.supervised.examples import Example, Shard, divide

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from rlhf_core.data.chat import load_tokenizer
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel

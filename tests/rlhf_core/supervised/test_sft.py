@@ -2,9 +2,9 @@ from __future__ import annotations
 
 import pytest
 
-from rlhf_core.data.tokenizers import word_level_tokenizer
+from rlhf_core.chat.tokenizers import word_level_tokenizer
 from rlhf_core.supervised.sft import conversation_examples, document_examples
-from tests.rlhf_core.data.families import STRIPS_REASONING, WITH_TOOLS, byte_level
+from tests.rlhf_core.chat.families import STRIPS_REASONING, WITH_TOOLS, byte_level
 
 pytestmark = pytest.mark.parts
 

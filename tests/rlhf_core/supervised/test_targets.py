@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
-from rlhf_core.config.rewards import ProcessRewardModelReward
+from rlhf_core.chat.encoding import Tokenizer, encode_completion, load_tokenizer
+from rlhf_core.config.rewards.rewards import ProcessRewardModelReward
+from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardRegressionConfig
 from rlhf_core.contract import Input
-from rlhf_core.data.chat import Tokenizer, encode_completion, load_tokenizer
 from rlhf_core.data.formats.stepwise import encode_steps
 from rlhf_core.errors import ConversationError
+from rlhf_core.models.folders.readers import Scale
 from rlhf_core.models.loading import load_scalar_model
-from rlhf_core.models.readers import Scale
 from rlhf_core.rewards.model import ProcessModelReward, RewardReader
 from rlhf_core.supervised.examples import Example, Shard, divide
 from rlhf_core.supervised.targets import (
@@ -31,7 +31,7 @@ from rlhf_core.supervised.targets import (
 )
 from rlhf_core.training.distributed import join_group
 from rlhf_core.types import PackedBatch, Prompt, Trajectory
-from tests.rlhf_core.data.test_steps import KINDS
+from tests.rlhf_core.chat.test_steps import KINDS
 from tests.rlhf_core.laid_out import Layout, use_layout
 from tests.rlhf_core.stages.supervised_runs import ENGINE, base_model, context_of
 from tests.rlhf_core.training.tiny_engine import GRADIENT, gradient

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.models.vision import open_processor, with_images
 from rlhf_core.packing import pack
 from rlhf_core.supervised.examples import divide

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.training import MuonConfig
+from rlhf_core.config.stages.trained import MuonConfig
 from rlhf_core.models.loading import load_causal_model
 from rlhf_core.models.packed import PolicyModel
 from tests.rlhf_core.training.tiny_engine import batch, loss

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.kto import KTOConfig
-from rlhf_core.config.preference import PreferenceConfig
-from rlhf_core.config.reward_models import ProcessRewardModelConfig, RewardModelConfig
-from rlhf_core.data.chat import load_tokenizer
+from rlhf_core.chat.encoding import load_tokenizer
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.kto import KTOConfig
+from rlhf_core.config.stages.preference import PreferenceConfig
+from rlhf_core.config.stages.reward_models import ProcessRewardModelConfig, RewardModelConfig
 from rlhf_core.supervised.examples import divide
 from rlhf_core.supervised.kto import KTOWorker, labelled_example, pack_unpaired
 from rlhf_core.supervised.pairs import pack_pairs, pair_example

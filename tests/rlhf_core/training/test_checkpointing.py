@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from rlhf_core.artifacts.checkpoints import Checkpoint
-from rlhf_core.config.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
 from rlhf_core.errors import StageError, StoreError
 from rlhf_core.training.checkpointing import Checkpointing
 from rlhf_core.training.group import InlineGroup

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel

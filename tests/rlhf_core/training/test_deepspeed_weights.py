@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from rlhf_core.config.training import LoraConfig
+from rlhf_core.config.stages.trained import LoraConfig
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine
 from tests.rlhf_core.training.tiny_engine import batch, build, loss, tiny_model
 

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 from transformers import LlamaForCausalLM
 
-from rlhf_core.config.engine import GradientCheckpointing
+from rlhf_core.config.engines.training import GradientCheckpointing
 from rlhf_core.division import filler, plan_micro_batches
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.models import token_tree

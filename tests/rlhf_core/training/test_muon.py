@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.training import LoraConfig, MuonConfig, OptimizerConfig
+from rlhf_core.config.stages.trained import LoraConfig, MuonConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.models.loading import load_causal_model, load_scalar_model
 from rlhf_core.models.packed import PolicyModel, ScalarModel

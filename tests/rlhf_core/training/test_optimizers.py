@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.training.optimizers import learning_rate, parameter_groups
 
 pytestmark = pytest.mark.parts

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from rlhf_core.algorithms import build_algorithm
-from rlhf_core.config.reward_models import RewardModelConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import SFTConfig
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.language_models import SFTConfig
+from rlhf_core.config.stages.reward_models import RewardModelConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.packing import pack
 from rlhf_core.rl.ranks import PolicyTrainer

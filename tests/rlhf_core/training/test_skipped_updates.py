@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from rlhf_core.config.training import OptimizerConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.metrics import LossAndMetrics
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine, StepCounters

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from rlhf_core.config.training import LoraConfig, OptimizerConfig
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
 from rlhf_core.errors import StageError
 from rlhf_core.packing import select
 from rlhf_core.training.deepspeed_engine import DeepSpeedEngine

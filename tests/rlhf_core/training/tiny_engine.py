@@ -8,8 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
-from rlhf_core.config.engine import EngineConfig
-from rlhf_core.config.training import LoraConfig, MuonConfig, OptimizerConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import LoraConfig, MuonConfig, OptimizerConfig
 from rlhf_core.metrics import LossAndMetrics, Sum
 from rlhf_core.models.loading import load_causal_model, torch_dtype
 from rlhf_core.models.packed import PolicyModel

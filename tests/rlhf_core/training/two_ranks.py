@@ -18,9 +18,9 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from rlhf_core.artifacts.manifest import Kind
-from rlhf_core.config.distillation import DistillationConfig
-from rlhf_core.config.rl import RLConfig
-from rlhf_core.config.stages import SFTConfig
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.config.stages.distillation import DistillationConfig
+from rlhf_core.config.stages.language_models import SFTConfig
 from rlhf_core.division import Division, filler
 from rlhf_core.losses.load_balancing import load_balancing_loss
 from rlhf_core.metrics import LossAndMetrics, Max, Sum, TokenMean

@@ -27,7 +27,14 @@ class Warm:
         self.folder = folder
         self.socket = folder / "warm.sock"
         self.environment = {**os.environ, client.SOCKET_VARIABLE: str(self.socket), "PYTHONPATH": str(root)}
-        command = [sys.executable, "-m", "rlhf_core.warm.server", str(self.socket), "numpy", "rlhf_core.errors"]
+        command = [
+            sys.executable,
+            "-m",
+            "rlhf_core.warm.server",
+            str(self.socket),
+            "numpy",
+            "rlhf_core.errors",
+        ]
         self.log = folder / "warm.log"
         with self.log.open("w") as log:
             self.process = subprocess.Popen(command, cwd=root, env=self.environment, stdout=log)
@@ -181,7 +188,7 @@ def test_threads_of_what_was_imported_are_refused(tmp_path: Path) -> None:
 
 def test_a_suspended_process_starts_nothing_for_clients_that_have_not_waited_for_it(own_warm: Warm) -> None:
     own_warm.process.send_signal(signal.SIGSTOP)
-    hurried = "from rlhf_core.warm import client; client._REPLY_SECONDS = 0.2; exit(client.run_warm(['none.py']) or 0)"
+    hurried = "from rlhf_core.warm import client\nclient._REPLY_SECONDS = 0.2\nexit(client.run_warm(['none.py']) or 0)"
     for _ in range(3):
         subprocess.run([sys.executable, "-c", hurried], env=own_warm.environment, check=True, timeout=30)
     own_warm.process.send_signal(signal.SIGCONT)

@@ -1,0 +1,1 @@
+"""Messages, chat templates and tokens: the only place that tokenises."""

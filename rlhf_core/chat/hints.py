@@ -1,0 +1,24 @@
+"""Text that is written behind what the user asks: a hint for a teacher, or the reward that is wanted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from rlhf_core.chat.image_messages import IMAGE
+from rlhf_core.errors import ConversationError
+
+Hint = Callable[[Mapping[str, Any]], str]  # of a canonical row
+
+
+def told(messages: Sequence[Mapping[str, Any]], text: str) -> list[Mapping[str, Any]]:
+    """The messages with `text` behind the last one of the user.
+
+    Raises ConversationError if there is none, or if it has images and the text the character that stands for one.
+    """
+    last = max((index for index, message in enumerate(messages) if message["role"] == "user"), default=None)
+    if last is None:
+        raise ConversationError(f"the prompt has no message of the user, behind which {text[:40]!r} could be written")
+    if IMAGE in text and "images" in messages[last]:
+        raise ConversationError(f"{text[:40]!r} holds the character U+FFFC, which stands for an image in this prompt")
+    return [*messages[:last], {**messages[last], "content": messages[last]["content"] + text}, *messages[last + 1 :]]

@@ -1,0 +1,1 @@
+"""Settings of datasets, and the table of data formats."""

@@ -1,0 +1,1 @@
+"""Settings of training engines, rollout engines and their placement."""

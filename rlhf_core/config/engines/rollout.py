@@ -1,0 +1,157 @@
+"""How completions are sampled, and the engines that sample them."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, operational, since_default
+from rlhf_core.config.engines.placement import Reservation, of_each
+from rlhf_core.config.numbers import (
+    HIGHEST_TEMPERATURE,
+    LOWEST_TEMPERATURE,
+    CPUs,
+    GiB,
+    GPUs,
+    ImagesOfRow,
+    Parallel,
+    PositiveShare,
+    Processes,
+    Publishes,
+    Sequences,
+    Share,
+    Temperature,
+    Threads,
+    Tokens,
+    TopK,
+)
+
+
+class SamplingConfig(Config):
+    temperature: Temperature = Field(default=1.0, description="0: greedy; else 0.01 to 2")
+    top_p: PositiveShare = Field(
+        default=1.0,
+        description="below 1: sample from the smallest set of tokens with this probability; not in RL's rollouts",
+    )
+    top_k: TopK = Field(
+        default=0, description="sample from this many of the most likely tokens; 0: from all; not in RL's rollouts"
+    )
+    min_p: Share = Field(
+        default=0.0,
+        description="sample from tokens with this share of the most likely token's probability or more; not in RL's "
+        "rollouts",
+    )
+    max_tokens: Tokens = Field(description="longest completion, in tokens")
+
+    @model_validator(mode="after")
+    def _temperature_is_served(self) -> SamplingConfig:
+        if self.temperature and not LOWEST_TEMPERATURE <= self.temperature <= HIGHEST_TEMPERATURE:
+            raise ValueError(
+                f"temperature is {self.temperature:g}, but the engines sample at {LOWEST_TEMPERATURE:g} to "
+                f"{HIGHEST_TEMPERATURE:g}; for greedy completions set 0"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _truncation_is_used(self) -> SamplingConfig:
+        if self.temperature == 0 and self.truncation:
+            raise ValueError(f"{self.truncation[0]} has no effect at temperature 0, which takes the likeliest token")
+        return self
+
+    @property
+    def truncation(self) -> tuple[str, ...]:
+        """The settings by which unlikely tokens are never sampled."""
+        cuts = {"top_p": self.top_p < 1, "top_k": self.top_k > 0, "min_p": self.min_p > 0}
+        return tuple(name for name, cut in cuts.items() if cut)
+
+
+def require_different(samples: int, sampling: SamplingConfig) -> None:
+    """Raises ValueError if the completions that are sampled beside the greedy one would all be that one."""
+    if samples and sampling.temperature == 0:
+        raise ValueError(
+            f"sampling.temperature is 0, so that all {samples} samples of a prompt would be alike; set a temperature "
+            "such as 1.0, or samples: 0 (and pass_at: [1]) for greedy completions alone"
+        )
+
+
+class RolloutEngineConfig(Config):
+    """vLLM engines. `max_length` bounds prompt plus completion."""
+
+    max_length: Tokens = Field(description="prompt and completion together, in tokens")
+    engines: Processes = operational(1, description="engines, each with a copy of the model")
+    tensor_parallel_size: Parallel = operational(1, description="GPUs that share each layer of one engine")
+    pipeline_parallel_size: Parallel = operational(1, description="GPUs that share the layers of one engine")
+    memory_share: PositiveShare = operational(
+        0.9,
+        description="of each GPU's memory, for weights and key-value cache; under rl.hybrid while the engine is awake",
+    )
+    cpu_cache_gib: GiB = operational(
+        1.0,
+        description="largest key-value cache of an engine on CPU, GiB; where `max_sequences` of `max_length` tokens "
+        "need less, it has that",
+    )
+    skip_special_tokens: bool = Field(
+        default=False,
+        description="leave special tokens out of the text of completions, which rewards, environments and derived "
+        "datasets get; the token that ends a completion is never part of it",
+    )
+    max_images: ImagesOfRow = operational(
+        8, description="images of one sequence, at most; for a model that reads images"
+    )
+    max_sequences: Sequences = operational(256, description="sequences decoded at once")
+    repeatable: bool = since_default(
+        True,
+        description="sample the same again, to the bit, in a run that resumes or is repeated: in every turn all "
+        "episodes wait for the slowest; false: none waits for another",
+    )
+    prefix_caching: bool = operational(True, description="compute the common beginning of prompts once")
+    serve_adapter: Literal["merged", "adapter"] | None = operational(
+        None,
+        description="with LoRA: publish the weights with the adapter merged into them, or the adapter alone; none: "
+        "merged on CPU, where an engine is ten times slower with an adapter, and the adapter on GPUs",
+    )
+    read_back_every: Publishes = operational(
+        8,
+        description="publishes of which one is read back whole; of the others 64 columns of each weight that the "
+        "engine has packed, sampled again each time (only engines on CPU pack weights)",
+    )
+    compiled: bool = operational(False, description="compile and capture graphs; slower start, faster decoding")
+    cpus_per_engine: CPUs = operational(1.0, description="CPUs that Ray reserves")
+    gpus_per_engine: GPUs = operational(0.0, description="GPUs that Ray reserves")
+    threads: Threads = operational(0, description="0: as many as the reserved CPUs")
+
+    @model_validator(mode="after")
+    def _engines_have_their_gpus(self) -> RolloutEngineConfig:
+        spread = self.gpus_of_engine
+        if spread > 1 and self.gpus_per_engine != spread:
+            raise ValueError(
+                f"tensor_parallel_size={self.tensor_parallel_size} x pipeline_parallel_size="
+                f"{self.pipeline_parallel_size} spreads each engine over {spread} GPUs, but gpus_per_engine is "
+                f"{self.gpus_per_engine:g}; set it to {spread}"
+            )
+        if spread == 1 and self.gpus_per_engine > 1:
+            raise ValueError(
+                f"gpus_per_engine is {self.gpus_per_engine:g}, but an engine that is not spread uses one GPU; set "
+                f"tensor_parallel_size={self.gpus_per_engine:g}, or raise `engines`"
+            )
+        return self
+
+    @property
+    def gpus_of_engine(self) -> int:
+        """GPUs that share the model of one engine; 1 on CPU too."""
+        return self.tensor_parallel_size * self.pipeline_parallel_size
+
+    @property
+    def num_threads(self) -> int:
+        """That an engine computes with."""
+        return self.threads or max(1, math.ceil(self.cpus_per_engine))
+
+    @property
+    def merges_adapters(self) -> bool:
+        """Whether engines are given whole weights where an adapter is trained."""
+        return self.serve_adapter == "merged" or (self.serve_adapter is None and not self.gpus_per_engine)
+
+    def reserves(self) -> Reservation:
+        return of_each(self.engines, self.cpus_per_engine, self.gpus_per_engine)

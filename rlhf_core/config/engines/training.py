@@ -1,0 +1,95 @@
+"""How DeepSpeed and transformers run one model: precision, attention, sharding, offload."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rlhf_core.config.base import Config, Dtype, operational, since_default
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.numbers import MicroBatchTokens, no_bool, no_number
+
+GradientCheckpointing = Annotated[Literal[False, True, "selective"], BeforeValidator(no_number)]
+
+_TOKENS_ON_GPU = 16384
+_TOKENS_ON_CPU = 2048  # more take memory, and were slower where it was measured
+
+
+class EngineConfig(Config):
+    """How DeepSpeed and transformers run a model. Precision and attention change results; sharding only rounding."""
+
+    dtype: Dtype = Field(default="bfloat16", description="of weights and activations; master weights are float32")
+    attention: Literal["sdpa", "eager", "flash_attention_2"] = Field(
+        default="sdpa", description="implementation; the last one needs a GPU"
+    )
+    zero_stage: Annotated[Literal[0, 1, 2, 3], BeforeValidator(no_bool)] = Field(
+        default=2, description="what DeepSpeed shards over the workers: 1 optimizer, 2 gradients too, 3 weights too"
+    )
+    offload_optimizer: bool = operational(
+        False, description="keep the optimizer's state in main memory; needs a zero_stage of 1, 2 or 3"
+    )
+    offload_parameters: bool = operational(
+        False, description="keep the weights in main memory too, except the layer at work; needs zero_stage 3"
+    )
+    gradient_checkpointing: GradientCheckpointing = operational(
+        False,
+        description="compute activations twice instead of keeping them; selective: but for the results of matrix "
+        "products and attention, which take half of the memory and most of the time (needs a zero_stage below 3)",
+    )
+    compiled: bool = Field(
+        default=False,
+        description="compile the model's layers by torch: steps are faster, the first ones minutes longer; it changes "
+        "rounding, and needs a zero_stage below 3",
+    )
+    freeze_vision: bool = since_default(
+        False,
+        description="of a model that reads images: train all but its vision encoder, which stays as it is",
+    )
+    tokens_per_micro_batch: MicroBatchTokens | None = operational(
+        None, description=f"packed tokens of one forward; none: {_TOKENS_ON_GPU} on GPUs, {_TOKENS_ON_CPU} on CPUs"
+    )
+
+    def micro_batch_tokens(self, placement: Placement) -> int:
+        """Packed tokens of one forward. placement: of the workers that run the model."""
+        return self.tokens_per_micro_batch or (_TOKENS_ON_GPU if placement.gpus_per_worker else _TOKENS_ON_CPU)
+
+    @property
+    def sharding(self) -> int:
+        """The ZeRO stage that runs. In bfloat16, 0 and 1 run as 2, which computes the same and shards more: DeepSpeed's
+        stage 0 would sum the micro-batches' gradients in bfloat16, and its stage 1 takes another code path that prints
+        as it starts."""
+        return max(2, self.zero_stage) if self.dtype == "bfloat16" else self.zero_stage
+
+    @model_validator(mode="after")
+    def _attention_runs(self) -> EngineConfig:
+        if self.attention == "flash_attention_2" and self.dtype == "float32":
+            raise ValueError("attention flash_attention_2 computes in bfloat16 only, but dtype is float32; use sdpa")
+        return self
+
+    @model_validator(mode="after")
+    def _can_compile(self) -> EngineConfig:
+        if self.compiled and self.zero_stage == 3:
+            raise ValueError("compiled layers cannot have their weights gathered, which zero_stage 3 does; set 2, or "
+                             "leave `compiled` out")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _can_checkpoint(self) -> EngineConfig:
+        if self.gradient_checkpointing != "selective":
+            return self
+        if self.compiled:
+            raise ValueError("gradient_checkpointing selective is not for compiled layers, which choose what they "
+                             "keep; leave one of them out")  # fmt: skip
+        if self.zero_stage == 3:
+            raise ValueError("gradient_checkpointing selective is checked on the model, which cannot be done where "
+                             "zero_stage 3 shards its weights; set true")  # fmt: skip
+        return self
+
+    @model_validator(mode="after")
+    def _can_offload(self) -> EngineConfig:
+        if self.offload_optimizer and self.sharding == 0:
+            raise ValueError("offload_optimizer needs zero_stage 1, 2 or 3; set one of them")
+        if self.offload_parameters and self.zero_stage != 3:
+            raise ValueError("offload_parameters needs zero_stage 3; set it, or leave the weights where they are")
+        return self

@@ -1,0 +1,1 @@
+"""Settings of environments and tools, and their tables."""

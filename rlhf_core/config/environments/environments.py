@@ -1,0 +1,395 @@
+"""What the policy talks with in RL. `ENVIRONMENTS` lists all.
+
+A new one is a file in rlhf_core/environments, its config class, and one line there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BeforeValidator, Field, model_validator
+
+from rlhf_core.config.base import Config, operational
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.config.environments.nemo_gym import ResourceServers, check_tools
+from rlhf_core.config.environments.tools import CallsTools, FunctionTool, ToolConfig
+from rlhf_core.config.numbers import GiB, PartialShare, Seconds, Sequences, Turns, no_bool
+from rlhf_core.config.texts import AnswerPattern, JudgeName, Visible
+from rlhf_core.config.typed import TypedConfig
+from rlhf_core.config.user_code import CalledBeforeJob, UserProgram, check_options
+from rlhf_core.errors import RecipeError, did_you_mean
+
+ToolParserName = Literal["hermes"]
+
+
+class AnyEnvironment(TypedConfig):
+    """An environment, or a choice of several."""
+
+    family: ClassVar[str] = "environment"
+
+    @classmethod
+    def classes(cls) -> Mapping[str, type[Self]]:
+        return {kind: entry.config for kind, entry in ENVIRONMENTS.items() if issubclass(entry.config, cls)}
+
+    @property
+    def most_turns(self) -> int:
+        """Replies of the longest episode."""
+        raise NotImplementedError
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        """The environment of the episodes that start from this row. Raises RecipeError if there is none for it."""
+        raise NotImplementedError
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        """Every environment that may be played, by its place below this setting."""
+        raise NotImplementedError
+
+    @property
+    def appends_turns(self) -> bool:
+        """Whether each turn must follow the tokens of the last one, so that the chat template may only append."""
+        return any(part.appends_turns for part in self.parts().values())
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """The lowest and the highest sum of what it gives in an episode; None: not known before it is given."""
+        each = [part.bounds for part in self.parts().values()]
+        known = [bounds for bounds in each if bounds is not None]
+        return (min(low for low, _ in known), max(high for _, high in known)) if len(known) == len(each) else None
+
+    @property
+    def is_program(self) -> bool:
+        """Whether episodes are played by programs, which ask for replies whenever they want to."""
+        return any(part.is_program for part in self.parts().values())
+
+    @property
+    def calls_tools(self) -> bool:
+        """Whether the chat template must write tools and results of calls."""
+        return any(part.calls_tools for part in self.parts().values())
+
+
+class EnvironmentConfig(AnyEnvironment):
+    """Every environment but a choice of several."""
+
+    family: ClassVar[str] = "environment"
+
+    max_turns: Turns = Field(default=4, description="replies of an episode at most")
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """Columns that every row must have which an episode starts from."""
+        return ()
+
+    @property
+    def most_turns(self) -> int:
+        return self.max_turns
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        return self
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        return {"": self}
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return None
+
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
+        """What it takes from files of the user's, by its place below this setting."""
+        return {}
+
+    @property
+    def appends_turns(self) -> bool:
+        return self.max_turns > 1
+
+    @property
+    def is_program(self) -> bool:
+        return False
+
+    @property
+    def calls_tools(self) -> bool:
+        return False
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether an episode can show the policy the images of its row."""
+        return True
+
+
+class ToleratesFailures(Config):
+    """Of an environment whose episodes may fail."""
+
+    tolerated_failures: PartialShare = Field(
+        default=0.0,
+        description="share of a step's episodes that may fail; their prompts are left out of the step, and counted",
+    )
+
+
+class TimedEpisodes(EnvironmentConfig):
+    """An environment whose turns take time of their own."""
+
+    episode_seconds: Seconds | None = operational(
+        None,
+        description="that the environment may take in all turns of an episode together, without the policy's replies; "
+        "more is a failure; none: what each turn may take",
+    )
+
+
+class EpisodeProcesses(EnvironmentConfig):
+    """An environment whose episodes have processes of their own."""
+
+    parallel_episodes: Sequences = operational(
+        256, description="episodes that are played at a time, each in a process of its own"
+    )
+
+
+class SingleTurn(EnvironmentConfig):
+    """One reply to the row's prompt, judged by the rewards alone."""
+
+    type: Literal["single_turn"] = "single_turn"
+    max_turns: Annotated[Literal[1], BeforeValidator(no_bool)] = Field(
+        default=1, description="the reply is the episode"
+    )
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 0.0
+
+
+class Retry(EnvironmentConfig):
+    """A wrong reply is answered by `feedback`, and the policy tries again. A right one ends the episode, and earns 1.
+
+    A reply is right if the answer found in it equals the row's `answer`, as for the reward `verifier`.
+    """
+
+    type: Literal["retry"]
+    pattern: AnswerPattern | None = Field(
+        default=None, description="regular expression whose group 1 is the answer; none: the whole reply"
+    )
+    feedback: Visible = Field(default="That is wrong. Try again.", description="what the user says to a wrong reply")
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("answer",)
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+class CodeEnvironment(EpisodeProcesses, ToleratesFailures, UserProgram):
+    """Every environment of the user's Python file, where each episode has a process of its own."""
+
+    parameters: ClassVar[tuple[str, ...]] = ()  # that `function` is called with beside `options`, all by name
+
+    function: str = Field(description="its name in the file")
+    options: dict[str, Any] = Field(default={}, description="keyword arguments")
+    timeout_seconds: Seconds = operational(60.0, description="that it may take; a later answer is a failure")
+    memory_gib: GiB = operational(
+        4.0, description="memory that an episode may take beside what the file has loaded, GiB"
+    )
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> Self:
+        check_options(self.options, self.parameters, self.function)
+        return self
+
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
+        return {"": self}
+
+
+class FunctionEnvironment(CodeEnvironment, CalledBeforeJob, TimedEpisodes):
+    """An object of the user's Python file, made for each episode in a process of its own.
+
+    It has `step(reply)`, which returns {messages, reward, done}, and may have `reset(row)`, which returns the messages
+    that the policy is asked first. Both may be `async`.
+    """
+
+    type: Literal["function"]
+    function: str = Field(
+        default="Environment",
+        description="its name in the file: a class, or a function that makes one; called for each episode",
+    )
+    timeout_seconds: Seconds = operational(60.0, description="longest `reset` or `step`; a later answer is a failure")
+
+
+class Program(CodeEnvironment):
+    """Every function of the user's that plays whole episodes: it asks for replies whenever it wants to."""
+
+    max_turns: Turns = Field(default=8, description="replies that it may ask for in an episode")
+    timeout_seconds: Seconds = operational(
+        60.0, description="that an episode may take beside waiting for replies; one that takes longer is a failure"
+    )
+
+    @property
+    def appends_turns(self) -> bool:
+        return False  # what does not follow begins a sequence of its own
+
+    @property
+    def is_program(self) -> bool:
+        return True
+
+
+class AgentEnvironment(Program):
+    """A function of the user's that plays an episode with any client of the OpenAI API, and returns its reward.
+
+    Called for each episode, in a process of its own, as `run(row, base_url, api_key)`; may be `async`. All replies that
+    it asks for at `base_url` are recorded, and trained.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ("row", "base_url", "api_key")
+
+    type: Literal["agent"]
+    function: str = Field(default="run", description="its name in the file; called for each episode")
+    tool_parser: ToolParserName | None = Field(
+        default=None, description="how the policy writes calls of tools; none: a request with `tools` is refused"
+    )
+
+
+class ExecutorEnvironment(Program):
+    """A function of the user's that plays an episode on tokens, and returns its reward, or sequences with it.
+
+    Called for each episode, in a process of its own, as `run(engine, row)`; may be `async`.
+    """
+
+    parameters: ClassVar[tuple[str, ...]] = ("engine", "row")
+
+    type: Literal["executor"]
+    function: str = Field(default="run", description="its name in the file; called for each episode")
+
+    @property
+    def reads_images(self) -> bool:
+        return False  # it asks for replies to tokens alone
+
+
+def require_concurrent(environment: AnyEnvironment, rollout: RolloutEngineConfig) -> None:
+    """Raise ValueError if programs would have to wait for each other."""
+    if environment.is_program and rollout.repeatable:
+        raise ValueError(
+            f"environment `{environment.type}` asks for replies whenever it wants to, so that its episodes cannot be "
+            "played in rounds: set rollout.repeatable to false"
+        )
+
+
+class ToolsEnvironment(TimedEpisodes, EpisodeProcesses, ToleratesFailures, CallsTools):
+    """The policy may call tools. Their results answer it, and its first reply without a call ends the episode.
+
+    A call that cannot be read or made is answered by an error, and so is one whose tool raises.
+    """
+
+    type: Literal["tools"]
+    tools: dict[JudgeName, ToolConfig] = Field(
+        min_length=1, description="name -> tools; the policy sees the names of functions, methods and `python`"
+    )
+    parser: str = Field(
+        min_length=1, description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes"
+    )
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.code() else frozenset({"parallel_episodes"})
+
+    def code(self) -> Mapping[str, CodeEnvironment | FunctionTool]:
+        return {f"tools.{name}": tool for name, tool in self.tools.items() if isinstance(tool, FunctionTool)}
+
+    @property
+    def calls_tools(self) -> bool:
+        return True
+
+
+class NemoGymEnvironment(TimedEpisodes, ToleratesFailures, CallsTools, ResourceServers):
+    """A resource server of NeMo Gym: it runs the policy's calls, and verifies the episode, which gives the reward.
+
+    Rows are NeMo Gym's, and have the tools of their episodes. The first reply without a call ends an episode.
+    """
+
+    type: Literal["nemo_gym"]
+    max_turns: Turns = Field(default=8, description="replies of an episode at most; one where there is no `parser`")
+    parser: str | None = Field(
+        default=None,
+        min_length=1,
+        description="how the model writes calls: the name of one of vLLM's tool parsers, such as hermes; none: a row "
+        "with tools is refused",
+    )
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("nemo_gym",)
+
+    @property
+    def most_turns(self) -> int:
+        return self.max_turns if self.calls_tools else 1
+
+    @property
+    def appends_turns(self) -> bool:
+        return self.most_turns > 1
+
+    @property
+    def calls_tools(self) -> bool:
+        return self.parser is not None
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        check_tools(row, can_call=self.calls_tools)
+        return self
+
+
+class ByRow(AnyEnvironment, ToleratesFailures):
+    """One of several environments for each row of the dataset, which names it in a column."""
+
+    type: Literal["by_row"]
+    column: str = Field(default="environment", min_length=1, description="column of the rows that names one of them")
+    choices: dict[str, EnvironmentConfig] = Field(
+        min_length=1, description="the environments by the names that rows give; each has limits of its own"
+    )
+
+    @property
+    def most_turns(self) -> int:
+        return max(choice.max_turns for choice in self.choices.values())
+
+    def of_row(self, row: Mapping[str, Any]) -> EnvironmentConfig:
+        return self.choices[self.name_of(row)].of_row(row)
+
+    def name_of(self, row: Mapping[str, Any]) -> str:
+        """Raises RecipeError if the row has none of the names."""
+        known = ", ".join(self.choices)
+        if (name := row.get(self.column)) is None:
+            raise RecipeError(f"the column `{self.column}` must name an environment, one of {known}: there is none")
+        if not isinstance(name, str) or name not in self.choices:
+            nearest = did_you_mean(str(name), self.choices)
+            raise RecipeError(
+                f"`{self.column}` is {name!r}, but there is no such environment{nearest}; there are {known}"
+            )
+        return name
+
+    def parts(self) -> Mapping[str, EnvironmentConfig]:
+        return {f"choices.{name}": choice for name, choice in self.choices.items()}
+
+    @model_validator(mode="after")
+    def _failures_are_counted_together(self) -> ByRow:
+        for name, choice in self.choices.items():
+            if isinstance(choice, ToleratesFailures) and choice.tolerated_failures:
+                raise ValueError(
+                    f"choices.{name}.tolerated_failures: the episodes of all rows are played together, so set it "
+                    "beside `choices`, for all of them"
+                )
+        return self
+
+
+@dataclass(frozen=True, slots=True)
+class EnvironmentEntry:
+    config: type[AnyEnvironment]
+    # "package.module:Class", imported only where it computes. An environments.base.Environment, or an Environments that
+    # `of(config, context, tokenizer)` makes.
+    implementation: str
+
+
+ENVIRONMENTS: dict[str, EnvironmentEntry] = {
+    "single_turn": EnvironmentEntry(SingleTurn, "rlhf_core.environments.single_turn:SingleTurnEnvironment"),
+    "retry": EnvironmentEntry(Retry, "rlhf_core.environments.retry:RetryEnvironment"),
+    "tools": EnvironmentEntry(ToolsEnvironment, "rlhf_core.environments.tools.tools:ToolEnvironments"),
+    "nemo_gym": EnvironmentEntry(NemoGymEnvironment, "rlhf_core.environments.nemo_gym.environment:NemoGymEnvironments"),
+    "by_row": EnvironmentEntry(ByRow, "rlhf_core.environments.by_row:EnvironmentsByRow"),
+    "function": EnvironmentEntry(FunctionEnvironment, "rlhf_core.environments.function:FunctionEnvironments"),
+    "agent": EnvironmentEntry(AgentEnvironment, "rlhf_core.environments.agents.agent:AgentEnvironments"),
+    "executor": EnvironmentEntry(ExecutorEnvironment, "rlhf_core.environments.agents.executor:ExecutorEnvironments"),
+}

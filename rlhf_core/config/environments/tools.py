@@ -1,0 +1,87 @@
+"""Tools that the policy may call. `TOOLS` lists all kinds.
+
+A new kind is a file in rlhf_core/environments, its config class, and one line there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, operational
+from rlhf_core.config.numbers import Characters, GiB, Seconds, Turns
+from rlhf_core.config.texts import Visible
+from rlhf_core.config.typed import TypedConfig
+from rlhf_core.config.user_code import UserProgram
+
+
+class CallsTools(Config):
+    """Of an environment in which the policy calls tools."""
+
+    call_marker: Visible | None = Field(
+        default=None,
+        description="text in every call: a reply with it and without a call that can be read is malformed; none: what "
+        "the parser looks for, where it says so",
+    )
+    max_malformed_replies: Turns = Field(
+        default=3, description="replies with calls that cannot be read; the last one ends the episode"
+    )
+    max_result_characters: Characters = Field(
+        default=4000, description="longest result of a call; what is more is cut, and the policy told so"
+    )
+
+
+class ToolConfig(TypedConfig):
+    """Every kind of tools."""
+
+    family: ClassVar[str] = "tool"
+
+    @classmethod
+    def classes(cls) -> Mapping[str, type[Self]]:
+        return {kind: entry.config for kind, entry in TOOLS.items() if issubclass(entry.config, cls)}
+
+
+class FunctionTool(ToolConfig, UserProgram):
+    """A function of the user's Python file, or a class, each public method of which is a tool.
+
+    Parameters are annotated, and the docstring tells the policy what the tool does. Each episode has a process of its
+    own, and an object of the class, which may have `reset(row)`.
+    """
+
+    type: Literal["function"]
+    function: str = Field(description="its name in the file: of a function or of a class")
+    options: dict[str, Any] = Field(default={}, description="keyword arguments of the class")
+    timeout_seconds: Seconds = operational(60.0, description="longest call; with a later answer the episode fails")
+    memory_gib: GiB = operational(
+        4.0, description="memory that an episode may take beside what the file has loaded, GiB"
+    )
+
+
+class PythonTool(ToolConfig):
+    """A tool `python` that runs code and returns what it prints, and the value of a last expression.
+
+    Each call is a fresh interpreter without network, processes, threads, the job's variables, and files outside of an
+    empty folder of its own and the Python installation.
+    """
+
+    type: Literal["python"]
+    timeout_seconds: Seconds = Field(default=5.0, description="longest run of a piece of code")
+    memory_gib: GiB = Field(default=0.5, description="memory that a piece of code may take beside `modules`, GiB")
+    modules: tuple[str, ...] = Field(
+        default=(), description="modules that are loaded once, so that code imports them at once, such as sympy"
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class ToolEntry:
+    config: type[ToolConfig]
+    implementation: str  # "package.module:Class" of an environments.toolset.Toolset, made by `of(config, context)`
+
+
+TOOLS: dict[str, ToolEntry] = {
+    "function": ToolEntry(FunctionTool, "rlhf_core.environments.function:FunctionTools"),
+    "python": ToolEntry(PythonTool, "rlhf_core.environments.tools.python_tool:PythonTools"),
+}

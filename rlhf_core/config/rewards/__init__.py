@@ -1,0 +1,1 @@
+"""Settings of rewards, judges and scorers, and the table of rewards."""

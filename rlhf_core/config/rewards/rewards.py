@@ -1,0 +1,288 @@
+"""Where a reward comes from. A reward is what trains; a score (0-1) is what filters and evaluates.
+
+`REWARDS` lists all. A new one is a file in rlhf_core/rewards, its config class, and one line there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Reads, operational, since_default
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import BatchSize, PartialShare, Reward, Seconds
+from rlhf_core.config.rewards.judges import JudgeConfig
+from rlhf_core.config.servers import CompletionTemplate, ServerConfig
+from rlhf_core.config.texts import AnswerPattern
+from rlhf_core.config.typed import TypedConfig
+from rlhf_core.config.user_code import CalledBeforeJob, check_options
+
+
+class RewardConfig(TypedConfig):
+    """Every reward that may train."""
+
+    family: ClassVar[str] = "reward"
+    gives_steps: ClassVar[bool] = False  # always rewards single steps; a function or a server may do so as well
+
+    weight: Reward = Field(default=1.0, description="factor of this reward in the sum; a scorer has none")
+
+    @classmethod
+    def classes(cls) -> Mapping[str, type[Self]]:
+        return {kind: entry.config for kind, entry in REWARDS.items() if issubclass(entry.config, cls)}
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        """Columns that every row must have which it judges."""
+        return ()
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        """Its lowest and highest value, without `weight`; None: not known before it is given."""
+        return None
+
+
+class CompletionReward(RewardConfig):
+    """Given for a completion of a prompt, where there is no episode."""
+
+    family: ClassVar[str] = "reward of a completion"
+
+
+class Scorer(RewardConfig):
+    """Gives scores too, by which models are judged."""
+
+    family: ClassVar[str] = "scorer"
+
+    @property
+    def may_give_scores(self) -> bool:
+        """A function or a server gives them where it wants to."""
+        return True
+
+    @property
+    def gives_scores(self) -> bool:
+        """Whether it always does."""
+        return False
+
+
+class TextReward(CompletionReward, Scorer):
+    """Given by what reads the text of completions. Its implementation is a rewards.base.Reward."""
+
+    family: ClassVar[str] = "reward of text"
+    tolerated_failures: PartialShare = Field(
+        default=0.0,
+        description="share of a step's completions that may fail to get this reward; their prompts are left out of the "
+        "step, and counted",
+    )
+
+
+class EpisodeReward(RewardConfig):
+    """Given for whole trajectories. Its implementation is a rewards.base.TrajectoryReward."""
+
+    family: ClassVar[str] = "reward of episodes"
+
+
+class ModelReward(CompletionReward):
+    """Given by a reward model, which reads tokens. Its implementation is made by rewards.model.RewardReader.reward."""
+
+    family: ClassVar[str] = "reward of a model"
+
+    model: Annotated[str | None, Reads("reward_model")] = Field(
+        default=None, description="the stage whose reward model it is; none: the last one above that makes one"
+    )
+    engine: EngineConfig | None = Field(
+        default=None, description="how the reward model is run; none: as the stage's `engine`"
+    )
+    placement: Placement | None = operational(
+        None, description="what workers of the reward model's own reserve; none: in RL it is on the policy's"
+    )
+    normalize: bool = Field(
+        default=True, description="subtract the stored mean of the rewards and divide by their standard deviation"
+    )
+
+
+class RewardModelReward(ModelReward):
+    """A reward model, read at the last token; `normalize` is by its rewards of held-out completions."""
+
+    type: Literal["reward_model"]
+
+
+class ProcessRewardModelReward(ModelReward):
+    """A reward model, read at the last token of each step of a completion: one reward a step."""
+
+    gives_steps: ClassVar[bool] = True
+
+    type: Literal["process_reward_model"]
+    separator: str = Field(default="\n", min_length=1, description="text that ends a step")
+
+
+class VerifierReward(TextReward):
+    """`exact`: the answer found in the completion equals the row's `answer`. `reasoning_gym`: the task's own scorer."""
+
+    type: Literal["verifier"]
+    kind: Literal["exact", "reasoning_gym"] = Field(
+        default="exact", description="compare with the row's `answer`, or ask the task's own scorer"
+    )
+    pattern: AnswerPattern | None = Field(
+        default=None, description="regular expression whose group 1 is the answer; none: the whole text"
+    )
+    timeout_seconds: Seconds = operational(
+        10.0, description="longest search for one answer, and longest scoring of it; longer is an error"
+    )
+
+    @property
+    def gives_scores(self) -> bool:
+        return True
+
+    @property
+    def row_columns(self) -> tuple[str, ...]:
+        return ("answer",) if self.kind == "exact" else ("task", "metadata")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        return 0.0, 1.0
+
+
+class FunctionReward(TextReward, CalledBeforeJob):
+    """`function(completions, prompts, rows, **options)` of a Python file, called by these names; a float or {reward,
+    score, ...} for each. It may be `async`."""
+
+    parameters: ClassVar[tuple[str, ...]] = ("completions", "prompts", "rows")
+
+    type: Literal["function"]
+    function: str = Field(default="reward", description="its name in the file")
+    options: dict[str, Any] = Field(default={}, description="further keyword arguments")
+    timeout_seconds: Seconds = Field(default=60.0, description="longest call; a later answer is an error")
+    batch_size: BatchSize = Field(default=4096, description="completions of one call at most")
+    separator: str = Field(default="\n", min_length=1, description="text that ends a step, where it gives `steps`")
+
+    @model_validator(mode="after")
+    def _options_are_its_own(self) -> FunctionReward:
+        check_options(self.options, self.parameters, self.function)
+        return self
+
+
+class HTTPReward(ServerConfig, TextReward):
+    """A server: POST {completions, prompts, rows} as JSON, answered by {rewards}, and if it likes scores and extra.
+
+    The form `openrlhf` is {query, prompts, labels}, answered by {rewards, scores, extra_logs}.
+    """
+
+    type: Literal["http"]
+    form: Literal["alignment", "openrlhf"] = Field(default="alignment", description="of requests and answers")
+    query: CompletionTemplate | None = Field(
+        default=None,
+        description="what the form openrlhf sends as `query`: Jinja with `prompt`, `completion`, `messages` and `row`; "
+        "none: the prompt, and the completion behind it",
+    )
+    batch_size: BatchSize = Field(default=4096, description="completions of one request at most")
+
+    @model_validator(mode="after")
+    def _query_is_sent(self) -> HTTPReward:
+        if self.query is not None and self.form == "alignment":
+            raise ValueError("`query` is sent in the form `openrlhf` only: set form: openrlhf, or leave it out")
+        return self
+
+
+class JudgeReward(JudgeConfig, TextReward):
+    """The verdict of another model on each completion, asked over an OpenAI-compatible endpoint at temperature 0."""
+
+    type: Literal["judge"]
+    template: CompletionTemplate = Field(
+        description="what it is asked, as a user's turn: Jinja with `prompt`, `completion`, `messages` and `row`"
+    )
+    verdicts: dict[str, Reward] = Field(
+        default={}, description="the reward of each verdict that there is; none: the verdict is the reward, a number"
+    )
+    range: tuple[Reward, Reward] | None = Field(
+        default=None, description="lowest and highest reward of a verdict, by which it is a score too; none: no score"
+    )
+
+    @model_validator(mode="after")
+    def _range_rises(self) -> JudgeReward:
+        if self.range is not None and not self.range[0] < self.range[1]:
+            raise ValueError(f"range: {self.range[0]:g} must be less than {self.range[1]:g}")
+        return self
+
+    @model_validator(mode="after")
+    def _verdicts_differ(self) -> JudgeReward:
+        values = set(self.verdicts.values())
+        if len(self.verdicts) > 1 and len(values) == 1:
+            raise ValueError(
+                f"verdicts: {', '.join(self.verdicts)} all have the reward {values.pop():g}, so that nothing is "
+                "judged: give them different ones"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _verdicts_are_in_range(self) -> JudgeReward:
+        low, high = self.range or (-math.inf, math.inf)
+        for verdict, reward in self.verdicts.items():
+            if not low <= reward <= high:
+                raise ValueError(
+                    f"verdicts.{verdict} is {reward:g}, which is not from {low:g} to {high:g} (`range`): correct one"
+                )
+        return self
+
+    @property
+    def may_give_scores(self) -> bool:
+        return self.range is not None
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        if self.verdicts:
+            return min(self.verdicts.values()), max(self.verdicts.values())
+        return self.range
+
+
+class EnvironmentReward(EpisodeReward, Scorer):
+    """What the stage's `environment` gave for the replies of an episode: their sum."""
+
+    type: Literal["environment"]
+    threshold: Reward | None = since_default(
+        None,
+        description="1 for episodes whose sum is at least this, 0 for the others; none: the sum itself, which a scorer "
+        "takes if it is from 0 to 1",
+    )
+
+    @property
+    def may_give_scores(self) -> bool:
+        return self.threshold is not None
+
+    @property
+    def gives_scores(self) -> bool:
+        return self.may_give_scores
+
+    @property
+    def bounds(self) -> tuple[float, float] | None:
+        return None if self.threshold is None else (0.0, 1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RewardEntry:
+    config: type[RewardConfig]  # inherits from what it is given by, which says what its implementation is
+    implementation: str  # "package.module:Class"; imported only where it computes
+
+
+REWARDS: dict[str, RewardEntry] = {
+    "reward_model": RewardEntry(RewardModelReward, "rlhf_core.rewards.model:ModelReward"),
+    "process_reward_model": RewardEntry(ProcessRewardModelReward, "rlhf_core.rewards.model:ProcessModelReward"),
+    "verifier": RewardEntry(VerifierReward, "rlhf_core.rewards.verifier:Verifier"),
+    "function": RewardEntry(FunctionReward, "rlhf_core.rewards.function:RewardFunction"),
+    "http": RewardEntry(HTTPReward, "rlhf_core.rewards.http:RewardServer"),
+    "judge": RewardEntry(JudgeReward, "rlhf_core.rewards.judge:JudgeOfCompletions"),
+    "environment": RewardEntry(EnvironmentReward, "rlhf_core.rewards.environment:RewardOfEnvironment"),
+}
+
+
+def require_environment(rewards: Mapping[str, RewardConfig], section: str) -> None:
+    """Raises ValueError if one of these rewards, or scorers, is what an environment gives: the stage has none."""
+    for name, reward in rewards.items():
+        if isinstance(reward, EnvironmentReward):
+            raise ValueError(
+                f"{section}.{name} is what an environment gives, but `environment` is single_turn, which gives "
+                "nothing: set an environment, or leave this out"
+            )

@@ -1,0 +1,27 @@
+"""What judges answers beside the rewards that train: scorers of evaluation and validation, and monitors of RL."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import AfterValidator
+
+from rlhf_core.config.rewards.rewards import Scorer, TextReward
+
+
+def _stands_alone(scorer: Scorer) -> Scorer:
+    if scorer.weight != 1.0:
+        raise ValueError("a scorer is never summed with another: leave `weight` out")
+    if isinstance(scorer, TextReward) and scorer.tolerated_failures:
+        raise ValueError("a scorer judges every completion: leave `tolerated_failures` out")
+    return scorer
+
+
+def _scores(scorer: Scorer) -> Scorer:
+    if isinstance(scorer, TextReward) and not scorer.may_give_scores:
+        raise ValueError(f"`{scorer.type}` gives scores from 0 to 1 by its `range` alone: set it, such as [0, 1]")
+    return scorer
+
+
+MonitorConfig = Annotated[Scorer, AfterValidator(_stands_alone)]  # whose rewards are logged
+ScorerConfig = Annotated[Scorer, AfterValidator(_stands_alone), AfterValidator(_scores)]  # whose scores count

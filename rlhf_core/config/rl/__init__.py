@@ -1,0 +1,1 @@
+"""Settings of RL, and the table of RL algorithms."""

@@ -1,0 +1,312 @@
+"""Settings of the RL algorithms: one block class each, and what they share.
+
+The form of each loss and advantage, and its clips, are by default those of its paper. Sizes are not: the KL has the
+coefficient 0, whatever the paper's, and groups and optimizers have defaults of their own.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, since_default
+from rlhf_core.config.numbers import (
+    ClipHigh,
+    ClipLow,
+    Coefficient,
+    DualClip,
+    GroupSize,
+    Minibatches,
+    Passes,
+    Share,
+    Tokens,
+)
+from rlhf_core.config.rewards.rewards import ModelReward, RewardConfig, Scorer, VerifierReward
+from rlhf_core.config.rl.components import CrossEntropyConfig, MismatchConfig, PolicyTeacherConfig
+from rlhf_core.config.rl.critic import CriticConfig
+from rlhf_core.config.rl.kl import KLConfig, LossKLConfig, SquaredKLConfig
+from rlhf_core.config.rl.shaping import FilteringConfig, ShapingConfig
+from rlhf_core.config.stages.trained import OptimizerConfig
+from rlhf_core.config.texts import JudgeName
+
+Aggregation = Literal["token", "sequence", "constant"]
+
+
+def _aggregation(default: Aggregation) -> Any:
+    how = "mean over the step's tokens, over completions of their means, or over completions of their sums / a constant"
+    return Field(default=default, description=how)
+
+
+def _divide_by_deviation(default: bool) -> Any:
+    return Field(default=default, description="divide rewards by the deviation of their group")
+
+
+def _kl(default: KLConfig) -> Any:
+    return Field(default=default, description="keeps the policy near the reference model")
+
+
+class AlgorithmConfig(Config):
+    """What every policy-gradient algorithm shares."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    rewards: dict[JudgeName, RewardConfig] = Field(
+        min_length=1, description="what trains: their sum, each by its weight"
+    )
+    shaping: ShapingConfig = Field(default=ShapingConfig(), description="what happens to the sum before it trains")
+    filtering: FilteringConfig | None = Field(
+        default=None, description="train only on prompts with a mean score in a range; none: on all"
+    )
+    optimizer: OptimizerConfig = Field(description="of the policy")
+    group_size: GroupSize = Field(default=1, description="completions of one prompt")
+    epochs: Passes = Field(default=1, description="passes over one batch of experience")
+    minibatches: Minibatches = Field(default=1, description="optimizer steps of one pass")
+    clip_low: ClipLow = Field(default=0.2, description="the ratio of new to old probability is clipped at 1 - this")
+    clip_high: ClipHigh = Field(default=0.2, description="and at 1 + this")
+    dual_clip: DualClip | None = Field(
+        default=None, description="a negative advantage counts at most this many times; none: without bound"
+    )
+    aggregation: Aggregation = _aggregation("token")
+    aggregation_length: Tokens | None = Field(
+        default=None, description="that constant; none: `sampling.max_tokens` x turns"
+    )
+    mask_truncated_completions: bool = Field(
+        default=False,
+        description="leave completions that were cut at the longest length out of the loss; their rewards still count "
+        "in the baseline of their group",
+    )
+    kl: KLConfig = _kl(KLConfig())
+    teacher: PolicyTeacherConfig | None = since_default(
+        None, description="a model that judges each sampled token beside the rewards; none: they alone train"
+    )
+    cross_entropy: CrossEntropyConfig | None = since_default(
+        None, description="imitation of completions with a high reward beside the policy gradient; none: none"
+    )
+    entropy_coefficient: Coefficient = Field(default=0.0, description="weight of the entropy bonus in the loss")
+    moe_coefficient: Coefficient = Field(
+        default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
+    )
+    mismatch: MismatchConfig | None = Field(
+        default=None,
+        description="correction for engine and trainer disagreeing; none: it is only measured; with `asynchronous` "
+        "give a correction, or `null`",
+    )
+
+    @model_validator(mode="after")
+    def _length_is_used(self) -> AlgorithmConfig:
+        if self.aggregation_length is not None and self.aggregation != "constant":
+            raise ValueError(
+                f"aggregation_length is set, but aggregation is {self.aggregation}; remove it, or set constant"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rewards_count(self) -> AlgorithmConfig:
+        if self.rewards and not any(reward.weight for reward in self.rewards.values()):
+            raise ValueError("all rewards have the weight 0, so that nothing would be learned; give one a weight")
+        return self
+
+    @model_validator(mode="after")
+    def _steps_are_used(self) -> AlgorithmConfig:
+        for name, reward in self.rewards.items():
+            if reward.gives_steps and not self.takes_process_rewards:
+                raise ValueError(f"rewards.{name} rewards single steps, which this algorithm cannot use")
+        return self
+
+    @model_validator(mode="after")
+    def _filtering_has_scores(self) -> AlgorithmConfig:
+        if self.filtering is None:
+            return self
+        if self.group_size < 2:
+            raise ValueError("filtering compares the completions of one prompt, but group_size is 1; raise it")
+        scorers = self.scorers
+        if self.filtering.score is not None and self.filtering.score not in scorers:
+            raise ValueError(
+                f"filtering.score is {self.filtering.score}; of `rewards`, those that may give scores: "
+                f"{', '.join(scorers) or 'none'}"
+            )
+        sure = [name for name, reward in scorers.items() if reward.gives_scores]
+        if self.filtering.score is None and len(sure) > 1:
+            raise ValueError(f"filtering looks at one score, and {', '.join(sure)} give one each: set filtering.score")
+        if not scorers:
+            given = ", ".join(f"{name} ({reward.type})" for name, reward in self.rewards.items()) or "none"
+            raise ValueError(
+                "filtering needs a reward that gives scores from 0 to 1, such as a verifier, or an environment with a "
+                f"`threshold`, and no other does: of `rewards` there is {given}; add one (with weight 0 it is not "
+                "trained on), or set filtering: null"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _filtering_keeps_something(self) -> AlgorithmConfig:
+        if self.filtering is None:
+            return self
+        scoring = [self.filtering.score] if self.filtering.score is not None else list(self.scorers)
+        reward = self.scorers[scoring[0]] if len(scoring) == 1 else None
+        if not isinstance(reward, VerifierReward) or reward.kind != "exact":
+            return self
+        means = [right / self.group_size for right in range(self.group_size + 1)]
+        if not any(self.filtering.low < mean < self.filtering.high for mean in means):
+            raise ValueError(
+                f"filtering keeps mean scores between low={self.filtering.low:g} and high={self.filtering.high:g}, but "
+                f"those of group_size={self.group_size} completions, each right or wrong, are multiples of "
+                f"1/{self.group_size}, of which none lies between: raise group_size, or the range"
+            )
+        return self
+
+    @property
+    def critic_settings(self) -> CriticConfig | None:
+        """Of the critic: an algorithm whose settings declare a CriticConfig has one."""
+        return next((value for _, value in self.used_settings() if isinstance(value, CriticConfig)), None)
+
+    @property
+    def uses_reference(self) -> bool:
+        """A coefficient of 0 stays 0, also where it adapts: then no reference is loaded, and none computed."""
+        return self.kl.coefficient > 0
+
+    @property
+    def model_rewards(self) -> dict[str, ModelReward]:
+        """Those of `rewards` that a reward model gives."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def scorers(self) -> dict[str, Scorer]:
+        """Those of `rewards` that may give scores, by which `filtering` chooses."""
+        return {name: r for name, r in self.rewards.items() if isinstance(r, Scorer) and r.may_give_scores}
+
+    @property
+    def driver_rewards(self) -> dict[str, RewardConfig]:
+        """Those of `rewards` that the driver computes: all but those of reward models, which have workers."""
+        return {name: reward for name, reward in self.rewards.items() if not isinstance(reward, ModelReward)}
+
+
+class PPOConfig(AlgorithmConfig):
+    """arXiv:1707.06347 as used in arXiv:2203.02155: critic, GAE, per-token KL to the SFT model in the reward."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    critic: CriticConfig = Field(description="the model of values")
+    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+    gae_lambda: Share = Field(default=0.95, description="0: one-step advantages, 1: whole returns")
+
+
+class ReinforcePlusPlusConfig(AlgorithmConfig):
+    """arXiv:2501.03262: returns of the per-token KL reward and the outcome, whitened over the batch, no critic."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    gamma: Share = Field(default=1.0, description="discount of a later reward, per token")
+
+
+class OnPolicyDistillationConfig(AlgorithmConfig):
+    """arXiv:2306.13649 with reinforcement learning's gradient: the student samples, and the teacher's log-probs of what
+    it sampled are the signal. Rewards, if there are any, are compared within the completions of one prompt."""
+
+    rewards: dict[JudgeName, RewardConfig] = Field(
+        default={}, description="what trains beside the teacher: their sum, each by its weight; none: the teacher alone"
+    )
+    teacher: PolicyTeacherConfig = Field(description="the model that judges each sampled token")
+
+    @model_validator(mode="after")
+    def _rewards_compare(self) -> OnPolicyDistillationConfig:
+        if self.rewards and self.group_size < 2:
+            raise ValueError(
+                "group_size is 1, but `rewards` compare the completions of a prompt: set 2 or more, or leave them out"
+            )
+        if self.shaping != ShapingConfig() and self.group_size < 2:
+            raise ValueError(
+                "group_size is 1, but `shaping` changes rewards, which are compared within a group: set 2 or more, or "
+                "leave it out"
+            )
+        if self.cross_entropy is not None and not self.rewards:
+            raise ValueError("cross_entropy imitates completions with a high reward, but there are no `rewards`")
+        return self
+
+
+class GroupConfig(AlgorithmConfig):
+    """What algorithms share that compare the completions of one prompt with each other."""
+
+    group_size: GroupSize = Field(default=8, description="completions of one prompt, at least 2")
+
+    @model_validator(mode="after")
+    def _groups_compare(self) -> GroupConfig:
+        if self.group_size < 2:
+            raise ValueError("group_size is 1: the completions of a prompt are compared, so there must be 2 or more")
+        return self
+
+
+class ReinforcePlusPlusBaselineConfig(GroupConfig):
+    """arXiv:2501.03262, the variant with the group's mean reward as baseline, whitened over the batch."""
+
+    kl: SquaredKLConfig = _kl(SquaredKLConfig())
+
+
+class RLOOConfig(GroupConfig):
+    """arXiv:2402.14740: each completion against the mean of the others; the KL is part of the reward."""
+
+    kl_per_token: bool = Field(
+        default=False,
+        description="false: a completion's KL enters its reward before the baseline (the paper); true: each token "
+        "loses the KL from it on, after the baseline (OpenRLHF)",
+    )
+    aggregation: Aggregation = _aggregation("constant")
+
+
+class GRPOConfig(GroupConfig):
+    """arXiv:2402.03300: rewards normalised within the completions of one prompt, no critic."""
+
+    takes_process_rewards: ClassVar[bool] = True
+
+    kl: LossKLConfig = _kl(LossKLConfig())
+    aggregation: Aggregation = _aggregation("sequence")
+    divide_by_deviation: bool = _divide_by_deviation(True)
+
+
+class DrGRPOConfig(GRPOConfig):
+    """arXiv:2503.20783: GRPO without its two biases, the division by the group's deviation and by the length."""
+
+    aggregation: Aggregation = _aggregation("constant")
+    divide_by_deviation: bool = _divide_by_deviation(False)
+
+
+class DAPOConfig(GRPOConfig):
+    """arXiv:2503.14476: GRPO with a higher upper clip, a mean over tokens, dynamic filtering; no KL.
+
+    The paper's overlong penalty is `shaping.overlong`: set its buffer.
+    """
+
+    filtering: FilteringConfig | None = Field(
+        default=FilteringConfig(), description="train only on prompts with a mean score in a range; none: on all"
+    )
+    clip_high: ClipHigh = Field(default=0.28, description="and at 1 + this")
+    aggregation: Aggregation = _aggregation("token")
+
+
+class GSPOConfig(GRPOConfig):
+    """arXiv:2507.18071: one ratio a completion, the geometric mean of its tokens' ratios."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    clip_low: ClipLow = Field(default=3e-4, description="the ratio of new to old probability is clipped at 1 - this")
+    clip_high: ClipHigh = Field(default=4e-4, description="and at 1 + this")
+
+    @model_validator(mode="after")
+    def _completions_stay_whole(self) -> GSPOConfig:
+        if self.mismatch is not None and self.mismatch.correction != "sequence_filter":
+            raise ValueError(
+                f"mismatch.correction is {self.mismatch.correction}, which judges single tokens; gspo judges whole "
+                "completions: use sequence_filter"
+            )
+        return self
+
+
+class CISPOConfig(GRPOConfig):
+    """arXiv:2506.13585: the ratio is a clipped weight without gradient, so that no token loses its gradient."""
+
+    takes_process_rewards: ClassVar[bool] = False
+
+    clip_low: ClipLow = Field(default=1.0, description="the weight is at least 1 - this; 1: not held from below")
+    clip_high: ClipHigh = Field(default=4.0, description="and at most 1 + this")
+    dual_clip: None = Field(default=None, description="not a part of this loss")
+    aggregation: Aggregation = _aggregation("token")

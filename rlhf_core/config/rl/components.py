@@ -1,0 +1,68 @@
+"""Settings of what an RL algorithm's loss may have beside its own terms: a teacher, imitation, a correction."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import HighRatio, LowRatio, PositiveCoefficient, Reward
+from rlhf_core.config.servers import HintTemplate
+
+
+class MismatchConfig(Config):
+    """Corrects for engine and trainer giving the same token different probabilities; w = trainer's / engine's."""
+
+    correction: Literal["truncate", "token_filter", "sequence_filter"] = Field(
+        description="weigh a token by w held in [low, high]; drop tokens whose w is outside (IcePop), others weighed "
+        "by w; drop completions whose geometric mean of w is outside, tokens of others weighed by min(w, high)"
+    )
+    low: LowRatio = Field(description="lowest w; 0 with truncate and 0.5 with token_filter are the usual ones")
+    high: HighRatio = Field(description="highest w; 2 with truncate and 5 with token_filter are the usual ones")
+
+    @model_validator(mode="after")
+    def _low_is_below_high(self) -> MismatchConfig:
+        if self.low >= self.high:
+            raise ValueError(f"low is {self.low:g} and high is {self.high:g}: low must be the smaller")
+        return self
+
+
+class PolicyTeacherConfig(Config):
+    """A frozen model that judges each token that the policy sampled: coefficient x (log p_teacher - log p), which
+    estimates minus the reverse KL there, is added to the token's advantage, without discount (arXiv:2306.13649).
+
+    With `hint` it may be the very model that the policy starts from: on-policy self-distillation, arXiv:2601.18734."""
+
+    model: Annotated[str, Reads("model")] = Field(description="the stage whose model is the teacher")
+    hint: HintTemplate | None = Field(
+        default=None,
+        description="text that the teacher alone reads, behind the last message of the user: Jinja with `prompt`, "
+        "`messages` and `row`, such as ` (The answer is {{ row.answer }}.)`; none: it reads what the policy does",
+    )
+    coefficient: PositiveCoefficient = Field(default=1.0, description="weight of the teacher's part of the advantage")
+    engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the policy")
+    offload: bool = operational(
+        False, description="keep the teacher's weights in host memory, except while it computes"
+    )
+    placement: Placement | None = operational(
+        None, description="what workers of the teacher's own reserve; none: it is on the policy's"
+    )
+
+    @model_validator(mode="after")
+    def _offload_frees_something(self) -> PolicyTeacherConfig:
+        if self.offload and self.placement is not None:
+            raise ValueError(
+                "offload makes room for other models, but with a placement the teacher is alone on its devices; leave "
+                "one of them out"
+            )
+        return self
+
+
+class CrossEntropyConfig(Config):
+    """Imitation of the policy's own good completions: the cross-entropy of their tokens as a term of the loss."""
+
+    coefficient: PositiveCoefficient = Field(description="weight of the cross-entropy, a mean as `aggregation` says")
+    least_reward: Reward = Field(description="completions with at least this reward, after shaping, are imitated")

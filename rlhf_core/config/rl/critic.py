@@ -1,0 +1,41 @@
+"""Settings of the critic, a model of values that an algorithm trains beside the policy."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, Reads
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import PositiveReward, WarmupSteps
+from rlhf_core.config.stages.trained import LoraConfig, OptimizerConfig
+
+# The value of `start` that stands for the model that RL itself starts from.
+POLICY_START = "policy"
+
+
+class CriticConfig(Config):
+    """From a language model it gets a fresh head, from a reward model that model's head."""
+
+    start: Annotated[str | None, Reads("model", or_role="reward_model", optional=True, reserved=(POLICY_START,))] = (
+        Field(
+            default=None,
+            description="the stage whose model or reward model it starts from, or `policy`: the model that RL starts "
+            "from; none: the reward model among the rewards (of several the first by the reward's name), else `policy`",
+        )
+    )
+    optimizer: OptimizerConfig = Field(description="of the critic")
+    lora: LoraConfig | None = Field(
+        default=None,
+        description="train an adapter and the head; where the policy is an adapter of the same model, both have one "
+        "base in memory (in the same dtype, and not at zero_stage 3); none: all weights",
+    )
+    engine: EngineConfig | None = Field(default=None, description="how the critic is trained; none: as the policy")
+    warmup_steps: WarmupSteps = Field(default=0, description="first steps that train the critic alone")
+    value_clip: PositiveReward | None = Field(
+        default=0.2, description="largest change of a value in one update; none: not clipped"
+    )
+    save: bool = Field(
+        default=False, description="keep the critic too, in the folder `critic` of the policy; an adapter is merged"
+    )

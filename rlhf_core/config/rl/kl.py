@@ -1,0 +1,78 @@
+"""Settings of the KL to the reference model, and of that model."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.engines.placement import Placement
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import Coefficient, Nats, Steps
+
+KLEstimator = Literal["k1", "k2", "k3"]
+KLPlace = Literal["reward", "loss"]
+
+
+def _estimator(default: KLEstimator) -> Any:
+    return Field(default=default, description="with d = log p - log q: d, d²/2 or exp(-d) - 1 + d")
+
+
+def _place(default: KLPlace) -> Any:
+    return Field(default=default, description="subtracted from the reward, or a term of the loss")
+
+
+class KLConfig(Config):
+    """The KL to the reference model, as a part of the reward."""
+
+    coefficient: Coefficient = Field(default=0.0, description="weight of the KL; 0 loads no reference model")
+    estimator: KLEstimator = _estimator("k1")
+    place: KLPlace = _place("reward")
+    target: Nats | None = Field(
+        default=None, description="nats of a completion that an adaptive coefficient steers to; none: it is fixed"
+    )
+    horizon: Steps = Field(
+        default=10, description="steps over which an adaptive coefficient reacts: 1 / K of arXiv:1909.08593"
+    )
+    reference: Annotated[str | None, Reads("model", optional=True)] = Field(
+        default=None, description="the stage whose model is the reference; none: the model that RL starts from"
+    )
+    engine: EngineConfig | None = Field(default=None, description="how the reference is run; none: as the policy")
+    offload: bool = operational(
+        False, description="keep the reference's weights in host memory, except while it computes"
+    )
+    placement: Placement | None = operational(
+        None, description="what workers of the reference's own reserve; none: it is on the policy's"
+    )
+
+    @model_validator(mode="after")
+    def _adapts_something(self) -> KLConfig:
+        if self.target is not None and self.coefficient == 0:
+            raise ValueError("target is set, but coefficient is 0 and would stay 0; set the coefficient to start from")
+        return self
+
+    @model_validator(mode="after")
+    def _offload_frees_something(self) -> KLConfig:
+        if self.offload and self.placement is not None:
+            raise ValueError(
+                "offload makes room for other models, but with a placement the reference is alone on its devices; "
+                "leave one of them out"
+            )
+        return self
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.coefficient > 0 else frozenset({"reference", "engine"})
+
+
+class LossKLConfig(KLConfig):
+    """The KL to the reference model, as a term of the loss."""
+
+    estimator: KLEstimator = _estimator("k3")
+    place: KLPlace = _place("loss")
+
+
+class SquaredKLConfig(LossKLConfig):
+    """The KL to the reference model, as a term of the loss whose gradient is that of KL(policy || reference)."""
+
+    estimator: KLEstimator = _estimator("k2")

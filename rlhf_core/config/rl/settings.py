@@ -1,0 +1,301 @@
+"""The settings of the RL stage, and what they answer; what they must be to each other is in rl.py."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, Literal, cast
+
+from pydantic import AfterValidator, Field
+
+from rlhf_core.config.base import Config, Dtype, KeyedConfig, Reads, Role, operational, since_default
+from rlhf_core.config.engines.placement import Placement, Reservation, of_each
+from rlhf_core.config.engines.rollout import SamplingConfig
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.environments.environments import AnyEnvironment, SingleTurn
+from rlhf_core.config.numbers import BatchSize, EMADecay, Steps, Tolerance
+from rlhf_core.config.rewards.scorers import MonitorConfig
+from rlhf_core.config.rl.algorithm_table import ALGORITHMS, known_algorithm
+from rlhf_core.config.rl.algorithms import AlgorithmConfig
+from rlhf_core.config.rl.asynchronous import AsynchronousConfig
+from rlhf_core.config.rl.critic import POLICY_START
+from rlhf_core.config.rl.keep import KeepConfig
+from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, RowLimit
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.config.stages.validation import ValidationConfig, ValidationSet, path_of_set
+
+POLICY_INPUT = "model"  # the input that the policy starts from
+
+
+class RLSettings(EnginesConfig, KeyedConfig):
+    """Each setting alone; RLConfig adds what they must be to each other."""
+
+    algorithm: Annotated[str, AfterValidator(known_algorithm)] = Field(
+        description="whose block is used; the other blocks are ignored", json_schema_extra={"enum": [*ALGORITHMS]}
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
+    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    steps: Steps = Field(description="rollout-and-update steps")
+    prompts_per_step: BatchSize = Field(description="each is answered `group_size` times")
+    sampling: SamplingConfig = Field(description="of the rollouts")
+    environment: AnyEnvironment = since_default(
+        SingleTurn(), description="what the policy talks with, turn by turn; by default there is one reply"
+    )
+    asynchronous: AsynchronousConfig | None = Field(
+        default=None, description="sample while training; none: each step samples with the weights of the last one"
+    )
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+    dropout: bool = Field(
+        default=False,
+        description="update policy and critic with the dropout and router noise of their config.json and of an "
+        "adapter: the updated policy is then another than the one that sampled",
+    )
+    engine: EngineConfig = Field(
+        default=EngineConfig(), description="how the policy is trained, and each model without an engine of its own"
+    )
+    ema_decay: EMADecay | None = Field(
+        default=None,
+        description="below 1; exponential moving average of the trained weights, over optimizer steps: it is what is "
+        "validated, and the stage's result; none: the weights themselves",
+    )
+    validation: ValidationConfig | None = Field(
+        default=None, description="held-out prompts that are answered while training runs; none: the last weights"
+    )
+    keep: KeepConfig = since_default(KeepConfig(), description="what is kept of its steps, as artifacts of their own")
+    placement: Placement = operational(Placement, description="what the training workers reserve")
+    hybrid: bool = operational(False, description="worker i and engine i time-share one device instead of using two")
+    checkpoint: CheckpointConfig = operational(
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
+    )
+    monitors: dict[str, MonitorConfig] = operational(
+        dict, description="scores that are logged each step, never trained on"
+    )
+    probe_tolerance: Tolerance | None = Field(
+        default=None, description="mean |log-prob difference| of engine and trainer on the probe; none: by dtype"
+    )
+
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """Settings by which something reads text alone, without the images of prompts."""
+        settings = self.settings
+        found = [f"{self.block}.rewards.{name}" for name in settings.model_rewards]
+        found += [f"{self.block}.teacher"] if settings.teacher is not None else []
+        found += [f"{self.block}.critic"] if settings.critic_settings is not None else []
+        # Of a dataset of completions, the images would not be part.
+        found += ["keep.rollouts_every"] if self.keep.rollouts_every is not None else []
+        return tuple(found)
+
+    def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        environment = self.environment.of_row(row)
+        found = [] if environment.reads_images else ["environment"]
+        # What programs show is not part of a checkpoint, in which the queue of trajectories is.
+        found += ["asynchronous"] if self.asynchronous is not None and environment.is_program else []
+        return (*self.text_readers, *found)
+
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        return next((entry.config for entry in ALGORITHMS.values() if entry.block == key), None)
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        return [entry.block for entry in ALGORITHMS.values()]
+
+    @property
+    def has_environment(self) -> bool:
+        return self.environment != SingleTurn()
+
+    @property
+    def max_lag(self) -> int:
+        """Steps by which the oldest token of a completion may be behind the weights that are trained on it."""
+        return self.asynchronous.max_lag if self.asynchronous is not None else 0
+
+    @property
+    def in_flight(self) -> int:
+        """Prompts whose completions are sampled, judged or wait, at most, where sampling runs beside training."""
+        assert self.asynchronous is not None
+        return self.asynchronous.in_flight or (self.max_lag + 1) * self.prompts_per_step
+
+    @property
+    def max_sampled_tokens(self) -> int:
+        """The most that the policy can sample in one episode."""
+        return self.sampling.max_tokens * self.environment.most_turns
+
+    def unused_fields(self) -> frozenset[str]:
+        blocks = self.blocks.keys() - {self.block}
+        return super().unused_fields() | blocks | (set() if self.max_lag else {"asynchronous"})
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.validation is not None and self.validation.keep == "best"
+
+    @property
+    def validation_sets(self) -> Mapping[str, ValidationSet]:
+        """By name, the main one first; empty without validation."""
+        return self.validation.sets if self.validation is not None else {}
+
+    @property
+    def block(self) -> str:
+        """Key of the chosen algorithm's block: `reinforce++-baseline` has `reinforce_plus_plus_baseline`."""
+        return ALGORITHMS[self.algorithm].block
+
+    @property
+    def settings(self) -> AlgorithmConfig:
+        """The block of the chosen algorithm."""
+        return cast(AlgorithmConfig, self.blocks[self.block])
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy's own base with the adapter switched off."""
+        kl = self.settings.kl
+        return self.settings.uses_reference and self.lora is not None and kl.reference is None
+
+    def reward_input(self, reward: str) -> str:
+        """The input with the model of a reward."""
+        return f"{self.block}.rewards.{reward}.model"
+
+    @property
+    def reference_input(self) -> str:
+        """The input that the reference starts from."""
+        return POLICY_INPUT if self.settings.kl.reference is None else f"{self.block}.kl.reference"
+
+    @property
+    def teacher_input(self) -> str:
+        """The input that the teacher starts from."""
+        return f"{self.block}.teacher.model"
+
+    @property
+    def critic_input(self) -> str:
+        """The input that the critic starts from."""
+        critic = self.settings.critic_settings
+        assert critic is not None
+        if critic.start is None:
+            # By name, not as written: a stage key knows no order of the rewards.
+            return min((self.reward_input(reward) for reward in self.settings.model_rewards), default=POLICY_INPUT)
+        return POLICY_INPUT if critic.start == POLICY_START else f"{self.block}.critic.start"
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        """Those beside the models of rewards, which read their own tokens."""
+        readers = {}
+        if self.settings.uses_reference:
+            readers["kl.reference"] = self.reference_input, "name another model, or leave it out"
+        if self.settings.teacher is not None:
+            readers["teacher.model"] = self.teacher_input, "name another model"
+        if self.settings.critic_settings is not None:
+            readers["critic.start"] = self.critic_input, "set critic.start: policy"
+        return {f"{self.block}.{setting}": reader for setting, reader in readers.items() if reader[0] != POLICY_INPUT}
+
+    def engine_of(self, role: str) -> EngineConfig:
+        """How the model of a role is run: `policy`, `reference`, `teacher`, `critic`, `reward:NAME` of reward NAME."""
+        return self.engines_by_role()[role]
+
+    def engines_by_role(self) -> Mapping[str, EngineConfig]:
+        settings = self.settings
+        own = {"policy": self.engine, **{f"reward:{name}": r.engine for name, r in settings.model_rewards.items()}}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.engine
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.engine
+        if settings.critic_settings is not None:
+            own["critic"] = settings.critic_settings.engine
+        return {role: engine or self.engine for role, engine in own.items()}
+
+    @property
+    def own_placements(self) -> Mapping[str, Placement]:
+        """The frozen models that run in workers of their own, by role; all others are on the policy's."""
+        settings = self.settings
+        own = {f"reward:{name}": reward.placement for name, reward in settings.model_rewards.items()}
+        if settings.uses_reference:
+            own["reference"] = settings.kl.placement
+        if settings.teacher is not None:
+            own["teacher"] = settings.teacher.placement
+        return {role: placement for role, placement in own.items() if placement is not None}
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
+        return None if self.lora is None else self.lora.target_modules
+
+    @property
+    def model_dtype(self) -> Dtype:
+        return self.engine.dtype
+
+    def num_steps(self, rows: int | None) -> int:
+        return self.steps
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        """Those on the policy's workers."""
+        settings, critic = self.settings, self.settings.critic_settings
+        starts = {f"reward:{name}": self.reward_input(name) for name in settings.model_rewards}
+        if settings.uses_reference and not self.reference_is_base:
+            starts["reference"] = self.reference_input
+        if settings.teacher is not None:
+            starts["teacher"] = self.teacher_input
+        held = [self._trained(POLICY_INPUT, "policy", self.lora)]
+        held += [
+            HeldModel(start, self.engine_of(role), self.placement)
+            for role, start in starts.items()
+            if role not in self.own_placements
+        ]
+        held += [] if critic is None else [self._trained(self.critic_input, "critic", critic.lora)]
+        return (held,)
+
+    def _trained(self, start: str, role: str, lora: LoraConfig | None) -> HeldModel:
+        rank = None if lora is None else lora.rank
+        return HeldModel(start, self.engine_of(role), self.placement, trained=True, adapter_rank=rank)
+
+    @property
+    def checkpoints(self) -> CheckpointConfig:
+        return self.checkpoint
+
+    @property
+    def served_lora(self) -> LoraConfig | None:
+        """Of the adapters that are published; None where publishes bring the whole model, its adapter merged."""
+        return None if self.rollout.merges_adapters else self.lora
+
+    def reserves(self) -> Reservation:
+        ranks, engines = self.placement.reserves(), super().reserves()
+        if not self.hybrid:
+            return sum(self._own_reservations(), ranks + engines)
+        # Worker i and engine i are one actor's place, and the GPU of both is the same.
+        cpus = self.placement.cpus_per_worker + self.rollout.cpus_per_engine
+        shared = of_each(self.placement.workers, cpus, self.placement.gpus_per_worker)
+        return sum(self._own_reservations(), shared)
+
+    def _own_reservations(self) -> list[Reservation]:
+        """One for each frozen model in workers of its own; rewards of one model, run in the same way, share it."""
+        judges = {f"reward:{name}": reward.model for name, reward in self.settings.model_rewards.items()}
+        distinct = {
+            (role in judges, judges.get(role), self.engine_of(role), placement): placement
+            for role, placement in self.own_placements.items()
+        }
+        return [placement.reserves() for placement in distinct.values()]
+
+    def judges(self) -> Iterator[JudgedBy]:
+        yield JudgedBy("environment", self.environment, "dataset")
+        for name, reward in self.settings.rewards.items():
+            yield JudgedBy(f"{self.block}.rewards.{name}", reward, "dataset")
+        for name, monitor in self.monitors.items():
+            yield JudgedBy(f"monitors.{name}", monitor, "dataset")
+        for place, held_out in self.sets_by_place().items():
+            for name, scorer in held_out.scorers.items():
+                yield JudgedBy(f"{place}.scorers.{name}", scorer, f"{place}.dataset")
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        for place, held_out in self.sets_by_place().items():
+            if dataset == f"{place}.dataset" and held_out.sampling is not None:
+                return self.prompt_limit(held_out.sampling, f"{place}.sampling")
+        return super().row_limit(dataset)
+
+    def sets_by_place(self) -> Mapping[str, ValidationSet]:
+        return {path_of_set(name): held_out for name, held_out in self.validation_sets.items()}
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {f"{self.block}.moe_coefficient": self.settings.moe_coefficient}

@@ -1,0 +1,242 @@
+"""Settings of the RL stage. `algorithm` chooses one of the algorithm blocks; the others are not part of the result."""
+
+from __future__ import annotations
+
+from pydantic import model_validator
+
+from rlhf_core.config.environments.environments import require_concurrent
+from rlhf_core.config.numbers import MOST_COMPLETIONS
+from rlhf_core.config.rewards.rewards import require_environment
+from rlhf_core.config.rl.settings import RLSettings
+from rlhf_core.config.stages.trained import require_compatible, require_devices, require_dropout, require_examples
+from rlhf_core.config.stages.validation import path_of_set
+
+
+class RLConfig(RLSettings):
+    """`algorithm` chooses one of the algorithm blocks; the others are ignored."""
+
+    @model_validator(mode="after")
+    def _chosen_block_is_there(self) -> RLConfig:
+        if self.block not in self.blocks:
+            raise ValueError(f"algorithm is {self.algorithm}, but there is no block `{self.block}` beside it; add one")
+        return self
+
+    @model_validator(mode="after")
+    def _minibatches_are_equal(self) -> RLConfig:
+        settings = self.settings
+        completions = self.prompts_per_step * settings.group_size
+        if completions > MOST_COMPLETIONS:
+            raise ValueError(
+                f"prompts_per_step={self.prompts_per_step} x {self.block}.group_size={settings.group_size} are "
+                f"{completions} completions of one step, and the most are {MOST_COMPLETIONS}"
+            )
+        if completions % settings.minibatches:
+            raise ValueError(
+                f"{self.block}.minibatches is {settings.minibatches}, which does not divide the "
+                f"{completions} completions of a step (prompts_per_step x group_size)"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_examples(self) -> RLConfig:
+        settings = self.settings
+        what = f"prompts_per_step x {self.block}.group_size / {self.block}.minibatches"
+        examples = self.prompts_per_step * settings.group_size // settings.minibatches
+        require_examples(examples, what, self.placement)
+        return self
+
+    @model_validator(mode="after")
+    def _devices_run_the_engines(self) -> RLConfig:
+        for role, engine in self.engines_by_role().items():
+            require_devices(engine, self.own_placements.get(role, self.placement))
+        return self
+
+    @model_validator(mode="after")
+    def _engines_serve_the_adapter(self) -> RLConfig:
+        if self.lora is not None and "lm_head" in self.lora.target_modules:
+            raise ValueError("lora.target_modules names lm_head, whose adapters the engines cannot serve; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _policy_is_trained(self) -> RLConfig:
+        critic = self.settings.critic_settings
+        if critic is not None and critic.warmup_steps >= self.steps:
+            raise ValueError(
+                f"{self.block}.critic.warmup_steps is {critic.warmup_steps} of {self.steps} steps: the policy would "
+                "never be trained"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _penalty_can_grow(self) -> RLConfig:
+        overlong = self.settings.shaping.overlong
+        if overlong is not None and overlong.buffer > self.sampling.max_tokens:
+            longest = self.sampling.max_tokens
+            raise ValueError(f"shaping.overlong.buffer is {overlong.buffer}, more than sampling.max_tokens={longest}")
+        return self
+
+    @model_validator(mode="after")
+    def _dropout_is_used(self) -> RLConfig:
+        critic = self.settings.critic_settings
+        require_dropout(self.dropout, lora=self.lora)
+        require_dropout(self.dropout, **{f"{self.block}.critic.lora": critic.lora if critic is not None else None})
+        return self
+
+    @model_validator(mode="after")
+    def _engines_run_the_optimizers(self) -> RLConfig:
+        require_compatible(self.engine_of("policy"), self.settings.optimizer)
+        if self.settings.critic_settings is not None:
+            require_compatible(self.engine_of("critic"), self.settings.critic_settings.optimizer)
+        return self
+
+    @model_validator(mode="after")
+    def _reference_settings_are_used(self) -> RLConfig:
+        kl = self.settings.kl
+        given = {"engine": kl.engine is not None, "offload": kl.offload, "placement": kl.placement is not None}
+        setting = next((name for name, is_given in given.items() if is_given), None)
+        if self.reference_is_base and setting is not None:
+            raise ValueError(
+                f"{self.block}.kl.{setting}: with `lora` the reference is the policy's base with its adapter off, and "
+                "has no weights of its own; leave it out, or name a model as kl.reference"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reference_rounds_as_the_policy(self) -> RLConfig:
+        if not self.settings.uses_reference:
+            return self
+        policy, reference = self.engine_of("policy"), self.engine_of("reference")
+        for name in ("dtype", "attention"):
+            ours, theirs = getattr(policy, name), getattr(reference, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"{self.block}.kl.engine.{name} is {theirs}, but the policy's is {ours}: rounding would count as "
+                    "KL, so that the KL of the policy to itself would not be 0; set both alike"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _validation_has_room(self) -> RLConfig:
+        for place, held_out in self.sets_by_place().items():
+            sampling = held_out.sampling
+            if sampling is not None and sampling.max_tokens >= self.rollout.max_length:
+                raise ValueError(f"{place}.sampling.max_tokens leaves no room for a prompt in rollout.max_length")
+        return self
+
+    @model_validator(mode="after")
+    def _devices_can_be_shared(self) -> RLConfig:
+        if not self.hybrid:
+            return self
+        placement, rollout = self.placement, self.rollout
+        if rollout.gpus_of_engine > 1:
+            raise ValueError("hybrid: an engine shares one worker's device, but rollout spreads each over several GPUs")
+        if placement.workers != rollout.engines:
+            raise ValueError(
+                f"hybrid: each worker shares its device with one engine, but there are placement.workers="
+                f"{placement.workers} and rollout.engines={rollout.engines}; set both to the number of devices"
+            )
+        if placement.gpus_per_worker != rollout.gpus_per_engine or placement.gpus_per_worker > 1:
+            raise ValueError(
+                f"hybrid: placement.gpus_per_worker={placement.gpus_per_worker:g} and rollout.gpus_per_engine="
+                f"{rollout.gpus_per_engine:g} must be the same, 1 at most: it is one GPU that both use"
+            )
+        on_ranks = [engine for role, engine in self.engines_by_role().items() if role not in self.own_placements]
+        if any(engine.offload_parameters for engine in on_ranks):
+            raise ValueError("hybrid: engine.offload_parameters keeps the weights in host memory already; leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def _sampling_may_run_beside_training(self) -> RLConfig:
+        if self.asynchronous is None or not self.max_lag:
+            return self
+        if self.in_flight < self.prompts_per_step:
+            raise ValueError(
+                f"asynchronous.in_flight is {self.in_flight}, less than the {self.prompts_per_step} prompts of a step "
+                "(prompts_per_step)"
+            )
+        if self.rollout.repeatable:
+            raise ValueError(
+                "asynchronous: what is sampled depends on how long each step takes, so that no run repeats to the bit; "
+                "say so with rollout.repeatable: false"
+            )
+        if self.hybrid:
+            raise ValueError("asynchronous: with hybrid, engines sleep while the ranks train; leave one of them out")
+        if self.asynchronous.publish == "in_flight" and self.served_lora is not None:
+            raise ValueError(
+                "asynchronous.publish is in_flight, but a reply continues with the adapter that it was begun with: set "
+                "asynchronous.publish: between_replies, or rollout.serve_adapter: merged"
+            )
+        if self.validation is not None and self.ema_decay is not None:
+            raise ValueError(
+                "asynchronous: a validation of the moving average (ema_decay) would publish it to engines that sample "
+                "what is trained on; leave one of them out"
+            )
+        filtering = self.settings.filtering
+        if filtering is not None and filtering.oversampling != 1:
+            raise ValueError(
+                f"asynchronous: {self.block}.filtering.oversampling has no effect, since sampling never waits for a "
+                "step; raise asynchronous.in_flight instead"
+            )
+        if "mismatch" not in self.settings.model_fields_set:
+            correction = "sequence_filter" if self.block == "gspo" else "truncate"
+            raise ValueError(
+                f"asynchronous: completions are up to max_lag={self.max_lag} updates older than the weights that are "
+                f"trained on them, and nothing corrects for it: give {self.block}.mismatch, such as {{correction: "
+                f"{correction}, low: {0.5 if self.block == 'gspo' else 0.0}, high: 2.0}}, or, to train on them as they "
+                f"are, {self.block}.mismatch: null"
+            )
+        for name, reward in self.settings.model_rewards.items():
+            if reward.placement is None:
+                raise ValueError(
+                    f"asynchronous: {self.block}.rewards.{name} is a reward model on the policy's ranks, which train "
+                    "while completions are judged; give it workers of its own (`placement`)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_explore(self) -> RLConfig:
+        if self.sampling.temperature == 0:
+            raise ValueError("sampling.temperature is 0: greedy rollouts of one prompt are all the same; use 1.0")
+        if self.sampling.truncation:
+            raise ValueError(
+                f"sampling.{self.sampling.truncation[0]}: rollouts are sampled from all tokens, since the policy is "
+                "trained on its own log-probs, not on those of a truncated distribution: ratios, KL and gradient would "
+                "be wrong; leave it out (evaluation and validation take it)"
+            )
+        if self.sampling.max_tokens >= self.rollout.max_length:
+            raise ValueError("sampling.max_tokens leaves no room for a prompt in rollout.max_length; raise the latter")
+        return self
+
+    @model_validator(mode="after")
+    def _environment_gives_rewards(self) -> RLConfig:
+        if not self.has_environment:
+            require_environment(self.settings.rewards, f"{self.block}.rewards")
+            require_environment(self.monitors, "monitors")
+            for name, settings in self.validation_sets.items():
+                require_environment(settings.scorers, f"{path_of_set(name)}.scorers")
+        return self
+
+    @model_validator(mode="after")
+    def _programs_need_not_wait(self) -> RLConfig:
+        require_concurrent(self.environment, self.rollout)
+        return self
+
+    @model_validator(mode="after")
+    def _hinted_episodes_have_room(self) -> RLConfig:
+        teacher = self.settings.teacher
+        if teacher is not None and teacher.hint is not None and self.has_environment:
+            raise ValueError(
+                f"{self.block}.teacher.hint: the turns of an environment may fill rollout.max_length, and leave no "
+                "room for a hint; leave one of them out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rollouts_are_completions(self) -> RLConfig:
+        several = self.environment.most_turns > 1 or self.environment.is_program
+        if self.keep.rollouts_every is not None and several:
+            raise ValueError(
+                "keep.rollouts_every: rollouts are kept as completions of prompts, and an episode of several turns is "
+                "none; leave it out"
+            )
+        return self

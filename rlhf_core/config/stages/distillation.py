@@ -1,0 +1,101 @@
+"""Settings of distillation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, Reads
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import Coefficient, DistillationTemperature, MixtureWeight
+from rlhf_core.config.stages.trained import SupervisedPolicyConfig
+from rlhf_core.config.stages.validation import ConversationsValidation
+
+TEACHER_INPUT = "teacher.model"
+STORED_INPUT = "teacher.top_logprobs"
+
+
+class TeacherConfig(Config):
+    """A frozen model that reads each step's tokens, or what it said of them before."""
+
+    model: Annotated[str | None, Reads("model", optional=True)] = Field(
+        default=None, description="the stage whose model is the teacher, run while the student is trained"
+    )
+    engine: EngineConfig | None = Field(default=None, description="how the teacher is run; none: as the student")
+    top_logprobs: Annotated[tuple[str, ...], Reads("top_logprobs", optional=True)] = Field(
+        default=(), description="in its place: stages `top_logprobs` that have read all rows, trained and held out"
+    )
+
+    @model_validator(mode="after")
+    def _is_one(self) -> Self:
+        if (self.model is None) == (not self.top_logprobs):
+            raise ValueError("name the teacher: either `model`, to run it, or `top_logprobs`, where it was run before")
+        if self.top_logprobs and self.engine is not None:
+            raise ValueError("`engine` is for a teacher that is run here, not for `top_logprobs`; leave it out")
+        return self
+
+
+class DistillationConfig(SupervisedPolicyConfig):
+    """A student learns from a teacher what else could be in the place of each token of assistant turns.
+
+    With p the teacher's distribution and q the student's, both at `temperature` T, the loss is the mean over the
+    trained tokens of T² x divergence + cross_entropy_coefficient x (-log q of the token at temperature 1). T² keeps the
+    size of the divergence's gradient, which falls as 1 / T² (arXiv:1503.02531).
+
+    forward_kl: KL(p || q). reverse_kl: KL(q || p) (arXiv:2306.08543). jensen_shannon: w KL(p || m) + (1 - w) KL(q || m)
+    with w = `teacher_weight` and m = w p + (1 - w) q (arXiv:2306.13649).
+    """
+
+    dataset: Annotated[str, Reads("dataset", format="conversations")] = Field(
+        description="name of an entry of the recipe's `data`, format conversations"
+    )
+    validation: ConversationsValidation | None = Field(
+        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+    )
+    teacher: TeacherConfig = Field(description="what the student learns from")
+    divergence: Literal["forward_kl", "reverse_kl", "jensen_shannon"] = Field(
+        default="forward_kl", description="of the student from the teacher; of stored log-probs it is forward_kl"
+    )
+    teacher_weight: MixtureWeight = Field(default=0.5, description="jensen_shannon: the teacher's share of the mixture")
+    temperature: DistillationTemperature = Field(
+        default=1.0, description="of both distributions; with stored log-probs it is theirs"
+    )
+    cross_entropy_coefficient: Coefficient = Field(
+        default=0.0, description="weight of the usual cross-entropy of the rows' own tokens"
+    )
+
+    @property
+    def frozen_models(self) -> Mapping[str, EngineConfig]:
+        return {} if self.teacher.top_logprobs else {TEACHER_INPUT: self.teacher_engine}
+
+    @property
+    def teacher_engine(self) -> EngineConfig:
+        return self.teacher.engine or self.engine
+
+    @property
+    def stored_inputs(self) -> tuple[str, ...]:
+        """The inputs with stored log-probs of a teacher; none where it is run."""
+        return tuple(f"{STORED_INPUT}.{name}" for name in self.teacher.top_logprobs)
+
+    def unused_fields(self) -> frozenset[str]:
+        unused = set() if self.divergence == "jensen_shannon" else {"teacher_weight"}
+        return super().unused_fields() | unused | ({"temperature"} if self.teacher.top_logprobs else set())
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> Self:
+        if self.divergence != "jensen_shannon" and self.teacher_weight != 0.5:
+            raise ValueError(
+                f"teacher_weight is a setting of jensen_shannon, but the divergence is {self.divergence}; leave it out"
+            )
+        if self.teacher.top_logprobs and self.divergence != "forward_kl":
+            raise ValueError(
+                f"divergence is {self.divergence}, which weighs tokens that teacher.top_logprobs does not have: use "
+                "forward_kl, or run the teacher: teacher.model"
+            )
+        if self.teacher.top_logprobs and self.temperature != 1.0:
+            raise ValueError(
+                "temperature: teacher.top_logprobs are of the temperature that their stage has; set it there"
+            )
+        return self

@@ -1,0 +1,89 @@
+"""pass@1 (greedy) and pass@k (unbiased) of one model on held-out prompts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Reads, since_default
+from rlhf_core.config.engines.rollout import SamplingConfig, require_different
+from rlhf_core.config.environments.environments import AnyEnvironment, SingleTurn, ToleratesFailures, require_concurrent
+from rlhf_core.config.numbers import GroupSize, Samples
+from rlhf_core.config.rewards.rewards import require_environment
+from rlhf_core.config.rewards.scorers import ScorerConfig
+from rlhf_core.config.stages.base import EnginesConfig, JudgedBy
+from rlhf_core.config.texts import JudgeName
+
+
+class EvaluationConfig(EnginesConfig):
+    """Each of `models` is evaluated by a node of its own, NAME.MODEL; another stage evaluates on another dataset."""
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", held_out=True, images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    scorers: dict[JudgeName, ScorerConfig] = Field(
+        min_length=1, description="name -> 0-1 score; the first is the main one"
+    )
+    sampling: SamplingConfig = Field(description="of the sampled completions; pass@1 is greedy")
+    samples: Samples = Field(default=8, description="sampled completions of each prompt, for pass@k; 0: greedy only")
+    pass_at: tuple[GroupSize, ...] = Field(default=(1, 8), description="each k of pass@k")
+    environment: AnyEnvironment = since_default(
+        SingleTurn(),
+        description="what the model talks with, turn by turn; scorers of text judge its last reply; by default "
+        "there is one",
+    )
+    models: Annotated[tuple[str, ...] | None, Reads("model", each="model")] = Field(
+        default=None, description="stages whose models are compared; none: all above that make a model"
+    )
+
+    @model_validator(mode="after")
+    def _models_differ(self) -> EvaluationConfig:
+        if self.models is not None and len(set(self.models)) != len(self.models):
+            raise ValueError(f"models names one twice: {', '.join(self.models)}")
+        if self.models == ():
+            raise ValueError("models is an empty list: name a stage, or leave it out for all that make a model")
+        return self
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> EvaluationConfig:
+        require_different(self.samples, self.sampling)
+        return self
+
+    @model_validator(mode="after")
+    def _enough_samples(self) -> EvaluationConfig:
+        largest = max(self.pass_at, default=1)
+        if largest > 1 and largest > self.samples:
+            raise ValueError(
+                f"pass@{largest} needs at least {largest} samples of each prompt, but samples is {self.samples}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _failures_count(self) -> EvaluationConfig:
+        if isinstance(self.environment, ToleratesFailures) and self.environment.tolerated_failures:
+            raise ValueError(
+                "environment.tolerated_failures: without the episodes that fail, an evaluation would be of other "
+                "prompts; leave it out"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _environment_gives_scores(self) -> EvaluationConfig:
+        if self.environment == SingleTurn():
+            require_environment(self.scorers, "scorers")
+        return self
+
+    @model_validator(mode="after")
+    def _programs_need_not_wait(self) -> EvaluationConfig:
+        require_concurrent(self.environment, self.rollout)
+        return self
+
+    def text_readers_of(self, row: Mapping[str, Any]) -> tuple[str, ...]:
+        return () if self.environment.of_row(row).reads_images else ("environment",)
+
+    def judges(self) -> Iterator[JudgedBy]:
+        yield JudgedBy("environment", self.environment, "dataset")
+        for name, scorer in self.scorers.items():
+            yield JudgedBy(f"scorers.{name}", scorer, "dataset")

@@ -1,0 +1,60 @@
+"""Settings of the stages that keep what a frozen model says of a dataset, for stages that are trained with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated
+
+from pydantic import Field
+
+from rlhf_core.config.base import Reads, Role
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import DistillationTemperature, StoredTokens, TrainedTokens
+from rlhf_core.config.stages.base import HeldModel
+from rlhf_core.config.stages.trained import RanksConfig
+
+
+class ReadingConfig(RanksConfig):
+    """A model that reads a dataset once, which each subclass declares with its format."""
+
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model reads them; none: the last one above that makes a model"
+    )
+    max_length: TrainedTokens = Field(description="longest sequence in tokens, as in the stage that reads the result")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is run, best as its reader")
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        return ((HeldModel("model", self.engine, self.placement),),)
+
+
+class LogprobsConfig(ReadingConfig):
+    """Log-probs of both completions of each preference pair, computed once, for stages that compare with them, and how
+    often the model prefers the chosen one."""
+
+    dataset: Annotated[str, Reads("dataset", format="preferences", only_read=True, images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format preferences"
+    )
+    reference: Annotated[str | None, Reads("logprobs", optional=True)] = Field(
+        default=None,
+        description="another stage `logprobs`, which has read the same pairs: the model is compared with that one's; "
+        "none: it is not",
+    )
+
+    @property
+    def makes(self) -> Role:
+        return "logprobs"
+
+
+class TopLogprobsConfig(ReadingConfig):
+    """The most probable tokens in the place of each trained token of conversations, with their log-probs, computed
+    once, for students that learn from them."""
+
+    dataset: Annotated[str, Reads("dataset", format="conversations", only_read=True)] = Field(
+        description="name of an entry of the recipe's `data`, format conversations"
+    )
+    k: StoredTokens = Field(default=64, description="how many tokens in each place; all, if the vocabulary has no more")
+    temperature: DistillationTemperature = Field(default=1.0, description="of the distribution, and of its student's")
+
+    @property
+    def makes(self) -> Role:
+        return "top_logprobs"

@@ -1,0 +1,66 @@
+"""Rounds of one recipe: each starts from the model that was accepted last, on prompts that no round had before."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from rlhf_core.config.base import Config, Reads, Role
+from rlhf_core.config.numbers import Margin, Rows
+from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.config.texts import JudgeName
+
+ACCEPTED = (
+    "accepted"  # what the stages of a loop call the model that was accepted last, and the alias that points at it
+)
+
+
+class GateConfig(Config):
+    """Accepts a candidate that is not worse than the accepted model, prompt by prompt of one evaluation of both."""
+
+    evaluation: str = Field(default="evaluation", description="the stage that evaluates `accepted` and the candidate")
+    scorer: JudgeName | None = Field(default=None, description="that is compared; none: the evaluation's first")
+    completions: Literal["greedy", "sampled"] = Field(
+        default="greedy", description="the score of each prompt's greedy completion, or the mean of its sampled ones"
+    )
+    margin: Margin = Field(
+        default=0.0,
+        description="how much lower the mean score may be at the lower end of the 95 % interval of the difference; "
+        "less than 0: how much higher it must be",
+    )
+
+
+class LoopConfig(Config):
+    """The recipe is run in rounds. Its stages call the model that was accepted last `accepted`."""
+
+    start: str = Field(description="the stage whose model is `accepted` until a candidate is")
+    candidate: str = Field(description="the stage whose model a round offers")
+    prompts: str = Field(description="an entry of `data`, format prompts: each round has rows that none had before")
+    prompts_per_round: Rows = Field(description="how many of them")
+    gate: GateConfig = Field(default=GateConfig(), description="which candidates are accepted")
+
+
+class RoundPromptsConfig(StageConfig):
+    """A round's prompts, which the pipeline takes from the loop's: the first that no earlier round had."""
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", images=True)] = Field(description="the loop's prompts")
+    previous: Annotated[str | None, Reads("dataset", optional=True)] = Field(
+        default=None, description="the prompts of the round before"
+    )
+    count: Rows = Field(description="rows that a round has")
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"
+
+
+class RoundConfig(StageConfig):
+    """The end of a round, which the pipeline adds: what it was made of, and whether its candidate is accepted."""
+
+    accepted: Annotated[str, Reads("model")] = Field(description="the model that the round started from")
+    candidate: Annotated[str, Reads("model")] = Field(description="the model that it offers")
+    prompts: Annotated[str, Reads("dataset")] = Field(description="the prompts that it used")
+    accepted_evaluation: Annotated[str, Reads("evaluation")] = Field(description="of the accepted model")
+    candidate_evaluation: Annotated[str, Reads("evaluation")] = Field(description="of the candidate")
+    gate: GateConfig = Field(description="which candidates are accepted")

@@ -1,0 +1,32 @@
+"""Settings of nodes that compute no model: an existing artifact, and the report."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from rlhf_core.config.base import operational
+from rlhf_core.config.data.dataset import OnOverlap
+from rlhf_core.config.numbers import ShownPrompts
+from rlhf_core.config.stages.base import NamedStageConfig, StageConfig
+from rlhf_core.config.texts import NonEmpty
+
+
+class ArtifactConfig(NamedStageConfig):
+    """An artifact that exists already. It is looked up when the run is planned; nothing is computed."""
+
+    ref: NonEmpty = Field(
+        description="stage/key as `alignment artifacts` prints it (some digits of the key suffice), or an alias: "
+        "`model/alias`, or `alias` where only one model has it"
+    )
+    on_overlap: OnOverlap = operational(
+        "error", description="where it is a dataset: of a row that is trained on and has a prompt that is evaluated on"
+    )
+
+    @property
+    def compares_overlap(self) -> bool:
+        return self.on_overlap == "error"
+
+
+class ReportConfig(StageConfig):
+    title: str = Field(default="", description="of the page; empty: `Alignment run`, and the recipe's name")
+    samples: ShownPrompts = Field(default=12, description="prompts whose answers are shown, before and after")

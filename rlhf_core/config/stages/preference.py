@@ -1,0 +1,49 @@
+"""Settings of preference learning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Reads
+from rlhf_core.config.stages.preference_losses import PreferenceLossConfig
+from rlhf_core.config.stages.reference_model import PairReferenceConfig, ReferencedConfig
+from rlhf_core.config.stages.validation import PairsWithImagesValidation
+from rlhf_core.config.texts import JudgeName
+
+
+class PreferenceConfig(ReferencedConfig):
+    """Preference pairs, learned without a reward model: DPO and its kin. `batch_size` counts pairs."""
+
+    dataset: Annotated[str, Reads("dataset", format="preferences", images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format preferences"
+    )
+    validation: PairsWithImagesValidation | None = Field(
+        default=None, description="held-out rows whose loss is measured while it trains; none: the last weights"
+    )
+    losses: dict[JudgeName, PreferenceLossConfig] = Field(
+        min_length=1, description="name -> loss; their weighted sum is minimised, and the first one's rewards are shown"
+    )
+    reference: PairReferenceConfig = Field(
+        default=PairReferenceConfig(), description="what the policy is compared with"
+    )
+
+    @property
+    def uses_reference(self) -> bool:
+        return any(loss.uses_reference for loss in self.losses.values())
+
+    @property
+    def runs_reference(self) -> bool:
+        return self.uses_reference and not self.reference.logprobs
+
+    @model_validator(mode="after")
+    def _reference_is_one(self) -> Self:
+        run_here = {"model": None, "engine": None, "offload": False}
+        given = [name for name, default in run_here.items() if getattr(self.reference, name) != default]
+        if self.reference.logprobs and given:
+            raise ValueError(
+                f"reference.{given[0]} is for a reference that is run here, and reference.logprobs for one that was "
+                "run before; leave one of them out"
+            )
+        return self

@@ -1,0 +1,190 @@
+"""Every loss of preference pairs there is.
+
+A new one is a file in rlhf_core/losses/preference, its config class, and one line here.
+
+With r = log p(completion | prompt) - log p_reference(completion | prompt), each loss is of the two rewards beta r of a
+pair, chosen and rejected, or, where it has no reference, of beta log p.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.numbers import (
+    Coefficient,
+    DivergenceAlpha,
+    ExoSmoothing,
+    LabelSmoothing,
+    PositiveCoefficient,
+    PreferenceBeta,
+    RobustSmoothing,
+)
+from rlhf_core.config.typed import TypedConfig
+
+
+class PreferenceLossConfig(TypedConfig):
+    """One loss of the weighted sum that a preference stage minimises."""
+
+    family: ClassVar[str] = "preference loss"
+    uses_reference: ClassVar[bool] = False
+
+    weight: PositiveCoefficient = Field(default=1.0, description="factor of this loss in the sum")
+
+    @classmethod
+    def classes(cls) -> Mapping[str, type[Self]]:
+        return {kind: entry.config for kind, entry in PREFERENCE_LOSSES.items() if issubclass(entry.config, cls)}
+
+
+def _beta(default: float, description: str) -> Any:
+    return Field(default=default, description=description)
+
+
+class ReferenceLoss(PreferenceLossConfig):
+    """Of log-prob ratios to the reference."""
+
+    family: ClassVar[str] = "preference loss with a reference"
+    uses_reference: ClassVar[bool] = True
+
+    beta: PreferenceBeta = _beta(0.1, "how strongly the policy is held to the reference: a reward is beta r")
+    logprobs: Literal["sum", "mean"] = Field(
+        default="sum", description="of a completion: the sum over its tokens, or, normalised by length, their mean"
+    )
+
+
+class DivergenceLoss(ReferenceLoss):
+    """Of the difference of the two rewards, which an f-divergence to the reference defines, arXiv:2309.16240."""
+
+    family: ClassVar[str] = "preference loss with a divergence"
+
+    divergence: Literal["reverse_kl", "forward_kl", "js", "alpha"] = Field(
+        default="reverse_kl",
+        description="what holds the policy to the reference; with u = exp(r) the reward is beta log u, -beta / u, "
+        "beta log(2 u / (1 + u)) or beta (1 - u^-alpha) / alpha",
+    )
+    alpha: DivergenceAlpha | None = Field(default=None, description="of the alpha-divergence")
+
+    @model_validator(mode="after")
+    def _alpha_is_used(self) -> Self:
+        if (self.divergence == "alpha") != (self.alpha is not None):
+            raise ValueError(
+                "divergence alpha needs a setting `alpha` between 0 and 1"
+                if self.alpha is None
+                else f"alpha is {self.alpha:g}, but the divergence is {self.divergence}; set `divergence: alpha`"
+            )
+        return self
+
+
+class DPOConfig(DivergenceLoss):
+    """-(1 - s) log sigmoid(d) - s log sigmoid(-d) of the rewards' difference d: DPO, eq. 7 of arXiv:2305.18290; with
+    label smoothing s conservative DPO."""
+
+    type: Literal["dpo"]
+    label_smoothing: LabelSmoothing = Field(default=0.0, description="share of the pairs that are labelled wrongly")
+
+
+class RobustDPOConfig(DivergenceLoss):
+    """(-(1 - s) log sigmoid(d) + s log sigmoid(-d)) / (1 - 2 s), unbiased where a share s of the labels is wrong,
+    arXiv:2403.00409."""
+
+    type: Literal["robust_dpo"]
+    label_smoothing: RobustSmoothing = Field(description="share of the pairs that are labelled wrongly")
+
+
+class IPOConfig(ReferenceLoss):
+    """(r_chosen - r_rejected - 1 / (2 beta))^2, eq. 17 of arXiv:2310.12036, there with `logprobs: sum`."""
+
+    type: Literal["ipo"]
+
+
+class HingeConfig(DivergenceLoss):
+    """max(0, 1 - d) of the rewards' difference d, that of SLiC (arXiv:2305.10425) on log-prob ratios,
+    arXiv:2309.06657."""
+
+    type: Literal["hinge"]
+
+
+class EXOConfig(DivergenceLoss):
+    """Reverse KL from the labels, smoothed to (1 - s, s), to the softmax of the rewards, eq. 16 of arXiv:2402.00856."""
+
+    type: Literal["exo"]
+    label_smoothing: ExoSmoothing = Field(default=1e-3, description="probability that is given to the rejected one")
+
+
+class APOZeroConfig(ReferenceLoss):
+    """(1 - sigmoid(chosen)) + sigmoid(rejected) of the rewards: raises the one and lowers the other,
+    arXiv:2408.06266."""
+
+    type: Literal["apo_zero"]
+
+
+class APODownConfig(ReferenceLoss):
+    """sigmoid(chosen) + (1 - sigmoid(chosen - rejected)) of the rewards: lowers both, the rejected one more,
+    arXiv:2408.06266. For a model that is better than its data."""
+
+    type: Literal["apo_down"]
+
+
+class SPPOConfig(ReferenceLoss):
+    """(r_chosen - 1 / (2 beta))^2 + (r_rejected + 1 / (2 beta))^2, arXiv:2405.00675 with eta = 1 / beta."""
+
+    type: Literal["sppo"]
+
+
+class SimPOConfig(PreferenceLossConfig):
+    """-log sigmoid(beta (m_chosen - m_rejected) - margin) of mean log-probs m of tokens, eq. 6 of arXiv:2405.14734."""
+
+    type: Literal["simpo"]
+    beta: PreferenceBeta = _beta(2.0, "a reward is beta times the mean log-prob of the tokens")
+    margin: Coefficient = Field(default=1.0, description="how far apart the two rewards should be at least")
+
+
+class ORPOConfig(PreferenceLossConfig):
+    """Mean -log p of the chosen completion's tokens - beta log sigmoid(log odds ratio), eqs. 6 and 7 of
+    arXiv:2403.07691; the odds are p / (1 - p) of p = exp(mean log-prob of the tokens)."""
+
+    type: Literal["orpo"]
+    beta: PreferenceBeta = _beta(0.1, "weight of the odds ratio beside the chosen completion's likelihood")
+
+
+class CPOConfig(PreferenceLossConfig):
+    """-log sigmoid(beta (log p_chosen - log p_rejected)) + mean -log p of the chosen completion's tokens,
+    arXiv:2401.08417."""
+
+    type: Literal["cpo"]
+    beta: PreferenceBeta = _beta(0.1, "a reward is beta times the log-prob of the completion")
+
+
+class NLLConfig(PreferenceLossConfig):
+    """Mean -log p of the chosen completion's tokens, beside another loss: keeps its likelihood from falling."""
+
+    type: Literal["nll"]
+
+
+@dataclass(frozen=True, slots=True)
+class PreferenceLossEntry:
+    config: type[PreferenceLossConfig]
+    implementation: str  # "package.module:Class", a preference_losses.base.PreferenceLoss; imported where it computes
+
+
+def _entry(config: type[PreferenceLossConfig], place: str) -> PreferenceLossEntry:
+    return PreferenceLossEntry(config, f"rlhf_core.losses.preference.{place}")
+
+
+PREFERENCE_LOSSES: dict[str, PreferenceLossEntry] = {
+    "dpo": _entry(DPOConfig, "dpo:DPO"),
+    "robust_dpo": _entry(RobustDPOConfig, "robust_dpo:RobustDPO"),
+    "ipo": _entry(IPOConfig, "ipo:IPO"),
+    "hinge": _entry(HingeConfig, "hinge:Hinge"),
+    "exo": _entry(EXOConfig, "exo:EXO"),
+    "apo_zero": _entry(APOZeroConfig, "apo:APOZero"),
+    "apo_down": _entry(APODownConfig, "apo:APODown"),
+    "sppo": _entry(SPPOConfig, "sppo:SPPO"),
+    "simpo": _entry(SimPOConfig, "simpo:SimPO"),
+    "orpo": _entry(ORPOConfig, "orpo:ORPO"),
+    "cpo": _entry(CPOConfig, "cpo:CPO"),
+    "nll": _entry(NLLConfig, "nll:NLL"),
+}

@@ -1,0 +1,97 @@
+"""The reference of supervised training: the frozen model that a loss compares the policy with."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, Reads, operational
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.trained import SupervisedPolicyConfig
+
+REFERENCE_INPUT = "reference.model"
+
+
+class ReferenceConfig(Config):
+    model: Annotated[str | None, Reads("model", optional=True)] = Field(
+        default=None, description="the stage whose model is the reference; none: the model that training starts from"
+    )
+    engine: EngineConfig | None = Field(default=None, description="how the reference is run; none: as the policy")
+    offload: bool = operational(
+        False, description="keep the reference's weights in host memory, except while it computes"
+    )
+
+
+class PairReferenceConfig(ReferenceConfig):
+    logprobs: Annotated[tuple[str, ...], Reads("logprobs", optional=True)] = Field(
+        default=(),
+        description="stages `logprobs` that have read all pairs, trained and held out, with the reference; none: it "
+        "reads them while training",
+    )
+
+
+class ReferencedConfig(SupervisedPolicyConfig):
+    """A policy that is trained against a reference, if its loss has one."""
+
+    reference: ReferenceConfig = Field(default=ReferenceConfig(), description="what the policy is compared with")
+    dropout: bool = Field(
+        default=False,
+        description="train with the dropout and router noise of the model's config.json, and with that of an adapter: "
+        "then a policy that equals its reference does not agree with it",
+    )
+
+    @property
+    @abstractmethod
+    def uses_reference(self) -> bool:
+        """Whether the loss has a reference."""
+
+    @property
+    def runs_reference(self) -> bool:
+        """Whether training runs the reference itself."""
+        return self.uses_reference
+
+    @property
+    def reference_engine(self) -> EngineConfig:
+        return self.reference.engine or self.engine
+
+    @property
+    def reference_is_base(self) -> bool:
+        """Whether the reference is the policy's own base with the adapter switched off."""
+        return self.runs_reference and self.lora is not None and self.reference.model is None
+
+    @property
+    def frozen_models(self) -> Mapping[str, EngineConfig]:
+        copied = self.runs_reference and not self.reference_is_base
+        start = "model" if self.reference.model is None else REFERENCE_INPUT
+        return {start: self.reference_engine} if copied else {}
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        read = self.runs_reference and self.reference.model is not None
+        return {REFERENCE_INPUT: (REFERENCE_INPUT, "name another model, or leave it out")} if read else {}
+
+    def unused_fields(self) -> frozenset[str]:
+        return super().unused_fields() | (frozenset() if self.uses_reference else frozenset({"reference"}))
+
+    @model_validator(mode="after")
+    def _reference_is_used(self) -> Self:
+        if not self.uses_reference and self.reference != type(self.reference)():
+            raise ValueError("there is a block `reference`, but no loss has a reference: leave it out")
+        given = {"engine": self.reference.engine is not None, "offload": self.reference.offload}
+        setting = next((name for name, is_given in given.items() if is_given), None)
+        if self.reference_is_base and setting is not None:
+            raise ValueError(
+                f"reference.{setting}: with `lora` the reference is the policy's base with its adapter off, and has no "
+                "weights of its own; leave it out, or name a model as reference.model"
+            )
+        for name in ("dtype", "attention"):
+            ours, theirs = getattr(self.engine, name), getattr(self.reference_engine, name)
+            if ours != theirs:
+                raise ValueError(
+                    f"reference.engine.{name} is {theirs}, but the policy's is {ours}: rounding would count as a "
+                    "preference; set both alike"
+                )
+        return self

@@ -1,0 +1,119 @@
+"""Settings of the stages that train a reward model: by pairs, by rewards to predict, by labels of single steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Annotated, Any, ClassVar
+
+from pydantic import Field
+
+from rlhf_core.config.base import Reads, Role
+from rlhf_core.config.numbers import LARGEST_REWARD, Coefficient
+from rlhf_core.config.stages.base import MERGE_COPIES
+from rlhf_core.config.stages.trained import LoraConfig, SupervisedConfig
+from rlhf_core.config.stages.validation import CompletionsValidation, PairsValidation, StepwiseValidation
+from rlhf_core.errors import ConversationError
+
+
+def _dataset(data_format: str) -> Any:
+    return Field(description=f"name of an entry of the recipe's `data`, format {data_format}")
+
+
+def _validation(judged: str) -> Any:
+    return Field(
+        default=None,
+        description="held-out rows whose loss is measured while it trains; none: the last weights, judged by 5 % of "
+        f"the {judged}, held out; else all rows of the dataset are trained on, and rewards are normalised by those of "
+        "the held-out ones",
+    )
+
+
+def held_out_rows(rows: int) -> int:
+    """How many of the rows a reward model without `validation` is judged by: 5 %, at least 2, of whose rewards there is
+    a deviation, and at most 2000, which are enough to know an accuracy to a percent."""
+    return max(2, math.ceil(min(0.05 * rows, 2000)))
+
+
+class SupervisedRewardConfig(SupervisedConfig):
+    """A supervised run whose result is a reward model."""
+
+    lora: LoraConfig | None = Field(default=None, description="train an adapter, merged at the end; none: all weights")
+
+    @property
+    def makes(self) -> Role:
+        return "reward_model"
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
+
+    def num_steps(self, rows: int | None) -> int | None:
+        held_out = held_out_rows(rows) if rows is not None and self.validation is None else 0
+        return super().num_steps(None if rows is None else rows - held_out)
+
+    def splits_by_prompt(self, dataset: str) -> bool:
+        return self.validation is None and dataset == "dataset"
+
+    @property
+    def input_copies(self) -> float:
+        return MERGE_COPIES if self.lora is not None else 0.0
+
+
+class RewardModelConfig(SupervisedRewardConfig):
+    """Preference pairs, Bradley-Terry: -log sigmoid of the difference of rewards, which is also known as logexp.
+
+    `batch_size` counts pairs.
+    """
+
+    dataset: Annotated[str, Reads("dataset", format="preferences")] = _dataset("preferences")
+    validation: PairsValidation | None = _validation("pairs")
+    language_model_coefficient: Coefficient = Field(
+        default=0.0, description="weight of the language-model loss on chosen completions"
+    )
+    centring_coefficient: Coefficient = Field(
+        default=0.0, description="weight of (chosen reward + rejected reward)^2, which keeps the mean of rewards near 0"
+    )
+
+
+class RewardRegressionConfig(SupervisedRewardConfig):
+    """Completions with rewards, which the model learns to predict: the mean of (reward - given reward)^2, as in
+    HelpSteer2, arXiv:2406.08673. `batch_size` counts completions.
+    """
+
+    LABELLED: ClassVar[str] = "completion has the reward"
+
+    dataset: Annotated[str, Reads("dataset", format="completions")] = _dataset("completions")
+    validation: CompletionsValidation | None = _validation("prompts")
+
+    def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        if any("reward" not in completion for completion in row["completions"]):
+            raise ConversationError("a completion has no `reward`, which is what is learned")
+        rewards = [abs(completion["reward"]) for completion in row["completions"]]
+        if (largest := max(rewards, default=0.0)) > LARGEST_REWARD:
+            raise ConversationError(
+                f"a completion has the reward {largest:g}, and no reward is larger than {LARGEST_REWARD:,.0f}: scale "
+                "rewards down"
+            )
+        return row
+
+
+class ProcessRewardModelConfig(SupervisedRewardConfig):
+    """Completions whose steps are labelled, right or wrong or how likely right, arXiv:2305.20050 and 2312.08935.
+
+    With r the reward at the last token of a step and y its label: -y log sigmoid(r) - (1 - y) log sigmoid(-r), the mean
+    over all labelled steps of the batch. `batch_size` counts completions.
+    """
+
+    LABELLED: ClassVar[str] = "step has the label"
+
+    dataset: Annotated[str, Reads("dataset", format="stepwise")] = _dataset("stepwise")
+    validation: StepwiseValidation | None = _validation("rows")
+    separator: str = Field(
+        default="\n", min_length=1,
+        description="text that joins the steps; a reward `process_reward_model` of it must have the same",
+    )  # fmt: skip
+
+    def as_read(self, row: Mapping[str, Any]) -> Mapping[str, Any]:
+        """With the separator, which the rows of a dataset have not."""
+        return {**row, "separator": self.separator}

@@ -1,0 +1,265 @@
+"""Settings of sampling as a stage, and of what is made of the samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import reduce
+from operator import or_
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import AfterValidator, Field, model_validator
+
+from rlhf_core.config.base import Config, Reads, Role, operational, since_default
+from rlhf_core.config.engines.placement import Placement, Reservation
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import Decimals, GroupSize, Reward, RewardGap
+from rlhf_core.config.rewards.judges import PairJudgeConfig
+from rlhf_core.config.rewards.rewards import CompletionReward, ModelReward, TextReward
+from rlhf_core.config.stages.base import EnginesConfig, HeldModel, JudgedBy, NamedStageConfig
+from rlhf_core.config.stages.trained import require_devices
+from rlhf_core.config.texts import JudgeName
+
+
+class ComparedConfig(Config):
+    model: Annotated[str, Reads("model")] = Field(description="the stage whose model it is")
+
+
+class GenerateConfig(EnginesConfig):
+    """Samples completions of every prompt of a dataset, with log-probs and rewards, as a dataset of its own."""
+
+    made_format: ClassVar[str] = "completions"
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model samples; none: the last one above that makes a model"
+    )
+    samples: GroupSize = Field(default=8, description="completions of each prompt")
+    rewards: dict[JudgeName, CompletionReward] = Field(
+        default={}, description="name -> reward of each completion, and its weight in their sum, `reward`"
+    )
+    reference: ComparedConfig | None = since_default(
+        None, description="the model to which the KL of the completions is measured; none: it is not"
+    )
+    keep_tokens: bool = Field(default=False, description="write the log-prob of each token beside the tokens")
+    engine: EngineConfig = Field(
+        default=EngineConfig(),
+        description="how models are run that read the completions: reward models, and for `reference` both models",
+    )
+    placement: Placement = operational(
+        Placement, description="what the workers of such a model reserve, one model at a time, after the engines"
+    )
+    prompts_per_call: GroupSize = operational(256, description="prompts that the engines are given at a time")
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"
+
+    @property
+    def prompts_of(self) -> str:
+        return self.dataset
+
+    @property
+    def text_rewards(self) -> dict[str, TextReward]:
+        """Those of `rewards` that need the text of completions alone."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, TextReward)}
+
+    @property
+    def model_rewards(self) -> dict[str, ModelReward]:
+        """Those of `rewards` that a reward model gives."""
+        return {name: reward for name, reward in self.rewards.items() if isinstance(reward, ModelReward)}
+
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """Reward models are trained on text alone."""
+        return tuple(f"rewards.{name}" for name in self.model_rewards)
+
+    @property
+    def readers(self) -> Mapping[str, tuple[EngineConfig, Placement]]:
+        """How and where each model is run that reads the completions, by the setting that has it."""
+        run = {
+            f"rewards.{name}": (reward.engine or self.engine, reward.placement or self.placement)
+            for name, reward in self.model_rewards.items()
+        }
+        return run if self.reference is None else run | {"reference": (self.engine, self.placement)}
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        """One at a time."""
+        run = self.readers.items()
+        return [(HeldModel(f"{name}.model", engine, placement),) for name, (engine, placement) in run]
+
+    @property
+    def token_readers(self) -> Mapping[str, tuple[str, str]]:
+        read = self.reference is not None
+        return {"reference.model": ("reference.model", "name another model, or leave it out")} if read else {}
+
+    def reserves(self) -> Reservation:
+        """The engines end before a model reads, and each model before the next."""
+        return reduce(or_, (placement.reserves() for _, placement in self.readers.values()), super().reserves())
+
+    def unused_fields(self) -> frozenset[str]:
+        return super().unused_fields() | (set() if self.readers else {"engine"})
+
+    def judges(self) -> Iterator[JudgedBy]:
+        for name, reward in self.rewards.items():
+            yield JudgedBy(f"rewards.{name}", reward, "dataset")
+
+    @model_validator(mode="after")
+    def _samples_differ(self) -> Self:
+        if self.samples > 1 and self.sampling.temperature == 0:
+            raise ValueError(
+                f"sampling.temperature is 0, so that all {self.samples} completions of a prompt would be alike; set a "
+                "temperature such as 1.0, or samples: 1"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _every_completion_has_a_reward(self) -> Self:
+        for name, reward in self.rewards.items():
+            if isinstance(reward, TextReward) and reward.tolerated_failures:
+                raise ValueError(f"rewards.{name}: every completion needs its reward: leave `tolerated_failures` out")
+        return self
+
+    @model_validator(mode="after")
+    def _kl_is_of_the_model(self) -> Self:
+        other = "temperature" if self.sampling.temperature != 1 else next(iter(self.sampling.truncation), None)
+        if self.reference is not None and other is not None:
+            raise ValueError(
+                f"reference: the KL of a model is measured on samples of the model itself, but sampling.{other} makes "
+                "them those of another distribution: leave it out, or measure the KL in another stage `generate`"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _readers_are_there(self) -> Self:
+        given = {"engine": self.engine != EngineConfig(), "placement": self.placement != Placement()}
+        setting = next((name for name, is_given in given.items() if is_given), None)
+        if not self.readers and setting is not None:
+            raise ValueError(
+                f"{setting} is for models that read the completions, but there is no reward of a reward model and no "
+                "`reference`: leave it out (`rollout` has the settings of the engines)"
+            )
+        for engine, placement in self.readers.values():
+            require_devices(engine, placement)
+        return self
+
+
+class _FromDataset(NamedStageConfig):
+    """Makes a dataset of another, its `dataset`, which each subclass declares with its format."""
+
+    dataset: str
+
+    @property
+    def makes(self) -> Role:
+        return "dataset"
+
+    @property
+    def prompts_of(self) -> str:
+        return self.dataset
+
+
+class FromCompletions(_FromDataset):
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True, images=True)] = Field(
+        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
+    )
+    drop_truncated: bool = Field(
+        default=False,
+        description="leave out completions that were cut at `max_tokens`; else they are used, and no end is trained",
+    )
+
+    @property
+    def reads_rewards(self) -> bool:
+        """Whether each completion needs one."""
+        return True
+
+
+class PairsConfig(FromCompletions):
+    """Preference pairs out of completions with rewards. Equal texts count once; empty ones are left out."""
+
+    made_format: ClassVar[str] = "preferences"
+
+    select: Literal["best_worst", "all"] = Field(
+        default="best_worst",
+        description="one pair a prompt, of the highest and the lowest reward; or all pairs, which with `judge` need no "
+        "rewards",
+    )
+    margin: RewardGap = Field(default=0.0, description="two rewards must be further apart than this")
+    judge: PairJudgeConfig | None = Field(
+        default=None, description="a model that decides which of a pair is better; none: the rewards do"
+    )
+
+    @property
+    def reads_rewards(self) -> bool:
+        return self.judge is None or self.select == "best_worst"
+
+    @property
+    def text_readers(self) -> tuple[str, ...]:
+        """A judge is asked in text, and knows no more of a pair than that: it would compare answers about an image that
+        it does not see."""
+        return () if self.judge is None else ("judge",)
+
+    @model_validator(mode="after")
+    def _one_decides(self) -> Self:
+        if self.judge is not None and self.margin:
+            raise ValueError("with `judge` the rewards do not decide: leave `margin` out")
+        return self
+
+
+class UnpairedConfig(FromCompletions):
+    """Completions labelled by their rewards, for KTO. Equal texts count once; empty ones are left out."""
+
+    made_format: ClassVar[str] = "unpaired"
+
+    # Without images: nothing could read the result, since KTO reads text alone.
+    dataset: Annotated[str, Reads("dataset", format="completions", only_read=True)] = Field(
+        description="a stage `generate`, or an entry of the recipe's `data`, format completions"
+    )
+    threshold: Reward = Field(description="completions of this reward or more are good, those of less are bad")
+    margin: RewardGap = Field(default=0.0, description="rewards that are closer to the threshold are left out")
+
+
+class BestOfNConfig(FromCompletions):
+    """The completion of each prompt with the highest reward, as a conversation: rejection sampling."""
+
+    made_format: ClassVar[str] = "conversations"
+
+    least_reward: Reward | None = Field(
+        default=None, description="prompts whose best has less are left out; none: all are kept"
+    )
+
+
+REWARD_PLACE = "{reward}"
+
+
+def _has_one_place(text: str) -> str:
+    if text.count(REWARD_PLACE) != 1:
+        raise ValueError(f"{text[:80]!r} must have {REWARD_PLACE} once: the reward is written there")
+    return text
+
+
+class _Condition(Config):
+    """How a reward is written into a prompt, the same way for training and for sampling."""
+
+    text: Annotated[str, AfterValidator(_has_one_place)] = Field(
+        default=f"\nReward: {REWARD_PLACE}",
+        description=f"what is added to the last message of the user; the reward stands in place of {REWARD_PLACE}",
+    )
+    decimals: Decimals = Field(default=1, description="of the reward, as it is written")
+
+
+class ConditionalConfig(FromCompletions, _Condition):
+    """Each completion as a conversation whose prompt says its reward: for conditional SFT."""
+
+    made_format: ClassVar[str] = "conversations"
+
+
+class ConditionalPromptsConfig(_FromDataset, _Condition):
+    """Prompts that ask a model, trained by conditional SFT, for completions of one reward."""
+
+    made_format: ClassVar[str] = "prompts"
+
+    dataset: Annotated[str, Reads("dataset", format="prompts", only_read=True, images=True)] = Field(
+        description="name of an entry of the recipe's `data`, format prompts"
+    )
+    reward: Reward = Field(description="that is asked for: mostly the highest that was trained on")

@@ -1,0 +1,280 @@
+"""Settings shared by every stage that trains: optimizer, precision, sharding, adapters, placement."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Annotated, ClassVar, Literal, Self
+
+from pydantic import Field, model_validator
+
+from rlhf_core.config.base import Config, Dtype, Reads, Role, operational
+from rlhf_core.config.engines.placement import Placement, Reservation
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.numbers import (
+    BatchSize,
+    Beta,
+    Coefficient,
+    Decay,
+    Dropout,
+    Epochs,
+    GradientNorm,
+    Iterations,
+    LearningRate,
+    LoraAlpha,
+    LoraRank,
+    Processes,
+    Share,
+    Steps,
+    TrainedTokens,
+    WeightDecay,
+)
+from rlhf_core.config.stages.base import HeldModel, NamedStageConfig, RowLimit, SeededConfig
+from rlhf_core.config.stages.checkpoint import CheckpointConfig
+from rlhf_core.config.stages.validation import SupervisedValidationConfig
+from rlhf_core.config.texts import NonEmpty
+
+
+class MuonConfig(Config):
+    """Momentum whose matrices are orthogonalised by Newton-Schulz iterations, arXiv:2502.16982."""
+
+    momentum: Decay = Field(default=0.95, description="decay of the mean of the gradient")
+    nesterov: bool = Field(default=True, description="look one step ahead along the momentum")
+    ns_steps: Iterations = Field(default=5, description="Newton-Schulz iterations")
+    scale: Literal["match_rms_adamw", "original"] = Field(
+        default="match_rms_adamw",
+        description="of an update, by its matrix's shape (A, B): 0.2 sqrt(max(A, B)), so that AdamW's learning rate "
+        "fits, or sqrt(max(1, A / B))",
+    )
+    adamw_learning_rate: LearningRate | None = Field(
+        default=None, description="of the weights that AdamW trains; none: the same"
+    )
+
+
+class OptimizerConfig(Config):
+    name: Literal["adamw", "muon"] = Field(
+        default="adamw",
+        description="muon trains the matrices of the hidden layers; AdamW embeddings, heads, vectors, stacked experts",
+    )
+    muon: MuonConfig | None = Field(default=None, description="settings of Muon; none: its defaults")
+    learning_rate: LearningRate = Field(description="the highest, after the warm-up")
+    betas: tuple[Beta, Beta] = Field(
+        default=(0.9, 0.95), description="decay of the mean and of the square of the gradient"
+    )
+    weight_decay: WeightDecay = Field(default=0.0, description="decoupled")
+    schedule: Literal["constant", "linear", "cosine"] = Field(
+        default="cosine", description="of the learning rate after the warm-up"
+    )
+    warmup_share: Share = Field(default=0.05, description="share of the steps in which the rate rises from zero")
+    final_learning_rate_share: Share = Field(default=0.1, description="of the highest rate, at the end")
+    max_gradient_norm: GradientNorm = Field(default=1.0, description="a longer gradient is scaled down to this")
+    max_skipped_updates: Steps = operational(
+        3, description="updates skipped in a row, since their gradient was not finite, that end the run"
+    )
+
+    @model_validator(mode="after")
+    def _settings_are_used(self) -> OptimizerConfig:
+        if self.learning_rate * self.weight_decay >= 1:
+            raise ValueError(
+                f"learning_rate={self.learning_rate:g} x weight_decay={self.weight_decay:g} is 1 or more: a step would "
+                "take all of the weights away; lower one of them"
+            )
+        unfallen = type(self).model_fields["final_learning_rate_share"].default
+        if self.schedule == "constant" and self.final_learning_rate_share != unfallen:
+            raise ValueError(
+                f"final_learning_rate_share is {self.final_learning_rate_share:g}, but the schedule is constant, which "
+                "never falls; leave it out, or set `schedule: linear` or cosine"
+            )
+        if self.muon is not None and self.name != "muon":
+            raise ValueError(f"there is a block `muon`, but the optimizer is {self.name}; set `name: muon`")
+        return self
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset() if self.name == "muon" else frozenset({"muon"})
+
+
+class LoraConfig(Config):
+    rank: LoraRank = Field(description="of the adapter's matrices")
+    alpha: LoraAlpha = Field(default=32.0, description="the adapter's output is scaled by alpha / rank")
+    dropout: Dropout = Field(default=0.0, description="before the adapter")
+    target_modules: Literal["all-linear"] | Annotated[tuple[NonEmpty, ...], Field(min_length=1)] = Field(
+        default="all-linear",
+        description="names of the layers that get an adapter; in a mixture-of-experts model all-linear leaves out the "
+        "blocks of experts, which engines cannot serve with adapters",
+    )
+
+
+def require_devices(engine: EngineConfig, placement: Placement) -> None:
+    """Raises ValueError if the workers' devices cannot run the engine."""
+    if engine.attention == "flash_attention_2" and placement.gpus_per_worker == 0:
+        raise ValueError(
+            "engine.attention flash_attention_2 needs a GPU, but placement.gpus_per_worker is 0; set 1, or use sdpa"
+        )
+
+
+def require_examples(examples: int, what: str, placement: Placement) -> None:
+    """Raises ValueError if some workers would never have an example."""
+    if examples < placement.workers:
+        raise ValueError(
+            f"{what} is {examples}, fewer than placement.workers={placement.workers}: some would always be idle; raise "
+            "the one or lower the other"
+        )
+
+
+def require_compatible(engine: EngineConfig, *optimizers: OptimizerConfig) -> None:
+    """Raises ValueError if the engine cannot run one of the optimizers exactly."""
+    if engine.offload_optimizer and any(optimizer.name == "muon" for optimizer in optimizers):
+        raise ValueError(
+            "optimizer.name muon does not work with engine.offload_optimizer: its matrix products would run in main "
+            "memory; leave the optimizer's state on the device, or use adamw"
+        )
+
+
+def require_dropout(used: bool, **adapters: LoraConfig | None) -> None:
+    """Raises ValueError if an adapter, given under its setting's name, has a dropout that is not used."""
+    for name, adapter in adapters.items():
+        if adapter is not None and adapter.dropout > 0 and not used:
+            raise ValueError(
+                f"{name}.dropout is {adapter.dropout:g}, but `dropout` is false, which switches all dropout off: set "
+                "`dropout: true`, or leave it out of the adapter"
+            )
+
+
+class RanksConfig(NamedStageConfig):
+    """A stage whose ranks read the sequences of one dataset, which each subclass declares with its format."""
+
+    dataset: str
+    model: Annotated[str | None, Reads("model")] = Field(
+        default=None, description="the stage whose model it starts from; none: the last one above that makes a model"
+    )
+    max_length: TrainedTokens = Field(description="longest sequence in tokens; a longer one is an error")
+    engine: EngineConfig = Field(default=EngineConfig(), description="how the model is trained")
+    placement: Placement = operational(Placement, description="what its workers reserve")
+    processes: Processes = operational(
+        1, description="that tokenise its datasets before its workers start; CPUs are not reserved for them"
+    )
+
+    def reserves(self) -> Reservation:
+        return self.placement.reserves()
+
+    def sequence_lengths(self) -> Mapping[str, int]:
+        return {"max_length": self.max_length}
+
+    def row_limit(self, dataset: str) -> RowLimit | None:
+        return RowLimit("max_length", self.max_length)
+
+    @model_validator(mode="after")
+    def _devices_run_the_engine(self) -> Self:
+        require_devices(self.engine, self.placement)
+        return self
+
+
+class SupervisedConfig(SeededConfig, RanksConfig):
+    """An epoch-wise run over one dataset. Each subclass declares `validation` with its format, too."""
+
+    LABELLED: ClassVar[str] = "row has the label"  # what has one of `labels`
+    SMALLEST_STEP: ClassVar[int] = 1  # examples that the loss of a step needs
+
+    validation: SupervisedValidationConfig | None = None
+    epochs: Epochs = Field(default=1, description="passes over the dataset")
+    max_steps: Steps | None = Field(default=None, description="optimizer steps at most; none: all epochs")
+    batch_size: BatchSize = Field(description="sequences of one optimizer step, over all workers")
+    optimizer: OptimizerConfig = Field(description="of the weights")
+    moe_coefficient: Coefficient = Field(
+        default=0.0, description="weight of a mixture-of-experts model's load-balancing loss"
+    )
+    dropout: bool = Field(
+        default=True,
+        description="train with the dropout and router noise of the model's config.json, and with that of an adapter",
+    )
+    log_every: Steps = operational(10, description="steps between two lines of metrics")
+    checkpoint: CheckpointConfig = operational(
+        CheckpointConfig, description="how often the state is saved, from which a killed job resumes"
+    )
+
+    @model_validator(mode="after")
+    def _dropout_is_used(self) -> SupervisedConfig:
+        require_dropout(self.dropout, lora=self.adapter)
+        return self
+
+    @model_validator(mode="after")
+    def _engine_runs_the_optimizer(self) -> SupervisedConfig:
+        require_compatible(self.engine, self.optimizer)
+        return self
+
+    @model_validator(mode="after")
+    def _workers_have_examples(self) -> SupervisedConfig:
+        require_examples(self.batch_size, "batch_size", self.placement)
+        return self
+
+    def unused_fields(self) -> frozenset[str]:
+        return frozenset({"validation"}) if self.validation is None else frozenset()
+
+    def steps_of_epoch(self, num_examples: int) -> int:
+        """The last one takes the examples that are left over; if these are too few for a step, the one before does."""
+        whole, left = divmod(num_examples, self.batch_size)
+        return whole + (left >= self.SMALLEST_STEP) if whole else min(left, 1)
+
+    def count_steps(self, num_examples: int) -> int:
+        """Optimizer steps of the run: those of its epochs, but at most `max_steps`."""
+        steps = self.epochs * self.steps_of_epoch(num_examples)
+        return steps if self.max_steps is None else min(steps, self.max_steps)
+
+    def num_steps(self, rows: int | None) -> int | None:
+        return None if rows is None else self.count_steps(max(rows, 0))
+
+    def rows_read(self, rows: int) -> int | None:
+        steps = self.num_steps(rows)
+        return None if steps is None else min(rows * self.epochs, steps * self.batch_size)
+
+    @property
+    def model_dtype(self) -> Dtype:
+        return self.engine.dtype
+
+    @property
+    def frozen_models(self) -> Mapping[str, EngineConfig]:
+        """How each model is run that a worker has beside the one it trains, by the input that it starts from."""
+        return {}
+
+    def held_models(self) -> Sequence[Sequence[HeldModel]]:
+        rank = None if self.adapter is None else self.adapter.rank
+        trained = HeldModel("model", self.engine, self.placement, trained=True, adapter_rank=rank)
+        frozen = [HeldModel(start, engine, self.placement) for start, engine in self.frozen_models.items()]
+        return ((trained, *frozen),)
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """Settings of the adapter that is trained; None: all weights are."""
+        return None
+
+    @property
+    def keeps_best(self) -> bool:
+        return self.validation is not None and self.validation.keep == "best"
+
+    @property
+    def checkpoints(self) -> CheckpointConfig:
+        return self.checkpoint
+
+    def one_label(self, label: float) -> str:
+        """Why a dataset all of whose labels are this one teaches nothing."""
+        return f"every {self.LABELLED} {label:g}, so there is nothing to tell apart: add rows with another"
+
+    def moe_coefficients(self) -> Mapping[str, float]:
+        return {"moe_coefficient": self.moe_coefficient}
+
+
+class SupervisedPolicyConfig(SupervisedConfig):
+    """A supervised run whose result is a policy, or an adapter of one."""
+
+    lora: LoraConfig | None = Field(default=None, description="train an adapter; none: all weights")
+
+    @property
+    def makes(self) -> Role:
+        return "model"
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        return self.lora
+
+    @property
+    def adapter_targets(self) -> Literal["all-linear"] | tuple[str, ...] | None:
+        return None if self.lora is None else self.lora.target_modules

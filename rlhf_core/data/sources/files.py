@@ -1,0 +1,81 @@
+"""Rows of one data file, local or of any fsspec URL; how it is read is said by the ending of its name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+
+from rlhf_core.data.formats import Row, RowError
+from rlhf_core.data.sources.csv_rows import csv_rows
+from rlhf_core.data.sources.json_rows import json_rows
+from rlhf_core.data.sources.opening import COMPRESSIONS, compression_of
+from rlhf_core.data.sources.parquet_rows import parquet_rows
+
+SUFFIXES = (".json", ".jsonl", ".csv", ".tsv", ".parquet")
+
+BadRow = Callable[[str, RowError], None]  # is given the place of a row that cannot be read, and what is wrong with it
+
+
+@dataclass
+class Budget:
+    """What may still be read of a file of which the beginning will do."""
+
+    num_bytes: int  # decompressed
+
+    @property
+    def spent(self) -> bool:
+        return self.num_bytes <= 0
+
+
+def raise_bad_row(where: str, error: RowError) -> None:
+    """The BadRow of `on_bad_row: error`."""
+    raise error.at(where)
+
+
+def iterate_file(
+    path: str, shown: str, bad_row: BadRow = raise_bad_row, budget: Budget | None = None
+) -> Iterator[tuple[str, Row]]:
+    """Each row with its place, such as `data.jsonl line 3`.
+
+    path: where to read it, a local path or a URL; shown: how the recipe names it, whose ending says the type.
+    bad_row: is called for each row that cannot be read, which is then left out.
+    budget: what is read is taken off it, and the rows end where it is spent; none: all rows.
+    Raises RowError for a file that cannot be divided into rows, or has none.
+    """
+    empty = True
+    for where, row, num_bytes in _READERS[file_type(shown)](path, shown):
+        if row is not None:
+            empty = False
+        if isinstance(row, RowError):
+            bad_row(where, row)
+        elif row is not None:
+            yield where, row
+        if budget is not None:
+            budget.num_bytes -= num_bytes
+            if budget.spent:
+                return
+    if empty:
+        raise RowError(f"{shown}: the file has no rows")
+
+
+def file_type(shown: str) -> str:
+    """The ending that says how a file is read. Raises RowError for one that is not known."""
+    compression = compression_of(shown)
+    suffix = PurePosixPath(shown[: len(shown) - len(compression)]).suffix.lower()
+    if suffix not in SUFFIXES:
+        raise RowError(
+            f"{shown}: files must end in {', '.join(SUFFIXES)}, or one of these and {', '.join(COMPRESSIONS)}"
+        )
+    if suffix == ".parquet" and compression:
+        raise RowError(f"{shown}: parquet is compressed inside of the file: unpack it")
+    return suffix
+
+
+_READERS = {
+    ".json": json_rows,
+    ".jsonl": json_rows,
+    ".csv": csv_rows,
+    ".tsv": csv_rows,
+    ".parquet": parquet_rows,
+}

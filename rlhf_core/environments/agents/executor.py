@@ -1,0 +1,84 @@
+"""Executors of the user's Python file: a function that plays an episode on tokens."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_core.chat.encoding import Tokenizer, decode_completion, encode_prompt
+from rlhf_core.chat.special_tokens import token_ids
+from rlhf_core.config.environments.environments import ExecutorEnvironment
+from rlhf_core.contract import StageContext
+from rlhf_core.environments.agents.hosted_program import HostedProgram, HostedPrograms
+from rlhf_core.environments.agents.program import CallError, Outcome, Policy, outcome_of
+from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.processes.hosting import EpisodeProcess
+
+
+class ExecutorEnvironments(HostedPrograms):
+    @classmethod
+    def of(cls, config: ExecutorEnvironment, context: StageContext, tokenizer: Tokenizer) -> ExecutorEnvironments:
+        return cls(config, context.user_file(config.path))
+
+    def new(self) -> Executor:
+        return Executor(self)
+
+
+class Executor(HostedProgram):
+    async def _play(self, process: EpisodeProcess, row: Mapping[str, Any], seed: int, policy: Policy) -> Outcome:
+        await process.send({"executor": {"row": dict(row)}, "seed": seed})
+        return outcome_of(await _returned(process, policy), ("reward", "sequences"))
+
+
+async def _returned(process: EpisodeProcess, policy: Policy) -> Any:
+    """What it returns. Until then it is answered what it asks, side by side."""
+    answers: set[asyncio.Task[None]] = set()
+    receiving = asyncio.create_task(process.receive())
+    try:
+        while True:
+            done, _ = await asyncio.wait({receiving, *answers}, return_when=asyncio.FIRST_COMPLETED)
+            for answer in done & answers:
+                answer.result()  # what cannot be answered ends the episode
+                answers.discard(answer)
+            if receiving not in done:
+                continue
+            message = receiving.result()
+            if "value" in message:
+                return message["value"]
+            answers.add(asyncio.create_task(_answer(process, policy, message)))
+            receiving = asyncio.create_task(process.receive())
+    finally:
+        for task in (receiving, *answers):
+            task.cancel()
+        await asyncio.gather(receiving, *answers, return_exceptions=True)
+
+
+async def _answer(process: EpisodeProcess, policy: Policy, message: Mapping[str, Any]) -> None:
+    try:
+        method, number, arguments = message["ask"], message["number"], message["arguments"]
+        answer = {"answer": await _answered(policy, method, **arguments)}
+    except (CallError, StageError) as error:
+        answer = {"refused": str(error)}
+    except (KeyError, TypeError, AttributeError, OverflowError) as error:
+        raise EpisodeError(f"it asked the policy for what cannot be answered: {message!r:.200}") from error
+    await process.send({"number": number, **answer})
+
+
+async def _answered(policy: Policy, method: str, **given: Any) -> Any:
+    match method:
+        case "generate":
+            call = await policy.generate(given["token_ids"], max_tokens=given["max_tokens"], stop=given["stop"])
+            made = call.completion
+            return {
+                "number": call.number, "token_ids": made.token_ids, "logprobs": made.logprobs,
+                "finish_reason": made.finish_reason, "text": decode_completion(policy.tokenizer, made.token_ids),
+            }  # fmt: skip
+        case "encode":
+            return encode_prompt(policy.tokenizer, given["messages"], given["tools"])
+        case "tokenize":
+            return token_ids(policy.tokenizer, given["text"])
+        case "decode":
+            return decode_completion(policy.tokenizer, given["token_ids"])
+        case _:
+            raise EpisodeError(f"it asked the policy for {method!r}, which there is not")

@@ -1,0 +1,1 @@
+"""Environments behind a NeMo Gym resource server."""

@@ -1,0 +1,1 @@
+"""The environment `tools`: toolsets, calls of the policy, and the sandbox for code."""

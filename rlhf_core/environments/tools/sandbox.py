@@ -1,0 +1,144 @@
+"""Runs pieces of Python code in processes that can neither read, write, connect nor outlive what they are given."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import os
+import socket
+import sys
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import rlhf_core
+from rlhf_core.environments.tools.seccomp import seccomp_filter
+from rlhf_core.errors import EpisodeError, StageError
+from rlhf_core.processes.forked import ForkedProcess
+from rlhf_core.processes.lines import LineProcess, ProcessError
+from rlhf_core.system.scratch import new_folder, remove, remove_tree
+
+_PROGRAM = Path(__file__).with_name("sandbox_process.py")
+_HOME = str(Path(rlhf_core.__file__).parents[1])
+# Beside the Python installation: what its libraries are linked with, and what every program may read.
+_LIBRARIES = ("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/etc/ld.so.cache")
+_DEVICES = ("/dev/null", "/dev/zero", "/dev/urandom")
+# All variables of the process: none of the job's. One thread: a library's threads would not be there in a fork.
+_VARIABLES = {
+    "PYTHONHASHSEED": "0", "LC_ALL": "C.UTF-8", "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1", "HOME": "/nonexistent", "TZ": "UTC",
+}  # fmt: skip
+_MOST_CODE = 2**20  # characters
+_LOADING_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """What became of a piece of code."""
+
+    output: str  # what it printed, with its traceback
+    stopped: str  # why it was killed: time, output or files; empty: it ended by itself
+    status: int  # its exit status, 0 if it raised nothing
+
+
+@dataclass(frozen=True, slots=True)
+class _Host:
+    process: LineProcess
+    control: socket.socket
+
+    def end(self) -> None:
+        self.control.close()
+        self.process.close(after_seconds=5.0)
+
+
+class Sandbox:
+    """A host process that has loaded `modules`, and forks for each piece of code. Needs Linux 5.13 or later."""
+
+    def __init__(self, seconds: float, memory_gib: float, modules: Sequence[str] = ()) -> None:
+        """seconds, memory_gib: that each piece of code may take. modules: loaded once, for all of them.
+
+        Raises StageError if this node cannot confine it, or a module cannot be loaded.
+        """
+        self._settings = {
+            "seconds": seconds, "memory": int(memory_gib * 2**30), "modules": modules,
+            "processes": len(os.sched_getaffinity(0)), "readable": _readable(),
+            "filter": base64.b64encode(seccomp_filter()).decode(),
+        }  # fmt: skip
+        self._folder = new_folder("python-tool")
+        self._starting = threading.Lock()
+        try:
+            self._host = self._started()
+        except StageError:
+            remove(self._folder)
+            raise
+
+    def _started(self) -> _Host:
+        control, theirs = socket.socketpair()
+        with theirs:
+            arguments = ["-s", "-B", str(_PROGRAM), str(theirs.fileno()), _HOME]
+            process = LineProcess(arguments, environment=_VARIABLES, folder=self._folder, descriptors=[theirs.fileno()])
+        host = _Host(process, control)
+        try:
+            answer = process.exchange({"folder": str(self._folder), **self._settings}, _LOADING_SECONDS)
+        except TimeoutError:
+            answer = {"error": f"it did not start within {_LOADING_SECONDS:g} s"}
+        except ProcessError as error:
+            answer = {"error": f"its process {error}; see the log"}
+        if "error" in answer:
+            host.end()
+            raise StageError(
+                f"this node cannot run the code of the Python tool confined ({answer['error']}): it needs Linux 5.13 "
+                "or later with Landlock and seccomp, and what `modules` names; use another node, or leave the tool out"
+            )
+        return host
+
+    def _start_again(self) -> None:
+        with self._starting:
+            status = self._host.process.status()
+            if status is None:
+                return  # another call has done it
+            print(f"the host of the Python tool has ended ({status}): it is started again", file=sys.stderr)
+            self._host.control.close()
+            for left in self._folder.iterdir():
+                remove_tree(left)
+            self._host = self._started()  # the last one is closed when no call has it any more
+
+    async def run(self, code: str) -> Ran:
+        """Raises EpisodeError if a process that it needs has ended; StageError if a new host cannot be started."""
+        if len(code) > _MOST_CODE:
+            return Ran(f"the code has more than {_MOST_CODE} characters", "", 1)
+        if self._host.process.status() is not None:
+            await asyncio.to_thread(self._start_again)
+        try:
+            folder = Path(tempfile.mkdtemp(dir=self._folder))
+        except OSError as error:
+            raise EpisodeError(f"there can be no folder for code of the Python tool: {error}") from error
+        process = ForkedProcess(self._host.control)
+        try:
+            await process.begin()
+            await process.send({"folder": str(folder), "code": code})
+            return Ran(**await process.receive())
+        except ProcessError as error:
+            raise EpisodeError(
+                f"the process that runs code of the Python tool has ended: it {error}; see the log"
+            ) from error
+        finally:
+            await process.finish()  # then no process is left that could write into the folder
+            process.close()
+            await asyncio.to_thread(remove_tree, folder)
+
+    def close(self) -> None:
+        """End it, with all code that runs."""
+        self._host.end()
+        remove(self._folder)
+
+
+def _readable() -> list[str]:
+    """The Python installation and its packages; not folders of a checkout, which may have files of the user's."""
+    installed = {sysconfig.get_path(scheme) for scheme in ("stdlib", "platstdlib", "purelib", "platlib")}
+    installed |= {path for path in sys.path if Path(path).name in ("site-packages", "dist-packages", "lib-dynload")}
+    found = [*sorted(installed), *_LIBRARIES, *_DEVICES]
+    return [path for path in found if os.path.exists(path)]

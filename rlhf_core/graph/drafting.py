@@ -1,0 +1,276 @@
+"""Drafts the nodes of a recipe one after another: each with its settings, and the nodes that these name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from rlhf_core.artifacts.manifest import Kind, Manifest
+from rlhf_core.config.base import Role
+from rlhf_core.config.data.dataset import OverlapConfig
+from rlhf_core.config.inputs import InputSetting, input_settings
+from rlhf_core.config.stages.base import NamedStageConfig, StageConfig
+from rlhf_core.config.stages.merging import MergeConfig
+from rlhf_core.config.stages.outputs import ArtifactConfig
+from rlhf_core.contract import KINDS_OF_ROLE, Stage
+from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.recipe.recipe import Recipe, stage_of
+from rlhf_core.stages.table import STAGES
+
+Find = Callable[[str], Manifest]  # an artifact in the store, by reference or alias
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """One stage of a run, without its key."""
+
+    name: str  # "data.text", "sft", "merge.rl", "evaluation.base", ...
+    section: str  # where the recipe has its settings: "data.text", "sft", "evaluation"
+    stage: Stage
+    config: StageConfig
+    inputs: Mapping[str, str]  # input name -> the node that makes it
+    existing: Manifest | None = None  # of an artifact that is used as it is
+    input_settings: tuple[InputSetting, ...] = ()  # the settings that `inputs` come from
+    after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
+
+
+class Drafter:
+    def __init__(self, recipe: Recipe, find: Find | None, held_out: Sequence[str]):
+        self.recipe = recipe
+        self.find = find
+        self.held_out = tuple(dict.fromkeys(held_out))  # datasets that the recipe validates or evaluates on
+        self.nodes: dict[str, Draft] = {}
+        self.by_role: dict[Role, list[str]] = {}  # names in the recipe, in the order in which they are made
+        self.of_all: dict[Role, str] = {}  # settings that were left out and so mean all results above
+
+    def add_stage(self, name: str, config: NamedStageConfig) -> None:
+        stage = stage_of(name, config)
+        if not stage.entry:
+            existing = self.nodes[name].existing
+            assert existing is not None
+            is_adapter = existing.kind == Kind.ADAPTER
+            self._made(name, "model" if is_adapter else _roles(existing)[0], is_adapter)
+            return
+        settings = _input_settings(name, config)
+        each = next((setting for setting in settings if setting.reads.each), None)
+        if each is None:
+            inputs = self._inputs(name, settings)
+            self._add(Draft(name, name, stage, config, inputs, None, settings, self._overlaps(settings)))
+            self._made(name, config.makes, config.adapter_targets is not None)
+            return
+        if not each.names:
+            self.of_all[each.reads.role] = f"{name}.{each.path}"
+        inputs = self._inputs(name, tuple(setting for setting in settings if setting is not each))
+        names = each.names or self.by_role.get(each.reads.role, [])
+        if not names:
+            raise RecipeError(
+                f"{name}.{each.path}: no stage above `{name}` makes a {each.reads.role}, so it would run for none: "
+                f"add one, such as `{_maker(each.reads.roles)}`, or move `{name}` below it"
+            )
+        for made in names:
+            node = self._node(f"{name}.{each.path}", made, each)
+            one = {each.input_name(): node, **inputs}
+            self._add(Draft(f"{name}.{made}", name, stage, config, one, None, settings))
+
+    def finish(self) -> None:
+        """Adds what comes after all stages. Raises RecipeError if there is none."""
+        if not self.nodes:
+            raise RecipeError(
+                "the recipe has no stage, and a dataset is made only for one that reads it: add one, such as `sft`"
+            )
+        report = self.recipe.report
+        if report is not None:
+            title = report.title or f"Alignment run {self.recipe.name}"
+            inputs = {f"node.{name}": name for name in self.nodes}
+            config = report.model_copy(update={"title": title})
+            self._add(Draft("report", "report", STAGES["report"], config, inputs))
+
+    def _add(self, draft: Draft) -> None:
+        self.nodes[draft.name] = draft
+
+    def _made(self, name: str, role: Role | None, adapter: bool) -> None:
+        if role is None:
+            return
+        if role == "dataset" and name in self.recipe.data:
+            raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
+        if role in self.of_all:
+            raise RecipeError(
+                f"{self.of_all[role]} is left out, and `{name}` below it makes a {role} too: name those that it means, "
+                f"or move `{name}` above it"
+            )
+        self.by_role.setdefault(role, []).append(name)
+        if adapter:
+            self.by_role.setdefault("adapter", []).append(name)
+            if self.recipe.merge:
+                self._merged(name)
+
+    def _inputs(self, section: str, settings: tuple[InputSetting, ...]) -> dict[str, str]:
+        inputs: dict[str, str] = {}
+        for setting in settings:
+            place = f"{section}.{setting.path}"
+            for made in setting.names:
+                inputs[setting.input_name(made)] = self._node(place, made, setting)
+            if not setting.names and not setting.many and not setting.reads.optional:
+                inputs[setting.path] = self._default(section, setting, inputs)
+        return inputs
+
+    def _default(self, section: str, setting: InputSetting, inputs: Mapping[str, str]) -> str:
+        reads = setting.reads
+        if reads.of:
+            trained = self.nodes[inputs[reads.of]]
+            return trained.inputs["model"]
+        made = [name for role in reads.roles for name in self.by_role.get(role, [])]
+        if not made:
+            what = " or ".join(role.replace("_", " ") for role in reads.roles)
+            raise RecipeError(
+                f"{section}.{setting.path}: no stage above `{section}` makes a {what}: add one, such as "
+                f"`{_maker(reads.roles)}`, or name one that exists by a stage `artifact`"
+            )
+        return self._node(f"{section}.{setting.path}", made[-1], setting)
+
+    def _node(self, place: str, name: str, setting: InputSetting) -> str:
+        """The node that the setting `place` means by `name`. Raises RecipeError if there is none in its role."""
+        roles = setting.reads.roles
+        if "dataset" in roles and self._is_dataset(name):
+            self._require_format(place, name, setting)
+            return self._read_dataset(name)
+        made = [other for role in roles for other in self.by_role.get(role, [])]
+        if name not in made:
+            hint = "; name others, or leave the setting out for all above" if setting.reads.each else ""
+            raise RecipeError(f"{place}: {self._why_not(name, roles, made)}{hint}")
+        wants_adapter = "adapter" in roles
+        return name if wants_adapter or name not in self.by_role.get("adapter", []) else self._merged(name)
+
+    def _why_not(self, name: str, roles: tuple[Role, ...], made: list[str]) -> str:
+        if "dataset" in roles and name not in self.recipe.stages:
+            near = did_you_mean(name, self.recipe.data)
+            return f"there is no dataset `{name}` in `data`{near}; it has {', '.join(sorted(self.recipe.data))}"
+        what = " or ".join(role.replace("_", " ") for role in roles)
+        if name in self.recipe.stages and name not in made:
+            below = name not in {draft.section for draft in self.nodes.values()}
+            reason = "comes later in the recipe" if below else f"makes no {what}"
+            return f"`{name}` {reason}; above are {', '.join(made) or 'none'}"
+        return f"no stage `{name}` makes a {what}{did_you_mean(name, made)}; there are {', '.join(made) or 'none'}"
+
+    def _is_dataset(self, name: str) -> bool:
+        made = name in self.by_role.get("dataset", [])
+        return made or name in self.recipe.data or self._existing_dataset(name) is not None
+
+    def _existing_dataset(self, name: str) -> Manifest | None:
+        """The dataset that exists already, if `name` is a stage that names one."""
+        node = self.nodes.get(name)
+        existing = None if node is None else node.existing
+        return existing if existing is not None and existing.kind == Kind.DATASET else None
+
+    def _require_format(self, place: str, name: str, setting: InputSetting) -> None:
+        """Of a dataset that a stage makes; the formats of those in `data` are among what preflight checks."""
+        wanted, existing = setting.reads.format, self._existing_dataset(name)
+        if name in self.recipe.data or wanted is None:
+            return
+        if existing is None:
+            what, found = f"`{name}` makes a dataset", self.nodes[name].config.made_format
+        else:
+            stage = STAGES.get(existing.stage)
+            what = f"`{name}` is {existing.ref}"
+            found = (stage.config.made_format if stage is not None else None) or existing.config.get("format")
+        if found != wanted:
+            raise RecipeError(f"{place}: {what}, of the format {found}; `{place.partition('.')[0]}` needs {wanted}")
+
+    def _read_dataset(self, name: str) -> str:
+        """The node that a stage reads as the dataset `name`."""
+        return self._dataset(name, ())
+
+    def _dataset(self, name: str, asked_by: tuple[str, ...]) -> str:
+        if name not in self.recipe.data:
+            return name  # a stage makes it, or it exists already
+        if name in asked_by:
+            raise RecipeError(f"data.{name}: `exclude` goes in a circle: {' -> '.join((*asked_by, name))}")
+        node = f"data.{name}"
+        if node not in self.nodes:
+            config = self.recipe.data[name]
+            settings = _input_settings(node, config)
+            for other in config.exclude:
+                if not self._is_dataset(other):
+                    raise RecipeError(f"data.{name}.exclude: {self._why_not(other, ('dataset',), [])}")
+            inputs = {f"exclude.{other}": self._dataset(other, (*asked_by, name)) for other in config.exclude}
+            self._add(Draft(node, node, STAGES["dataset"], config, inputs, None, settings))
+        return node
+
+    def _overlaps(self, settings: tuple[InputSetting, ...]) -> tuple[str, ...]:
+        """The nodes that compare what these settings train on with what the recipe validates or evaluates on."""
+        read = [setting for setting in settings if setting.reads.role == "dataset" and not setting.reads.only_read]
+        trained = [name for setting in read if not setting.reads.held_out for name in setting.names]
+        asked = dict.fromkeys(asked_dataset(self.recipe, name) for name in trained)
+        return tuple(node for name in asked if (node := self._overlap(name)) is not None)
+
+    def _overlap(self, name: str) -> str | None:
+        config = self.recipe.data.get(name) or self.recipe.stages[name]
+        if not config.compares_overlap:  # nor is what a stage has made of a dataset that was compared itself
+            return None
+        excluded = self.recipe.data[name].exclude if name in self.recipe.data else ()
+        held_out = tuple(other for other in self.held_out if other not in excluded and self._is_dataset(other))
+        if not held_out:
+            return None
+        node = f"overlap.{name}"
+        if node not in self.nodes:
+            inputs = {f"held_out.{other}": self._dataset(other, ()) for other in held_out}
+            inputs = {"dataset": self._dataset(name, ()), **inputs}
+            self._add(Draft(node, node, STAGES["overlap"], OverlapConfig(dataset=name, held_out=held_out), inputs))
+        return node
+
+    def _merged(self, name: str) -> str:
+        """The node that merges the adapter of `name` into the model it was trained on."""
+        node = f"merge.{name}"
+        if node not in self.nodes:
+            inputs = {"adapter": name, "model": self.nodes[name].inputs["model"]}
+            self._add(Draft(node, node, STAGES["merge"], MergeConfig(adapter=name), inputs))
+        return node
+
+    def find_artifact(self, name: str, config: ArtifactConfig) -> None:
+        """Adds an artifact that exists already. All come first: what is held out may stand below what is trained."""
+        if self.find is None:
+            raise RecipeError(f"{name}.ref: {config.ref} cannot be looked up, since no store is set")
+        try:
+            manifest = self.find(config.ref)
+        except RecipeError as error:
+            raise RecipeError(f"{name}.ref: {error}") from error
+        if manifest.kind == Kind.DATASET and name in self.recipe.data:
+            raise RecipeError(f"`{name}` and data.{name} are two datasets of one name: choose another for one of them")
+        if not _roles(manifest):
+            raise RecipeError(f"{name}.ref: {manifest.ref} is a {manifest.kind}, which no stage reads")
+        inputs = {}
+        if manifest.kind == Kind.ADAPTER:  # it can serve as a model, once it is merged into the one it was trained on
+            base = f"{name}.base"
+            parent = ArtifactConfig(ref=manifest.parents["model"].full)
+            self._add(Draft(base, name, STAGES["artifact"], parent, {}, self.find(parent.ref)))
+            inputs = {"model": base}
+        self._add(Draft(name, name, STAGES["artifact"], config, inputs, manifest))
+
+
+def asked_dataset(recipe: Recipe, name: str) -> str:
+    """The dataset whose prompts those of the dataset `name` are, perhaps with answers or in other words."""
+    passed: set[str] = set()
+    while name in recipe.stages and name not in passed:
+        passed.add(name)
+        name = recipe.stages[name].prompts_of or name
+    return name
+
+
+def _input_settings(section: str, config: StageConfig) -> tuple[InputSetting, ...]:
+    """Raises RecipeError for one that names the same twice."""
+    settings = tuple(input_settings(config))
+    for setting in settings:
+        twice = next((name for name in setting.names if setting.names.count(name) > 1), None)
+        if twice is not None:
+            raise RecipeError(f"{section}.{setting.path}: names `{twice}` twice: take one away")
+    return settings
+
+
+def _roles(manifest: Manifest) -> list[Role]:
+    """The roles in which a stage of a recipe could read the artifact; evaluations are read by a round's end alone."""
+    return [role for role, kinds in KINDS_OF_ROLE.items() if role != "evaluation" and manifest.kind in kinds]
+
+
+def _maker(roles: tuple[Role, ...]) -> str:
+    """A stage that makes a result of such a role."""
+    return roles[-1] if roles[-1] in STAGES else "base"

@@ -1,0 +1,80 @@
+"""A recipe becomes a graph of nodes; each is one stage with its settings, its inputs, and the key of its result."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from rlhf_core.artifacts.manifest import ArtifactRef
+from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.contract import Stage
+from rlhf_core.errors import RecipeError
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.graph.outline import Outline, outline
+from rlhf_core.graph.pins import pins
+from rlhf_core.graph.user_files import user_files
+from rlhf_core.recipe.loading import LoadedRecipe
+from rlhf_core.stages.key import stage_key
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    name: str  # "data.text", "sft", "merge.rl", "evaluation.base", ...
+    stage: Stage
+    config: StageConfig
+    inputs: Mapping[str, str]  # input name -> the node that makes it
+    input_refs: Mapping[str, ArtifactRef]  # input name -> the artifact that this node makes
+    user_files: Mapping[str, str]  # path as the recipe names it -> sha256
+    pins: Mapping[str, str]  # URL of a remote source -> its content's identity
+    seed: int | None  # of its random numbers; None: it draws none
+    ref: ArtifactRef
+    after: tuple[str, ...] = ()  # nodes that must have succeeded before, though it does not read their results
+
+
+def build_graph(
+    loaded: LoadedRecipe,
+    libraries: Mapping[str, str],
+    drafts: Outline | None = None,
+    resolved: dict[str, str] | None = None,
+) -> dict[str, Node]:
+    """All nodes by name, each after those it reads.
+
+    libraries: versions of the libraries that compute, by name; part of every key.
+    drafts: the recipe's outline, where it is known already. resolved: see `pins`.
+    Raises RecipeError where a setting names something that is not there, or a source cannot be read.
+    """
+    nodes: dict[str, Node] = {}
+    pinned = {} if resolved is None else resolved
+    for draft in (drafts or outline(loaded.recipe)).nodes.values():
+        if draft.existing is not None:
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, {}, {}, {}, {}, None, draft.existing.ref)
+        elif not draft.stage.entry:  # the result of the node that it reads, by another name
+            same = nodes[draft.inputs["model"]].ref
+            nodes[draft.name] = Node(draft.name, draft.stage, draft.config, dict(draft.inputs), {}, {}, {}, None, same)
+        else:
+            nodes[draft.name] = _node(draft, nodes, loaded, libraries, pinned)
+    return nodes
+
+
+def _node(
+    draft: Draft,
+    nodes: Mapping[str, Node],
+    loaded: LoadedRecipe,
+    libraries: Mapping[str, str],
+    resolved: dict[str, str],
+) -> Node:
+    refs = {name: nodes[other].ref for name, other in draft.inputs.items()}
+    files = user_files(draft.config, loaded.root)
+    try:
+        sources = pins(draft.config, resolved)
+    except RecipeError as error:
+        raise RecipeError(f"{draft.section}: {error}") from error
+    seed = draft.config.seed_of(loaded.recipe.seed)
+    key = stage_key(
+        draft.stage, draft.config,
+        inputs=refs, user_files=files, pins=sources, seed=seed, libraries=libraries,
+    )  # fmt: skip
+    ref = ArtifactRef(stage=draft.stage.name, key=key)
+    return Node(
+        draft.name, draft.stage, draft.config, dict(draft.inputs), refs, files, sources, seed, ref, draft.after
+    )  # fmt: skip

@@ -1,0 +1,95 @@
+"""Remote sources that a config names, each resolved to the content it has when the run is planned."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from functools import partial
+
+from rlhf_core.config.base import Config
+from rlhf_core.config.data.dataset import FilesSource, HubSource
+from rlhf_core.config.stages.base_model import HubModel
+from rlhf_core.data.sources.remote import UnreadableError, file_identity, folder_identity, is_versioned
+from rlhf_core.errors import RecipeError, reason_of
+from rlhf_core.graph.user_files import configs_below
+
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_HUB_SECONDS = 20.0
+
+
+def pins(config: Config, resolved: dict[str, str]) -> dict[str, str]:
+    """URL -> identity of every remote source that `config` names, at any depth: a commit of the hub, or the version of
+    a file or of a folder's files (see data/sources/remote.py).
+
+    resolved: what was looked up already, so that two stages of one plan read the same content; extended in place.
+    Raises RecipeError for a source that cannot be looked up.
+    """
+    found = {}
+    for url, look_up in _sources(config):
+        if url not in resolved:
+            resolved[url] = look_up()
+        found[url] = resolved[url]
+    return found
+
+
+def _sources(config: Config) -> Iterator[tuple[str, partial[str]]]:
+    """Each remote source by its URL, and how to look its identity up."""
+    for found in configs_below(config):
+        for folder in found.named_folders():
+            if "://" in folder.path:
+                yield folder.path, partial(_folder, folder.path, folder.suffixes)
+        match found:
+            case HubModel() | HubSource():
+                yield found.url, partial(_commit, found)
+            case FilesSource(paths=paths, streaming=streaming):
+                yield from ((path, partial(_file, path, streaming)) for path in paths if "://" in path)
+
+
+def _commit(source: HubModel | HubSource) -> str:
+    if _COMMIT.fullmatch(source.revision):
+        return source.revision
+    from huggingface_hub import HfApi
+
+    hub = HfApi()
+    look_up = hub.model_info if isinstance(source, HubModel) else hub.dataset_info
+    try:
+        commit = look_up(source.repository, revision=source.revision, expand=["sha"], timeout=_HUB_SECONDS).sha
+    except Exception as error:  # the library raises many types; all mean that the commit cannot be had
+        raise RecipeError(_unresolved(source, reason_of(error))) from error
+    if not commit:
+        raise RecipeError(_unresolved(source, "the hub names none"))
+    return commit
+
+
+def _unresolved(source: HubModel | HubSource, reason: str) -> str:
+    return (
+        f"{source.url}: the commit of revision `{source.revision}` cannot be looked up ({reason}): give a commit of 40 "
+        "digits as `revision`, or plan the run where the hub can be reached"
+    )
+
+
+def _file(url: str, streaming: bool) -> str:
+    try:
+        identity = file_identity(url)
+    except UnreadableError as error:
+        raise RecipeError(_unreadable(url, error)) from error
+    if streaming and not is_versioned(identity):
+        raise RecipeError(
+            f"{url}: its server reports no ETag or other version, by which a change would be seen while rows are read: "
+            "leave `streaming` out"
+        )
+    return identity
+
+
+def _folder(url: str, suffixes: tuple[str, ...]) -> str:
+    try:
+        return folder_identity(url, suffixes)
+    except UnreadableError as error:
+        raise RecipeError(_unreadable(url, error)) from error
+
+
+def _unreadable(url: str, error: UnreadableError) -> str:
+    return (
+        f"{url}: the recipe names this source, but it cannot be read ({error}): plan the run where it can be read, or "
+        "name a local copy"
+    )

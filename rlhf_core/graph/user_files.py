@@ -1,0 +1,87 @@
+"""What a config names that is the user's own: files, whose content is part of the stage key, and variables."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from rlhf_core.config.base import Config
+from rlhf_core.config.data.dataset import IMAGE_SUFFIXES
+from rlhf_core.config.stages.base_model import MODEL_SUFFIXES
+from rlhf_core.data.sources.opening import name_problem
+from rlhf_core.errors import RecipeError, one_line
+from rlhf_core.models.folders.folder import TEMPLATES
+from rlhf_core.system.paths import file_problem
+
+
+def user_files(config: Config, root: Path) -> dict[str, str]:
+    """Path as the recipe names it -> sha256, of every local file that `config` names, at any depth.
+
+    root: the recipe's folder; relative paths start there.
+    Raises RecipeError if a file cannot be read.
+    """
+    return {path: _digest(root, path) for path in _paths(config, root)}
+
+
+def model_files(root: Path, folder: str) -> list[str]:
+    """The files of the user's model folder `folder` that make it up, as `folder/name`. RecipeError if there is none."""
+    try:
+        names = sorted(entry.name for entry in (root / folder).iterdir() if entry.is_file())
+        names += sorted(
+            f"{TEMPLATES}/{path.name}" for path in (root / folder / TEMPLATES).glob("*.jinja") if path.is_file()
+        )
+    except OSError as error:
+        raise RecipeError(f"{folder}: this folder of the base model cannot be read ({error.strerror})") from error
+    return [f"{folder.rstrip('/')}/{name}" for name in names if name.endswith(MODEL_SUFFIXES)]
+
+
+def image_files(root: Path, folder: str) -> list[str]:
+    """The images in the user's folder `folder`, at any depth, as `folder/name`. RecipeError if there is none."""
+    try:
+        below = sorted(path for path in (root / folder).rglob("*") if path.suffix.lower() in IMAGE_SUFFIXES)
+        found = [path.relative_to(root / folder).as_posix() for path in below if path.is_file()]
+        what = f"has no file that ends in {', '.join(IMAGE_SUFFIXES)}" if (root / folder).is_dir() else "is not there"
+    except OSError as error:
+        raise RecipeError(f"images.folder: {folder}: this folder cannot be read ({error.strerror})") from error
+    if not found:
+        raise RecipeError(f"images.folder: {folder}: this folder {what}")
+    return [f"{folder.rstrip('/')}/{name}" for name in found]
+
+
+def named_variables(config: Config) -> frozenset[str]:
+    """The environment variables that `config` names, at any depth: a job needs them, a key never has their content."""
+    return frozenset(name for found in configs_below(config) for name in found.named_variables())
+
+
+def _paths(config: Config, root: Path) -> Iterator[str]:
+    for found in configs_below(config):
+        yield from found.named_files()
+        for folder in found.named_folders():
+            if "://" not in folder.path:
+                yield from (model_files if folder.holds == "a model" else image_files)(root, folder.path)
+
+
+def configs_below(value: object) -> Iterator[Config]:
+    """`value`, where it is a config, and every one below it that is used."""
+    if isinstance(value, Config):
+        yield value
+        for _, setting in value.used_settings():
+            yield from configs_below(setting)
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from configs_below(item)
+    elif isinstance(value, tuple):
+        for item in value:
+            yield from configs_below(item)
+
+
+def _digest(root: Path, path: str) -> str:
+    problem = name_problem(path) or file_problem(root / path)
+    if problem:
+        raise RecipeError(f"{one_line(path)}: the recipe names this file, but {problem}")
+    try:
+        with (root / path).open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise RecipeError(f"{path}: the recipe names this file, but it cannot be read ({error.strerror})") from error

@@ -1,0 +1,1 @@
+"""Commands around a model outside of runs: generate, chat, serve, merge."""

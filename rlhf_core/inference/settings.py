@@ -1,0 +1,69 @@
+"""What the commands around models are told, as the same settings that recipes have. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import ValidationError
+
+from rlhf_core.config.base import Config
+from rlhf_core.config.engines.rollout import RolloutEngineConfig, SamplingConfig
+from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.recipe.mistakes import sentence
+from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml
+
+C = TypeVar("C", bound=Config)
+
+MEMORY_SHARE = 0.9  # of a GPU, for all engines of a command
+
+
+def sampling_config(**values: float) -> SamplingConfig:
+    """Of the options of these names."""
+    return _validated(SamplingConfig, values, lambda key: f"--{key.replace('_', '-')}")
+
+
+def _validated(config: type[C], values: Mapping[str, Any], called: Callable[[str], str]) -> C:
+    """called: how a message names a setting. Raises RecipeError, in one sentence, for one that cannot be."""
+    try:
+        return config.model_validate_json(json.dumps(values))
+    except ValidationError as error:
+        raise RecipeError(
+            "; ".join(_sentence(config, values, problem, called) for problem in error.errors())
+        ) from error
+
+
+def engine_config(given: Sequence[str], *, max_length: int, engines: int = 1) -> RolloutEngineConfig:
+    """Of one of `engines` engines that share this machine. given: settings of `rollout` that change it, `key=value`."""
+    values: dict[str, Any] = {
+        "max_length": max_length,
+        "threads": max(1, (os.cpu_count() or 1) // engines),
+        "memory_share": MEMORY_SHARE / engines,
+    }
+    for setting in given:
+        key, equals, text = setting.partition("=")
+        if not equals or not key.strip():
+            raise RecipeError(f"--rollout {setting}: write it as key=value, such as max_length=2048")
+        try:
+            values[key.strip()] = read_yaml(text)
+        except YAMLTextError as error:
+            raise RecipeError(f"--rollout {setting}: {error}") from error
+    return _validated(RolloutEngineConfig, values, lambda key: f"--rollout {key}")
+
+
+def _sentence(
+    config: type[Config], values: Mapping[str, Any], problem: Mapping[str, Any], called: Callable[[str], str]
+) -> str:
+    if not problem["loc"]:
+        return str(problem["msg"]).removeprefix("Value error, ")
+    key = str(problem["loc"][0])
+    if problem["type"] == "extra_forbidden":
+        return f"{called(key)}: there is no such setting{did_you_mean(key, config.model_fields)}"
+    # In the words that recipes have for it, where the same settings stand below a stage.
+    place = ("evaluation", "sampling" if config is SamplingConfig else "rollout")
+    inside = {place[0]: {place[1]: values}}
+    _, said = sentence(inside, {**problem, "loc": (*place, *problem["loc"])})
+    return re.sub(rf"`{'.'.join(place)}\.([^`]*)`", lambda found: called(found[1]), said)

@@ -1,0 +1,1 @@
+"""Model folders as files: configs, headers, adapters. Loads no torch."""

@@ -1,0 +1,45 @@
+"""Can an adapter be merged, as far as its adapter_config.json says? Loads no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.models.folders.folder import ADAPTER_WEIGHTS
+
+_MERGED = frozenset({
+    "r", "lora_alpha", "lora_dropout", "lora_bias", "use_rslora", "use_dora", "bias", "fan_in_fan_out",
+    "target_modules", "exclude_modules", "layers_to_transform", "layers_pattern", "rank_pattern", "alpha_pattern",
+    "modules_to_save", "trainable_token_indices", "ensure_weight_tying",
+})  # fmt: skip
+# What says nothing of the weights, or counts only where another setting is given.
+_BESIDE = frozenset({
+    "peft_type", "peft_version", "task_type", "init_lora_weights", "base_model_name_or_path", "revision",
+    "auto_mapping", "inference_mode", "megatron_core", "qalora_group_size",
+})  # fmt: skip
+# Other ones are computed from data, or quantise the base, whose weights are not known again afterwards.
+_INITIALISED = (True, False, "gaussian", "orthogonal", "olora", "pissa")
+_TASKS = ("CAUSAL_LM", "SEQ_CLS", None)
+
+
+def adapter_problems(folder: Path, config: Mapping[str, Any]) -> Iterator[str]:
+    """One sentence for each reason why the adapter in `folder` cannot be merged. config: its adapter_config.json."""
+    if not (folder / ADAPTER_WEIGHTS).is_file():
+        yield f"there is no {ADAPTER_WEIGHTS} in this folder: save the adapter with peft's save_pretrained"
+    if (kind := config.get("peft_type")) != "LORA":
+        yield f"its peft_type is {kind}, and only LORA can be merged"
+        return
+    if (task := config.get("task_type")) not in _TASKS:
+        yield f"its task_type is {task}, and adapters are merged into models of CAUSAL_LM or SEQ_CLS"
+    if (how := config.get("init_lora_weights", True)) not in _INITIALISED:
+        yield f"it began by other weights of its base than those that are stored (init_lora_weights is {how!r})"
+    others = sorted(name for name, value in config.items() if value and name not in _MERGED | _BESIDE)
+    if others:
+        yield f"it uses {', '.join(others)}, which cannot be merged into weights here"
+
+
+def base_folder(config: Mapping[str, Any]) -> Path | None:
+    """The folder of the model that the adapter was trained on, if its adapter_config.json names one that is here."""
+    named = config.get("base_model_name_or_path")
+    return Path(named) if isinstance(named, str) and named and Path(named).is_dir() else None

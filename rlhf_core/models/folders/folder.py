@@ -1,0 +1,114 @@
+"""What is in a model folder, beside its weights. Loads no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from rlhf_core.config.base import Dtype
+from rlhf_core.errors import StageError
+from rlhf_core.models.folders.headers import read_object
+
+Head = Literal["causal", "scalar"]  # logits over the vocabulary; one number a token, `score`
+
+TEMPLATES = "additional_chat_templates"  # a folder with further chat templates, such as `tool_use.jinja`
+GENERATION_CONFIG = "generation_config.json"
+ADAPTER_CONFIG = "adapter_config.json"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+ADAPTER = "adapter"  # of a reward model that was trained as one: the folder with it, beside the merged weights
+_TOKENIZER_FILES = (
+    "tokenizer*", "special_tokens_map.json", "added_tokens.json", "chat_template*", f"{TEMPLATES}/*.jinja", "vocab.*",
+    "merges.txt", "*.model", "processor_config.json", "preprocessor_config.json",
+)  # fmt: skip
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """Its config.json. Raises StageError if there is none, or no JSON object in it."""
+    try:
+        return read_object(folder / "config.json")
+    except StageError as error:
+        raise StageError(f"{folder}: {error}") from error
+
+
+def text_config(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The settings of the language model, also where those of a vision model stand beside them."""
+    nested = config.get("text_config")
+    return {**config, **nested} if isinstance(nested, dict) else dict(config)
+
+
+def is_classifier(config: Mapping[str, Any]) -> bool:
+    """Whether a config.json names a class that ends in scores: a reward model's."""
+    names = config.get("architectures")
+    return isinstance(names, list) and any(
+        isinstance(name, str) and name.endswith("ForSequenceClassification") for name in names
+    )
+
+
+def num_labels(config: Mapping[str, Any]) -> object:
+    """Of a classifier's config.json, as transformers counts them: usually a whole number."""
+    names = config.get("id2label")
+    return len(names) if isinstance(names, Mapping) else config.get("num_labels") or 2
+
+
+def update_json(path: Path, **values: object) -> None:
+    """Set keys of a JSON file."""
+    content = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({**content, **values}, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def stored_dtype(folder: Path) -> Dtype:
+    """The precision that the weights were saved in. Raises StageError if that is none of ours."""
+    config = read_config(folder)
+    dtype = config.get("dtype") or config.get("torch_dtype")
+    if dtype not in ("float32", "bfloat16"):
+        raise StageError(f"{folder}/config.json: the model's dtype is {dtype!r}; expected float32 or bfloat16")
+    return "float32" if dtype == "float32" else "bfloat16"
+
+
+def context_length(folder: Path) -> int | None:
+    """The longest sequence that the model was made for, in tokens; None where its config does not say."""
+    length: int | None = text_config(read_config(folder)).get("max_position_embeddings")
+    return length
+
+
+def longrope_limit(config: Mapping[str, Any]) -> int | None:
+    """Of a config.json: the length in tokens beyond which `longrope` positions have other factors, arXiv:2402.13753;
+    None for other positions.
+
+    transformers chooses the factors by the longest sequence of a forward, vLLM once, by the longest it is to serve.
+    """
+    text = text_config(config)
+    settings = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    for part in (settings, *(value for value in settings.values() if isinstance(value, dict))):
+        if part.get("rope_type", part.get("type")) in ("longrope", "su"):  # its name in older configs
+            limit: int | None = part.get("original_max_position_embeddings")
+            return limit or text.get("original_max_position_embeddings") or text.get("max_position_embeddings")
+    return None
+
+
+def sampled_otherwise(config: Mapping[str, Any], tokens: int) -> str | None:
+    """Why engines that serve sequences of `tokens` tokens compute other log-probs than the trainer; None: they do not.
+
+    config: the model's config.json.
+    """
+    limit = longrope_limit(config)
+    if limit is None or tokens < limit:  # the engine has room for one token more
+        return None
+    return (
+        f"its positions (longrope) have other factors beyond {limit} tokens: an engine that has room for more uses "
+        f"those for all sequences, the trainer for longer ones only; set it to {limit - 1} at most"
+    )
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """Copy the tokenizer's files of a model folder."""
+    for pattern in _TOKENIZER_FILES:
+        for path in source.glob(pattern):
+            if path.is_file():
+                # Contents only: a source fetched from the store is read-only, the copy must not be.
+                target = folder / path.relative_to(source)
+                target.parent.mkdir(exist_ok=True)
+                shutil.copyfile(path, target)

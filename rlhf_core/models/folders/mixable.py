@@ -1,0 +1,37 @@
+"""Whether models can be merged, as far as their config.json says. Loads no torch.
+
+Asked before a run, of every model at hand, and by the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from rlhf_core.models.folders.folder import text_config
+
+OTHER_TOKENIZER = "its tokenizer is not that of `model`: name another"
+# Settings by which the same weights compute the same.
+_OF_NO_WEIGHT = frozenset(
+    {
+        "_name_or_path", "architectures", "dtype", "initializer_range", "max_position_embeddings", "pretraining_tp",
+        "text_config", "tokenizer_class", "torch_dtype", "transformers_version", "use_cache",
+    }
+)  # fmt: skip
+_OF_NO_WEIGHT_ENDINGS = ("dropout", "_token_id")
+
+
+def mix_problem(config: Mapping[str, Any], other: Mapping[str, Any]) -> str | None:
+    """Why the weights of two models mean different things, though their shapes may be equal; None where it is not said.
+
+    A setting that only one of the two has may be the other's default.
+    """
+    ours, theirs = text_config(config), text_config(other)
+    for name in sorted(ours.keys() & theirs.keys()):
+        counts = name not in _OF_NO_WEIGHT and not name.endswith(_OF_NO_WEIGHT_ENDINGS)
+        if counts and ours[name] != theirs[name]:
+            return (
+                f"its {name} is {theirs[name]}, and that of `model` is {ours[name]}: only models of one architecture "
+                "can be merged"
+            )
+    return None

@@ -1,0 +1,117 @@
+"""Whether a model can read the tokens of the model that a stage trains, as far as its files say. Loads no torch.
+
+Asked before a run, of every model at hand, and by the job.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from rlhf_core.config.rewards.rewards import ModelReward, ProcessRewardModelReward
+from rlhf_core.models.folders.check import vocabulary_size
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """Mean and standard deviation of a reward model's rewards for held-out completions."""
+
+    mean: float = 0.0
+    std: float = 1.0
+
+
+STORED_SEPARATOR = "step_separator"  # in the config.json of a process reward model: by what it tells steps apart
+
+
+def stored_scale(config: Mapping[str, Any]) -> Scale | None:
+    """What the reward model's config.json says of its rewards; None where it says nothing that can be used."""
+    mean, std = config.get("reward_mean"), config.get("reward_std")
+    return Scale(float(mean), float(std)) if _is_finite(mean) and _is_finite(std) and std > 0 else None
+
+
+def scale_problem(config: Mapping[str, Any], settings: ModelReward) -> str | None:
+    """Why the rewards of the model with this config.json cannot be normalised as asked; None where they can."""
+    if not settings.normalize or stored_scale(config) is not None:
+        return None
+    return (
+        f"the reward model's config.json has reward_mean={config.get('reward_mean')} and "
+        f"reward_std={config.get('reward_std')}, by which its rewards cannot be normalised; set normalize: false"
+    )
+
+
+def separator_problem(trained: str | None, settings: ModelReward) -> str | None:
+    """Why the reward is not given where the model was trained; None where it is.
+
+    trained: the separator that a process reward model was trained with; None: none, or unknown.
+    """
+    if not isinstance(settings, ProcessRewardModelReward) or trained in (None, settings.separator):
+        return None
+    return (
+        f"the model was trained on steps that end with {trained!r}, and is to be read where {settings.separator!r} "
+        "ends them; set both separators alike"
+    )
+
+
+def same_tokens(folder: Path, other: Path) -> bool:
+    """Whether two model folders have the same tokenizer."""
+    return (folder / "tokenizer.json").read_bytes() == (other / "tokenizer.json").read_bytes()
+
+
+def judge_problem(config: Mapping[str, Any], settings: ModelReward, *, reads_tokens: bool, tokens: int) -> str | None:
+    """Why the reward model with this config.json cannot give a reward; None where it can.
+
+    reads_tokens: it has the policy's tokenizer and chat template, and so reads its tokens; tokens: of a sequence.
+    """
+    if reads_tokens:
+        return _context_problem(config, "rollout.max_length", tokens)
+    if settings.gives_steps:
+        return (
+            "the reward model's tokenizer differs from the policy's, so it cannot be read at the steps of the "
+            "policy's tokens; train it from the same base model, or reward whole completions: type: reward_model"
+        )
+    return None
+
+
+def reader_problem(config: Mapping[str, Any], setting: str, tokens: int, *, reads_tokens: bool) -> str | None:
+    """Why a reference or critic with this config.json cannot read the policy's tokens; None where it can.
+
+    setting, tokens: what bounds a sequence; reads_tokens: it has the policy's tokenizer.
+    """
+    if not reads_tokens:
+        return "its tokenizer differs from the policy's"
+    return _context_problem(config, setting, tokens)
+
+
+def teacher_problem(
+    config: Mapping[str, Any], student: Mapping[str, Any], *, max_length: int, reads_tokens: bool
+) -> str | None:
+    """Why the student with the config.json `student` cannot learn from the teacher with this one; None where it can.
+
+    reads_tokens: they have one tokenizer.
+    """
+    if not reads_tokens:
+        return "its tokenizer differs from the student's"
+    return vocabulary_problem(config, student) or _context_problem(config, "max_length", max_length)
+
+
+def vocabulary_problem(config: Mapping[str, Any], student: Mapping[str, Any]) -> str | None:
+    """Why the distributions of a teacher and a student cannot be compared; None where they can, or it is not said."""
+    theirs, ours = vocabulary_size(config), vocabulary_size(student)
+    if theirs is None or ours is None or theirs == ours:
+        return None
+    return f"its distributions are over {theirs} tokens, and the student's over {ours}"
+
+
+def _context_problem(config: Mapping[str, Any], setting: str, tokens: int) -> str | None:
+    """Why a model cannot read sequences of `tokens` tokens; None where it can, or does not say."""
+    context = config.get("max_position_embeddings")
+    if not isinstance(context, int) or context >= tokens:
+        return None
+    return f"its context is {context} tokens, and sequences have up to {setting}={tokens}"
+
+
+def _is_finite(value: Any) -> TypeGuard[float]:
+    return isinstance(value, int | float) and math.isfinite(value)

@@ -1,0 +1,117 @@
+"""Whether an engine can serve a model, as far as the model's config.json says. Loads no torch.
+
+Asked before a run, of every model at hand, and by the engine itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rlhf_core.config.base import DTYPE_BYTES, Dtype
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.models.folders.folder import text_config
+
+# Of vLLM on CPU. A test compares them with vLLM's own, whose import takes seconds.
+CPU_HEAD_SIZES = (32, 64, 80, 96, 112, 128, 160, 192, 224, 256, 512)
+CPU_BLOCK_TOKENS = 128  # the key-value cache is made of blocks of so many tokens
+
+VOCABULARY_PADDING = 64  # vLLM pads the embedding to a multiple of so many rows
+
+_GIB = 2**30
+# Settings of models whose layers do not all keep the keys and values of all tokens.
+_OTHER_CACHES = ("sliding_window", "layers_block_type", "kv_lora_rank", "num_kv_shared_layers")
+
+
+def problems_on_cpu(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype | None) -> Iterator[str]:
+    """One sentence for each reason why an engine on CPU cannot serve the model of this config.json.
+
+    dtype: of the engine; None: unknown, and then taken to be the smaller one.
+    """
+    size = _head_size(config)
+    if size is not None and size not in CPU_HEAD_SIZES:
+        yield (
+            f"the model's attention heads have size {size}; on CPU vLLM serves "
+            f"{', '.join(map(str, CPU_HEAD_SIZES))}: take another model, or set rollout.gpus_per_engine"
+        )
+    needed = _cache_bytes(config, rollout.max_length, dtype or "bfloat16")
+    if needed is not None and needed > int(rollout.cpu_cache_gib * _GIB):
+        yield (
+            f"rollout.cpu_cache_gib={rollout.cpu_cache_gib:g} has no room for one sequence of rollout.max_length="
+            f"{rollout.max_length} tokens, whose keys and values are {needed / _GIB:.3g} GiB of this model: raise it"
+        )
+
+
+def cpu_cache_bytes(config: Mapping[str, Any], rollout: RolloutEngineConfig, dtype: Dtype) -> int:
+    """Of an engine's key-value cache on CPU: no more than its sequences can fill. It is written whole at the start."""
+    largest = int(rollout.cpu_cache_gib * _GIB)
+    filled = _cache_bytes(config, rollout.max_length, dtype, rollout.max_sequences)
+    return largest if filled is None else min(filled, largest)
+
+
+def caches_all_tokens(config: Mapping[str, Any]) -> bool:
+    """Whether an engine keeps the keys and values of all tokens in every layer, as far as the model's config says."""
+    text = text_config(config)
+    kinds = text.get("layer_types") or []
+    whole = isinstance(kinds, list) and all(kind == "full_attention" for kind in kinds)
+    return whole and not any(text.get(name) for name in _OTHER_CACHES)
+
+
+def split_problems(settings: Mapping[str, Any], rollout: RolloutEngineConfig) -> Iterator[str]:
+    """One sentence for each way in which the GPUs of one engine cannot share the model.
+
+    settings: its config.json, or what its class makes of that; what is left out is not checked.
+    """
+    text, ranks, stages = text_config(settings), rollout.tensor_parallel_size, rollout.pipeline_parallel_size
+    uneven = next((said for said in _split_parts(text, ranks)), None)
+    if uneven is not None:
+        even = [str(n) for n in range(1, ranks) if not any(_split_parts(text, n))]
+        yield (
+            f"rollout.tensor_parallel_size={ranks} does not divide the model's {uneven}, of which every GPU has an "
+            f"equal part: set it to {even[-1]}" + (f" (or {', '.join(even[:-1])})" if len(even) > 1 else "")
+        )
+    layers = text.get("num_hidden_layers")
+    if isinstance(layers, int) and stages > layers:
+        yield (
+            f"rollout.pipeline_parallel_size={stages} is more than the model's {layers} layers, of which every GPU has "
+            f"one at least: set it to {layers} at most"
+        )
+
+
+def _split_parts(text: Mapping[str, Any], ranks: int) -> Iterator[str]:
+    """The parts of the model that `ranks` GPUs cannot share equally, as vLLM divides them."""
+    heads, shared, width = (text.get(n) for n in ("num_attention_heads", "num_key_value_heads", "intermediate_size"))
+    if isinstance(heads, int) and heads % ranks:
+        yield f"{heads} attention heads"
+    # Where there are fewer than GPUs, each is on several. With a latent cache there are none to share.
+    if isinstance(shared, int) and not text.get("kv_lora_rank") and max(shared, ranks) % min(shared, ranks):
+        yield f"{shared} key-value heads"
+    if isinstance(width, int) and width % ranks and "num_experts_per_tok" not in text:
+        yield f"intermediate_size of {width}"
+    rows = text.get("vocab_size")
+    if isinstance(rows, int) and (padded := -(-rows // VOCABULARY_PADDING) * VOCABULARY_PADDING) % ranks:
+        yield f"vocabulary, padded to {padded} tokens"
+
+
+def _head_size(config: Mapping[str, Any]) -> int | None:
+    text = text_config(config)
+    heads, width = text.get("num_attention_heads"), text.get("hidden_size")
+    size = text.get("head_dim") or (width // heads if isinstance(heads, int) and isinstance(width, int) else None)
+    return size if isinstance(size, int) else None
+
+
+def _cache_bytes(config: Mapping[str, Any], max_length: int, dtype: Dtype, sequences: int = 1) -> int | None:
+    """The least cache on CPU with which vLLM has room for so many sequences; with less than for one it does not start.
+
+    None where the model's config says too little to know.
+    """
+    if not caches_all_tokens(config):
+        return None
+    text = text_config(config)
+    layers, heads = text.get("num_hidden_layers"), text.get("num_attention_heads")
+    shared, size = text.get("num_key_value_heads") or heads, _head_size(text)
+    if not isinstance(layers, int) or not isinstance(shared, int) or size is None:
+        return None
+    # The engine has room for one token more than max_length, and keeps one block empty.
+    blocks = sequences * -(-(max_length + 1) // CPU_BLOCK_TOKENS) + 1
+    return blocks * CPU_BLOCK_TOKENS * layers * 2 * shared * size * DTYPE_BYTES[dtype]

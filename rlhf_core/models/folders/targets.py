@@ -1,0 +1,45 @@
+"""Whether a model has the layers that are to be trained. Loads no torch.
+
+Asked before a run, of every model at hand, and by the job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+
+from rlhf_core.config.stages.trained import LoraConfig
+
+LANGUAGE_HEAD = "lm_head"
+
+
+def head_problems(*, tied: bool) -> Iterator[str]:
+    """Why a reward model cannot be trained with language modelling beside it. tied: the head is the embedding."""
+    if not tied:
+        yield (
+            "it needs a model with tied embeddings, which this is not: its language head is lost when the reward model "
+            "is made; set it 0"
+        )
+
+
+def target_problem(lora: LoraConfig, layers: Collection[str], *, tied: bool) -> str | None:
+    """Why `lora.target_modules` does not fit a model; None where it does.
+
+    layers: paths of the linear layers that an adapter may change; tied: the language head is the embedding.
+    """
+    if lora.target_modules == "all-linear":
+        return None
+    if tied and any(_names(target, LANGUAGE_HEAD) for target in lora.target_modules):
+        return (
+            f"lora.target_modules names {LANGUAGE_HEAD}, whose weights are the embedding's too in this model: merged, "
+            "the adapter would change both; leave it out"
+        )
+    wrong = [target for target in lora.target_modules if not any(_names(target, layer) for layer in layers)]
+    if not wrong:
+        return None
+    known = sorted({layer.rpartition(".")[2] for layer in layers})
+    return f"lora.target_modules names {', '.join(wrong)}; the linear layers of this model are {', '.join(known)}"
+
+
+def _names(target: str, layer: str) -> bool:
+    """As peft reads a target: the path of a layer, or its end."""
+    return layer == target or layer.endswith(f".{target}")

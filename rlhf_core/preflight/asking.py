@@ -1,0 +1,46 @@
+"""Servers and functions that give rewards are asked before anything runs, about the first row of their data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.errors import RecipeError
+from rlhf_core.graph.graph import Node
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    problem: str = ""  # for which nothing is started
+    note: str = ""  # to know of what is no mistake of the recipe
+
+
+REPLY = "yes"  # of the policy, which is judged
+
+Question = Callable[[], Answer]
+
+
+def ask(
+    graph: Mapping[str, Node],
+    repository: ArtifactRepository | None,
+    questions: Callable[[Node], Iterator[tuple[str, Question]]],
+    at_once: int,
+) -> list[str]:
+    """The notes. questions: of a node, each with its content; one content is asked once. at_once: questions.
+
+    repository: nodes of which it has the result ask nothing. Raises RecipeError with all problems.
+    """
+    asked: dict[str, Question] = {}
+    for node in graph.values():
+        own = dict(questions(node))
+        if own and (repository is None or repository.manifest(node.ref) is None):
+            asked = own | asked
+    if not asked:
+        return []
+    with ThreadPoolExecutor(at_once) as threads:
+        answers = list(threads.map(lambda question: question(), asked.values()))
+    if problems := [answer.problem for answer in answers if answer.problem]:
+        raise RecipeError("\n".join(dict.fromkeys(problems)))
+    return list(dict.fromkeys(answer.note for answer in answers if answer.note))

@@ -1,0 +1,123 @@
+"""The user's rewards and environments before anything runs: each is called once, in its own process."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.chat.image_messages import images_of_row
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.environments.environments import AnyEnvironment, FunctionEnvironment, ToleratesFailures
+from rlhf_core.config.rewards.rewards import FunctionReward, RewardConfig
+from rlhf_core.data.formats import Row, format_of
+from rlhf_core.environments.base import Reply
+from rlhf_core.environments.function import FunctionEnvironments
+from rlhf_core.errors import EpisodeError, RecipeError, StageError
+from rlhf_core.graph.graph import Node
+from rlhf_core.preflight.asking import REPLY, Answer, Question, ask
+from rlhf_core.preflight.loading import missing_here, placed
+from rlhf_core.preflight.samples import Located, Sample
+from rlhf_core.processes.user_code import last_place
+from rlhf_core.rewards.function import RewardFunction
+from rlhf_core.system.scratch import scratch_folder
+
+_LONGEST_SECONDS = 60.0  # that a plan waits for an answer
+
+Called = FunctionReward | FunctionEnvironment
+Tolerating = FunctionReward | ToleratesFailures
+
+
+def call_functions(
+    graph: Mapping[str, Node],
+    datasets: Mapping[str, DatasetConfig],
+    samples: Mapping[str, Sample],
+    root: Path,
+    repository: ArtifactRepository | None,
+) -> list[str]:
+    """A note for each function that was not called, or whose failures its job tolerates.
+
+    samples: rows of each dataset that could be read. repository: functions of nodes of which it has the result are not
+    called. Raises RecipeError if one fails for its row.
+    """
+
+    def questions(node: Node) -> Iterator[tuple[str, Question]]:
+        for judged in node.config.judges():
+            name = node.inputs.get(judged.dataset, "").removeprefix("data.")
+            rows = [each for each in samples[name].rows if not images_of_row(each[1])] if name in samples else []
+            for below, config, (where, row) in _called(judged.judge, rows):
+                place = ".".join(filter(None, (node.name, judged.setting, below)))
+                prompt = format_of(datasets[name].format).asked_text(row)
+                shares = [each.tolerated_failures for each in (judged.judge, config) if isinstance(each, Tolerating)]
+                ask_it = partial(_answer, place, config, prompt, (where, row), root, tolerated=any(shares))
+                yield f"{config.model_dump_json()} {where}", ask_it
+
+    return ask(graph, repository, questions, os.cpu_count() or 1)
+
+
+def _called(judge: RewardConfig | AnyEnvironment, rows: list[Located]) -> Iterator[tuple[str, Called, Located]]:
+    """Each function of the judge that is called, its setting below the judge's, and the first row that it is for."""
+    if isinstance(judge, FunctionReward):
+        parts: Mapping[str, Any] = {"": judge}
+    elif isinstance(judge, AnyEnvironment):
+        parts = judge.parts()
+    else:
+        return
+    for below, part in parts.items():
+        if isinstance(part, Called) and part.call_before_job:
+            own = (row for row in rows if isinstance(judge, FunctionReward) or judge.of_row(row[1]) is part)
+            if (first := next(own, None)) is not None:
+                yield below, part, first
+
+
+def _answer(place: str, config: Called, prompt: str, located: Located, root: Path, *, tolerated: bool) -> Answer:
+    if unset := [name for name in config.variables if name not in os.environ]:
+        return Answer(note=f"{place} is not called before its job: the variable {unset[0]} is not set here")
+    try:
+        _call(config, prompt, located[1], root)
+    except (RecipeError, StageError) as error:
+        text = str(error)
+    else:
+        return Answer()
+    if missing := missing_here(text):
+        return Answer(note=f"{place} is not called before its job: {missing} is not installed here")
+    first, _, traceback = text.partition("\n")
+    if "did not return within" in first and _seconds(config) < config.timeout_seconds:
+        return Answer(note=f"{place}: {first}; its job waits {config.timeout_seconds:g} s")
+    at = last_place(traceback, config.path, (root / config.path).parent)
+    said = f"{place}: {first}{f' ({at})' if at else ''}; it was called with the completion {REPLY!r} of {located[0]}"
+    if tolerated:
+        return Answer(note=said)
+    return Answer(f"{said} (`call_before_job: false` if it needs what only its job has)")
+
+
+def _seconds(config: Called) -> float:
+    return min(config.timeout_seconds, _LONGEST_SECONDS)
+
+
+def _call(config: Called, prompt: str, row: Row, root: Path) -> None:
+    """As its job will. Raises RecipeError or StageError if it cannot be loaded, or answers with no reward."""
+    one = config.model_copy(update={"timeout_seconds": _seconds(config), "tolerated_failures": 0.0})
+    # Its output is not part of the plan; and a job works in another folder than the user's.
+    with placed(root, config) as file, tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
+        if isinstance(one, FunctionReward):
+            with closing(RewardFunction(one, file, log=log, folder=folder)) as function:
+                function([REPLY], [prompt], [row])
+        else:
+            with closing(FunctionEnvironments(one, file, log=log, folder=folder)) as environments:
+                asyncio.run(_episode(environments, row))
+
+
+async def _episode(environments: FunctionEnvironments, row: Row) -> None:
+    try:
+        with closing(environments.new()) as episode:
+            await episode.reset(row, 0)
+            await episode.step(Reply(REPLY, REPLY))
+    except EpisodeError as error:
+        raise EpisodeError(f"{environments.name}: {error}") from error

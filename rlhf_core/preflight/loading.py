@@ -1,0 +1,161 @@
+"""The user's Python files before a job: they load, and define what the recipe says, in a process of their own."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Lock
+from typing import IO
+
+from rlhf_core.config.data.dataset import FunctionSource
+from rlhf_core.config.environments.environments import CodeEnvironment, FunctionEnvironment, Program
+from rlhf_core.config.environments.tools import FunctionTool
+from rlhf_core.config.rewards.rewards import FunctionReward
+from rlhf_core.config.user_code import beside
+from rlhf_core.errors import RecipeError, RewardError
+from rlhf_core.preflight.code import UserCode, check_files
+from rlhf_core.processes.user_code import CodeKind, check_function, last_place
+from rlhf_core.processes.user_process import UserFunction, UserProcess
+from rlhf_core.system.scratch import scratch_folder
+
+LOADING_SECONDS = 60.0
+_ENDED = re.compile(r"its process (.+), before it returned")
+_RAISED = re.compile(r"loading this file failed: (.+)")  # type and message, see user_error
+_PARSING = Lock()  # ast.parse fails in two threads at a time, with a SystemError: gh-106905 of CPython
+_SHOWN = 300  # characters of a line
+_READ_BYTES = 4096  # of the end of what a file has printed
+_MODULE_MISSING = re.compile(r"ModuleNotFoundError: No module named '([^'\n]+)'")
+_NOT_WITH_AN_ORCHESTRATOR = ("torch", "vllm", "deepspeed", "peft", "accelerate")  # see pyproject.toml
+
+
+def code_problems(named: Sequence[tuple[str, UserCode]], root: Path) -> list[str]:
+    """One sentence for each setting whose code cannot be loaded. Files are loaded side by side, each once."""
+    keys = [config.model_dump_json() for _, config in named]
+    files: dict[tuple[str, ...], dict[str, UserCode]] = {}
+    for key, (_, config) in zip(keys, named, strict=True):
+        files.setdefault((config.path, *config.files), {})[key] = config
+    problems: dict[str, str] = {}
+    with ThreadPoolExecutor(os.cpu_count()) as threads:
+        for found in threads.map(lambda functions: _problems_of_file(functions, root), files.values()):
+            problems |= found
+    return [f"{name}: {problems[key]}" for key, (name, _) in zip(keys, named, strict=True) if key in problems]
+
+
+def _problems_of_file(functions: Mapping[str, UserCode], root: Path) -> dict[str, str]:
+    """By the keys of `functions`, which are all of one file. It is loaded as its jobs will: with the files that `files`
+    names, and no others, beside it; in a process that is killed after LOADING_SECONDS."""
+    problems: dict[str, str] = {}
+    for key, config in functions.items():
+        try:
+            with _PARSING:
+                check_function(root / config.path, config.function, config.path)
+        except RecipeError as error:
+            problems[key] = str(error)
+    left = {key: config for key, config in functions.items() if key not in problems}
+    if not left:
+        return problems
+    first = next(iter(left.values()))
+    try:
+        with _PARSING:
+            check_files(first, root)
+        with placed(root, first) as file:
+            problems |= _refused(left, file)
+    except RecipeError as error:  # of the file: of all its functions
+        problems |= dict.fromkeys(left, str(error))
+    return problems
+
+
+def _refused(functions: Mapping[str, UserCode], file: Path) -> dict[str, str]:
+    """The functions that cannot be called as they will be. Raises RecipeError if the file cannot be loaded."""
+    # What the file prints is not the plan's; and a job works in another folder than the user's.
+    with tempfile.TemporaryFile() as log, scratch_folder("job") as folder:
+        return _refused_with(functions, file, log, folder)
+
+
+def _refused_with(functions: Mapping[str, UserCode], file: Path, log: IO[bytes], folder: Path) -> dict[str, str]:
+    problems = {}
+    process: UserProcess | None = None
+    try:
+        for key, config in functions.items():
+            parameters = config.parameters if isinstance(config, CodeEnvironment | FunctionReward) else ()
+            function = UserFunction(file, config.function, config.path, parameters, config.options, _kind(config))
+            process = process or UserProcess(function, LOADING_SECONDS, log=log, folder=folder)
+            try:
+                process.load(function)
+            except RecipeError as error:
+                problems[key] = str(error)
+    except RewardError as error:
+        text, path = str(error), config.path
+        missing = _MODULE_MISSING.search(text)
+        if missing is None:
+            raise RecipeError(_why(text, path, file.parent, _last_line(log))) from error
+        if missing_here(text) is None:
+            raise RecipeError(
+                f"{path} imports `{missing[1]}`, which is not installed here: install it, here and on the "
+                "cluster's nodes, or name it in `files` if it is a file of yours"
+            ) from error
+    finally:
+        if process is not None:
+            process.close()
+    return problems
+
+
+def missing_here(text: str) -> str | None:
+    """The library that a process lacked, as its error says, where that is one that only jobs must have."""
+    missing = _MODULE_MISSING.search(text)
+    library = missing[1].partition(".")[0] if missing else ""
+    return library if library in _NOT_WITH_AN_ORCHESTRATOR else None
+
+
+def _kind(config: UserCode) -> CodeKind:
+    if isinstance(config, FunctionTool):
+        return "tool"
+    if isinstance(config, Program):
+        return "program"
+    if isinstance(config, FunctionSource):
+        return "source"
+    return "environment" if isinstance(config, FunctionEnvironment) else "function"
+
+
+def _last_line(log: IO[bytes]) -> str:
+    """Of what the process has written."""
+    log.seek(max(0, log.seek(0, os.SEEK_END) - _READ_BYTES))
+    lines = log.read().decode(errors="replace").split("\n")
+    return next((" ".join(line.split())[:_SHOWN] for line in reversed(lines) if line.strip()), "")
+
+
+def _why(text: str, path: str, folder: Path, last_line: str) -> str:
+    """One sentence of the error of a process that has not loaded the file. folder: where that is. last_line: of what it
+    has written."""
+    if ended := _ENDED.search(text):
+        said = f"; the last it wrote: {last_line}" if last_line else ""
+        return f"{path} cannot be loaded: its process {ended[1]}, while it ran the file{said}"
+    place, raised = last_place(text, path, folder), _RAISED.search(text)
+    if place and raised:
+        return f"{path} cannot be loaded: {place}: {_with_hint(raised[1])}"
+    return f"{text}; load what takes long at the first call" if "within" in text else text
+
+
+def _with_hint(raised: str) -> str:
+    """raised: type and message of an exception."""
+    if raised.startswith("FileNotFoundError"):
+        raised += ": name files that it reads in `files`, and open them beside itself, by Path(__file__).with_name(…)"
+    return raised
+
+
+@contextmanager
+def placed(root: Path, config: UserCode) -> Iterator[Path]:
+    """The Python file in a folder that has only what its job has."""
+    with scratch_folder("check") as folder:
+        for file in (config.path, *config.files):
+            copy = folder / beside(config.path, file)
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(root / file, copy)
+        yield folder / posixpath.basename(config.path)

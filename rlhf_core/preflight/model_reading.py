@@ -1,0 +1,86 @@
+"""What transformers' class says of a model folder: asked in a process of its own, which may be ended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from functools import lru_cache
+from importlib.metadata import version
+from importlib.util import find_spec
+from pathlib import Path
+
+from rlhf_core.errors import StageError
+from rlhf_core.models.folders import inspection
+from rlhf_core.models.folders.check import untied_problem
+from rlhf_core.models.folders.folder import GENERATION_CONFIG, Head
+from rlhf_core.models.folders.headers import stored_tensors
+from rlhf_core.models.folders.inspection import Inspection
+from rlhf_core.stages.job_context import node_cache
+
+_SECONDS = 120
+
+
+def inspected(folder: Path, *, reward_model: bool) -> Inspection | None:
+    """The answer of models/folders/inspection.py to a folder without `folder_problems`, kept in this node's cache.
+
+    None on a machine without torch, where the job of the base stage is the first to ask. Raises StageError for a folder
+    that this job would refuse.
+    """
+    if find_spec("torch") is None:
+        return None
+    head: Head = "scalar" if reward_model else "causal"
+    found = Inspection(**json.loads(_answer(folder, head, _key(folder, head))))
+    # The answer is that of the headers: what the tensors hold may have changed since.
+    if (problem := untied_problem(folder, found.tied)) is not None:
+        raise StageError(problem)
+    return found
+
+
+def _key(folder: Path, head: Head) -> str:
+    """A digest of all that the answer depends on: the folder's settings and headers, and the code that reads them."""
+    digest = hashlib.sha256(f"{version('transformers')} {version('torch')} {head}".encode())
+    for name in ("config.json", GENERATION_CONFIG):
+        digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"")
+        digest.update(b"\0")
+    digest.update(repr(sorted(stored_tensors(folder).items())).encode())
+    for module in sorted(Path(inspection.__file__).parent.glob("*.py")):
+        digest.update(module.read_bytes())
+    return digest.hexdigest()
+
+
+@lru_cache(maxsize=32)
+def _answer(folder: Path, head: Head, key: str) -> str:
+    kept = node_cache() / "inspected" / f"{key}.json"
+    if kept.is_file():
+        return kept.read_text(encoding="utf-8")
+    answer = _ask(folder, head)
+    with suppress(OSError):  # who may not write there, or has no space left, asks again
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        written = kept.with_suffix(f".{os.getpid()}")
+        written.write_text(answer, encoding="utf-8")
+        written.replace(kept)
+    return answer
+
+
+def _ask(folder: Path, head: Head) -> str:
+    command = [sys.executable, "-m", inspection.__name__, str(folder), head]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_SECONDS, check=False
+        )
+    except subprocess.TimeoutExpired as error:
+        raise StageError(
+            f"transformers builds no model by config.json within {_SECONDS} s: fetch the folder again"
+        ) from error
+    if done.returncode == 0:
+        return done.stdout
+    said = done.stderr.strip().rpartition("\n")[2].removeprefix(f"{folder}: ")
+    if done.returncode == 1 and said:
+        raise StageError(said)
+    raise StageError(
+        "transformers ended while it built a model by config.json, perhaps out of memory: fetch the folder again"
+    )

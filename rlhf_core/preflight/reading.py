@@ -1,0 +1,53 @@
+"""What a tokenizer or a chat template makes of texts that is perhaps not meant: notes before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_core.chat.rendering import Tokenizer, is_written_whole
+from rlhf_core.chat.special_tokens import special_tokens_in, unknown_in
+from rlhf_core.data.formats import Format
+from rlhf_core.preflight.data import Use
+from rlhf_core.preflight.samples import Located
+
+_READ_ROWS = 200  # of each dataset are tokenised and written here
+
+
+def reading_notes(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
+    """rows: those of the dataset that could be read."""
+    yield from _special(use, tokenizer, rows, data_format)
+    yield from _unknown(use, tokenizer, rows[:_READ_ROWS], data_format)
+    yield from _changed(use, tokenizer, rows[:_READ_ROWS])
+
+
+def _special(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
+    """Perhaps somebody has applied a chat template already."""
+    found = [
+        (where, tokens) for where, row in rows if (tokens := special_tokens_in(tokenizer, data_format.whole_text(row)))
+    ]
+    if found:
+        where, tokens = found[0]
+        yield (
+            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold special tokens of the "
+            f"tokenizer, such as `{tokens[0]}` in {where}, which are read as text: only the chat template writes them"
+        )
+
+
+def _unknown(use: Use, tokenizer: Tokenizer, rows: list[Located], data_format: Format) -> Iterator[str]:
+    found = [(where, unknown) for where, row in rows if (unknown := unknown_in(tokenizer, data_format.whole_text(row)))]
+    if found:
+        where, unknown = found[0]
+        yield (
+            f"{use.setting}: {len(found)} of {len(rows)} rows of `data.{use.dataset}` hold what the tokenizer does not "
+            f"know, such as `{unknown[:40]}` in {where}, and reads as {tokenizer.unk_token}: the model can neither see "
+            "nor write it"
+        )
+
+
+def _changed(use: Use, tokenizer: Tokenizer, rows: list[Located]) -> Iterator[str]:
+    found = [where for where, row in rows if "messages" in row and not is_written_whole(tokenizer, row)]
+    if found:
+        yield (
+            f"{use.setting}: the chat template leaves out or changes a part of the last reply in {len(found)} of "
+            f"{len(rows)} rows of `data.{use.dataset}`, such as {found[0]}: that part is not trained as it stands"
+        )

@@ -1,0 +1,37 @@
+"""What can be seen of a loop's round before it starts: from which model it starts, and whether prompts are left."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from rlhf_core.artifacts.repository import ArtifactRepository
+from rlhf_core.artifacts.rounds import RoundStart
+from rlhf_core.errors import RecipeError
+from rlhf_core.graph.graph import Node
+from rlhf_core.graph.round_drafting import PROMPTS
+from rlhf_core.recipe.recipe import Recipe
+from rlhf_core.stages.round_prompts import out_of_prompts
+
+
+def check_round(
+    recipe: Recipe,
+    graph: Mapping[str, Node],
+    start: RoundStart,
+    rows: Mapping[str, int],
+    repository: ArtifactRepository,
+) -> Iterator[str]:
+    """One sentence about the round. rows: of each dataset whose rows could be counted here, at most.
+
+    Raises RecipeError if fewer prompts are left than a round needs.
+    """
+    loop = recipe.loop
+    assert loop is not None, "it has rounds"
+    made = repository.manifest(graph[f"data.{loop.prompts}"].ref)
+    known = rows.get(loop.prompts) if made is None else int(made.metrics["rows"] or 0)
+    before = None if start.previous_prompts is None else repository.manifest(start.previous_prompts)
+    used = 0 if before is None else int(before.metrics["rows"] or 0) + int(before.metrics["used_before"] or 0)
+    if known is not None and repository.manifest(graph[PROMPTS].ref) is None and known - used < loop.prompts_per_round:
+        raise RecipeError(f"data.{loop.prompts}: {out_of_prompts(max(0, known - used), loop.prompts_per_round, used)}")
+    begun = "" if start.prompts is None else ", which was started and has not ended"
+    from_what = f"the model of `{loop.start}`" if start.accepted is None else str(start.accepted)
+    yield f"round {start.number} of {recipe.name}{begun}: from {from_what}; {used} prompts were used before"

@@ -1,0 +1,26 @@
+"""Between which numbers the rewards of a recipe are."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from rlhf_core.config.rewards.rewards import EnvironmentReward, RewardConfig
+
+Bounds = tuple[float, float]  # the lowest and the highest that a reward may be
+
+
+def bounds_of_sum(rewards: Iterable[RewardConfig], *, environment: Bounds | None = None) -> Bounds | None:
+    """The lowest and the highest sum of the rewards, each by its weight; None: not known before they are given.
+
+    environment: what that gives in an episode, at least and at most.
+    """
+    low = high = 0.0
+    for reward in rewards:
+        bounds = reward.bounds or (environment if isinstance(reward, EnvironmentReward) else None)
+        if reward.weight == 0:
+            continue
+        if bounds is None:
+            return None
+        ends = [reward.weight * bound for bound in bounds]
+        low, high = low + min(ends), high + max(ends)
+    return low, high

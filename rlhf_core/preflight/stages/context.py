@@ -1,0 +1,44 @@
+"""The checks that stages bring: each stage's own function, called for each of its nodes before anything runs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from rlhf_core.contract import load_function
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.preflight.model import BaseModel
+from rlhf_core.preflight.samples import Located
+from rlhf_core.recipe.recipe import Recipe
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A sentence to know that is no mistake. A check yields problems as plain text."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class CheckContext:
+    """The recipe, and everything of its inputs that could be read without running anything."""
+
+    recipe: Recipe
+    root: Path  # its folder
+    nodes: Mapping[str, Draft]
+    samples: Mapping[str, list[Located]]  # by dataset in `data`: the rows that could be read, of those that could
+    rows: Mapping[str, int]  # of each dataset in `data` whose rows could be counted
+    models: Mapping[str, BaseModel]  # by node, of those whose base model is at hand
+
+
+def check_stages(context: CheckContext) -> tuple[list[str], list[str]]:
+    """The problems and the notes of all nodes."""
+    problems, notes = [], []
+    for node in context.nodes.values():
+        for found in load_function(node.stage.checks)(node.config, node, context) if node.stage.checks else ():
+            if isinstance(found, Note):
+                notes.append(found.text)
+            else:
+                problems.append(found)
+    return problems, notes

@@ -1,0 +1,48 @@
+"""Hints of teachers before anything runs: every row must have what they write, and leave room for it."""
+
+from __future__ import annotations
+
+import heapq
+
+from rlhf_core.chat.encoding import encode_prompt
+from rlhf_core.chat.hints import told
+from rlhf_core.config.rl.stage import RLConfig
+from rlhf_core.errors import ConversationError
+from rlhf_core.preflight.lengths import tokenizer_of
+from rlhf_core.preflight.model import BaseModel
+from rlhf_core.preflight.stages.context import CheckContext
+from rlhf_core.rewards.template_trial import template_problem
+from rlhf_core.rewards.templates import hint_of
+
+_TRIED_ROWS = 20  # whose hint is first written in a process of its own
+_TOKENISED_ROWS = 1000  # of each dataset, those with the longest hints
+
+
+def hint_problem(config: RLConfig, template: str, model: BaseModel | None, context: CheckContext) -> str | None:
+    """Why a row of the stage's dataset cannot have the hint `template`, as far as rows are at hand."""
+    rows = context.samples.get(config.dataset)
+    if rows is None:
+        return None
+    if endless := template_problem(template, [row for _, row in rows[:_TRIED_ROWS]], {}, lenient=True):
+        return endless
+    dataset, hint, hints = context.recipe.data[config.dataset], hint_of(template), {}
+    for index, (where, row) in enumerate(rows):
+        try:
+            hints[index] = hint(row)
+            told(row["prompt"], hints[index])
+        except ConversationError as error:
+            if dataset.on_bad_row == "error":
+                return f"{where}: {error}"
+    limit = config.row_limit("dataset")
+    if model is None or limit is None or dataset.on_long_row != "error":
+        return None
+    tokenizer = tokenizer_of(model, context.root)
+    for index in heapq.nlargest(_TOKENISED_ROWS, hints, key=lambda index: len(hints[index])):
+        where, row = rows[index]
+        tokens = len(encode_prompt(tokenizer, told(row["prompt"], hints[index]), row.get("tools")))
+        if tokens > limit.room:
+            return (
+                f"{where} has {tokens} tokens with its hint, more than the {limit.room} that {limit.setting} leaves "
+                f"beside {limit.completion_setting}: raise it, or set the dataset's on_long_row to drop"
+            )
+    return None

@@ -1,0 +1,43 @@
+"""Merges before anything runs: have the models the same shape and tokens?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_core.config.stages.merging import MergeConfig, MergeModelsConfig
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.mixable import OTHER_TOKENIZER, mix_problem
+from rlhf_core.preflight.stages.context import CheckContext
+from rlhf_core.preflight.stages.tokens import same_tokens
+
+
+def merge(config: MergeConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+    """A merge into another model than the adapter was trained on."""
+    adapter = context.nodes[node.inputs["adapter"]]
+    model, trained_on = context.models.get(node.name), context.models.get(adapter.name)
+    if model is None or trained_on is None:
+        return
+    names = ["hidden_size", "num_hidden_layers"]
+    if adapter.config.adapter_targets == "all-linear":
+        names.append("intermediate_size")
+    for name in names:
+        ours, theirs = text_config(model.settings).get(name), text_config(trained_on.settings).get(name)
+        if ours is not None and theirs is not None and ours != theirs:
+            yield (
+                f"{node.section}.model: its {name} is {ours}, but `{adapter.name}` is an adapter of a model whose "
+                f"{name} is {theirs}: leave it out, to merge into that one"
+            )
+            return
+
+
+def merge_models(config: MergeModelsConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+    model = context.models.get(node.name)
+    for place in range(len(config.others)):
+        other = context.models.get(node.inputs[f"others.{place}.model"])
+        if model is None or other is None:
+            continue
+        problem = OTHER_TOKENIZER if same_tokens(other, model, context.root) is False else None
+        problem = problem or mix_problem(model.settings, other.settings)
+        if problem is not None:
+            yield f"{node.section}.others.{place}.model: {problem}"

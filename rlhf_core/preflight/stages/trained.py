@@ -1,0 +1,59 @@
+"""Checks that all stages share which train a model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from rlhf_core.config.engines.training import EngineConfig
+from rlhf_core.config.stages.base_model import FolderModel, ScratchModel
+from rlhf_core.config.stages.trained import LoraConfig
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.models.folders.attention_names import attention_problem
+from rlhf_core.models.folders.folder import text_config
+from rlhf_core.models.folders.headers import stored_tensors
+from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.folders.scratch import linear_layers
+from rlhf_core.models.folders.targets import target_problem
+from rlhf_core.preflight.stages.context import CheckContext, Note
+
+
+def engine_problems(engine: EngineConfig, node: Draft, context: CheckContext) -> Iterator[str]:
+    """Why the node's model cannot be trained as `engine` says."""
+    model = context.models.get(node.name)
+    if model is None:
+        return
+    if (found := model.inspection) is not None:
+        unfit = attention_problem(found.model_class, found.attentions, engine.attention)
+        yield from () if unfit is None else (f"{node.section}.engine.attention: {unfit}",)
+    if engine.freeze_vision and not reads_images(model.settings):
+        yield f"{node.section}.engine.freeze_vision: this model reads text alone: leave it out"
+
+
+def adapter_problems(
+    lora: LoraConfig | None, setting: str, start: str, node: Draft, context: CheckContext
+) -> Iterator[str]:
+    """Why the model at the input `start` cannot have the adapter of `setting`."""
+    model = context.models.get(node.inputs[start])
+    if lora is None or model is None:
+        return
+    match model.config.source:
+        case ScratchModel() as source:
+            layers = list(linear_layers(source))
+        case FolderModel(path=path) if "num_experts_per_tok" not in text_config(model.settings):
+            layers = [
+                name.removesuffix(".weight")
+                for name, tensor in stored_tensors(context.root / path).items()
+                if name.endswith(".weight") and len(tensor.shape) == 2
+            ]
+        case _:
+            return  # in memory experts are other layers than in the folder
+    problem = target_problem(lora, layers, tied=bool(model.settings.get("tie_word_embeddings")))
+    if problem is not None:
+        yield f"{node.section}.{setting}: {problem}"
+
+
+def few_rows(dataset: str, setting: str, needed: int, then: str, node: Draft, context: CheckContext) -> Iterator[Note]:
+    """A dataset with fewer rows than a step takes."""
+    known = context.rows.get(dataset, needed)
+    if known < needed:
+        yield Note(f"{node.section}: `{dataset}` has {known} rows, fewer than {setting}={needed}: {then}")

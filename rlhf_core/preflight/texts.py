@@ -1,0 +1,47 @@
+"""Templates of judges and reward servers before anything runs: do they end, and have rows what they ask for?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlhf_core.config.rewards.rewards import HTTPReward, JudgeReward
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.preflight.samples import Located
+from rlhf_core.rewards.template_trial import template_problem
+
+_TRIED_ROWS = 20  # of each dataset
+_ANY_ROW = {"id": "row", "prompt": [{"role": "user", "content": "question"}]}
+
+
+def check_texts(nodes: Mapping[str, Draft], samples: Mapping[str, list[Located]]) -> Iterator[str]:
+    """Those of rewards and scorers. samples: the rows of each dataset that could be read."""
+    for node in nodes.values():
+        datasets = {setting.path: setting.names[0] for setting in node.input_settings if setting.names}
+        for judged in node.config.judges():
+            known = samples.get(datasets[judged.dataset], [])
+            match judged.judge:
+                case JudgeReward(template=template, tolerated_failures=share):
+                    setting = "template"
+                case HTTPReward(query=str() as template, tolerated_failures=share):
+                    setting = "query"
+                case _:
+                    continue
+            problem = text_problem(template, known, {"completion": "completion"}, tolerates=share > 0)
+            if problem is not None:
+                yield f"{node.section}.{judged.setting}.{setting}: {problem}"
+
+
+def text_problem(template: str, known: list[Located], texts: Mapping[str, str], *, tolerates: bool) -> str | None:
+    """Why the template cannot be written for the rows, which are those that could be read.
+
+    texts: in place of completions; tolerates: it may fail for a row.
+    """
+    known = known[:_TRIED_ROWS]
+    rows: Sequence[Mapping[str, Any]] = [row for _, row in known]
+    # Of rows that are not at hand, or may fail, only whether the template ends.
+    problem = template_problem(template, rows or [_ANY_ROW], texts, lenient=tolerates or not rows)
+    if problem is None:
+        return None
+    where = next((where for where, row in known if f"row {row['id']}:" in problem), "")
+    return problem + (f" ({where})" if where else "")

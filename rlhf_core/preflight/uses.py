@@ -1,0 +1,97 @@
+"""Models of any stage before anything runs: can engines serve them, and can readers and judges read their tokens?"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from rlhf_core.config.base import Dtype
+from rlhf_core.config.rewards.rewards import ModelReward
+from rlhf_core.config.stages.base import StageConfig
+from rlhf_core.graph.drafting import Draft
+from rlhf_core.models.folders.readers import (
+    STORED_SEPARATOR,
+    judge_problem,
+    reader_problem,
+    scale_problem,
+    separator_problem,
+)
+from rlhf_core.models.folders.served import problems_on_cpu, split_problems
+from rlhf_core.preflight.lengths import tokenizer_of
+from rlhf_core.preflight.model import BaseModel
+from rlhf_core.preflight.stages.tokens import same_tokens
+
+
+def check_models(nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    """models: by node, of those whose base model is at hand."""
+    for node in nodes.values():
+        for problem in _problems(node, nodes, models, root):
+            yield f"{node.section}.{problem}"
+
+
+def _problems(node: Draft, nodes: Mapping[str, Draft], models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    config, model = node.config, models.get(node.name)
+    if model is None:
+        return
+    if config.engines is not None and not config.engines.gpus_per_engine:
+        unserved = problems_on_cpu(model.settings, config.engines, _dtype(nodes, node.name))
+        yield from (f"rollout: {problem}" for problem in unserved)
+    if config.engines is not None and config.engines.gpus_of_engine > 1:
+        yield from (f"rollout: {said}" for said in split_problems(model.class_settings, config.engines))
+    yield from _readers(config, node, models, root)
+    if config.engines is not None:
+        yield from _judges(config, config.engines.max_length, node, nodes, models, root)
+
+
+def _dtype(nodes: Mapping[str, Draft], name: str) -> Dtype | None:
+    """Of the model that the node trains, makes or serves; None: not known here."""
+    node = nodes[name]
+    if node.config.model_dtype is not None or "model" not in node.inputs:
+        return node.config.model_dtype
+    return _dtype(nodes, node.inputs["model"])
+
+
+def _readers(config: StageConfig, node: Draft, models: Mapping[str, BaseModel], root: Path) -> Iterator[str]:
+    """Of the models that read the tokens of the stage's own, where their base is at hand."""
+    for setting, (name, advice) in config.token_readers.items():
+        reader = models.get(node.inputs[name])
+        same = None if reader is None else same_tokens(reader, models[node.name], root)
+        if reader is not None and same is not None:
+            for bound, tokens in config.sequence_lengths().items():
+                problem = reader_problem(reader.settings, bound, tokens, reads_tokens=same)
+                if problem is not None:
+                    yield f"{setting}: {problem}: {advice}"
+
+
+def _judges(
+    config: StageConfig,
+    tokens: int,
+    node: Draft,
+    nodes: Mapping[str, Draft],
+    models: Mapping[str, BaseModel],
+    root: Path,
+) -> Iterator[str]:
+    """tokens: of the longest sequence that is judged."""
+    policy = models[node.name]
+    for judged in config.judges():
+        reward = judged.judge
+        if not isinstance(reward, ModelReward):
+            continue
+        judge = node.inputs[f"{judged.setting}.model"]
+        model = models.get(judge)
+        if model is None:
+            continue
+        problem = None
+        if "model" not in nodes[judge].inputs:  # one that was trained here has a scale
+            problem = scale_problem(model.settings, reward)
+            problem = problem or separator_problem(model.settings.get(STORED_SEPARATOR), reward)
+        same = same_tokens(model, policy, root)
+        if problem is None and same is not None:
+            reads = same and _template(model, root) == _template(policy, root)
+            problem = judge_problem(model.settings, reward, reads_tokens=reads, tokens=tokens)
+        if problem is not None:
+            yield f"{judged.setting}: {problem}"
+
+
+def _template(model: BaseModel, root: Path) -> str:
+    return str(tokenizer_of(model, root).chat_template)

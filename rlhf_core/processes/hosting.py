@@ -1,0 +1,102 @@
+"""Episodes in processes of their own: one process loads the user's file, and a fork of it plays each episode."""
+
+from __future__ import annotations
+
+import asyncio
+import resource
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO, Any
+
+from rlhf_core.config.environments.environments import CodeEnvironment
+from rlhf_core.config.environments.tools import FunctionTool
+from rlhf_core.errors import EpisodeError
+from rlhf_core.processes.forked import LONGEST_LINE, ForkedProcess
+from rlhf_core.processes.lines import ProcessError
+from rlhf_core.processes.user_code import CodeKind
+from rlhf_core.processes.user_process import UserFunction, UserProcess
+
+_OPEN_FILES = 65_536
+
+
+class EpisodeHost:
+    """The process that has loaded the file."""
+
+    def __init__(
+        self,
+        config: CodeEnvironment | FunctionTool,
+        file: Path,
+        kind: CodeKind,
+        *,
+        log: IO[bytes] | None = None,
+        folder: Path | None = None,
+    ) -> None:
+        """log, folder: of its process, see UserProcess.
+
+        Raises RecipeError, StageError or RewardError if the file cannot be loaded.
+        """
+        _allow_many_files()
+        self._control, theirs = socket.socketpair()
+        parameters = config.parameters if isinstance(config, CodeEnvironment) else ()
+        function = UserFunction(file, config.function, config.path, parameters, config.options, kind)
+        program = ("rlhf_core.processes.host_process", str(theirs.fileno()), str(config.memory_gib))
+        self._process = UserProcess(function, program=program, descriptors=[theirs.fileno()], log=log, folder=folder)
+        with theirs:
+            self._process.start()
+        self.loaded = self._process.loaded  # what the process said of the file
+
+    def new(self) -> EpisodeProcess:
+        return EpisodeProcess(self._control)
+
+    def close(self) -> None:
+        self._control.close()  # which ends the host, and with it what is left of its episodes
+        self._process.close(after_seconds=5.0)
+
+
+class EpisodeProcess(ForkedProcess):
+    """Of one episode. What goes wrong is an EpisodeError."""
+
+    async def send(self, message: Mapping[str, Any]) -> None:
+        try:
+            await super().send(message)
+        except ProcessError as error:
+            raise _dead(error) from error
+
+    async def receive(self) -> dict[str, Any]:
+        """The next message. Raises EpisodeError, too, if the user's code has raised an error."""
+        try:
+            message = await super().receive()
+        except ProcessError as error:
+            raise _dead(error) from error
+        except ValueError as error:
+            raise _no_answer() from error
+        except asyncio.LimitOverrunError as error:
+            raise EpisodeError(f"it answered with more than {LONGEST_LINE // 2**20} MiB") from error
+        if not isinstance(message, dict):
+            raise _no_answer()
+        if "error" in message:
+            raise EpisodeError(f"it raised {message['error']}")
+        return message
+
+    async def value(self) -> Any:
+        """What the user's code returns, which is the next message."""
+        message = await self.receive()
+        if "value" not in message:
+            raise _no_answer()
+        return message["value"]
+
+
+def _dead(how: ProcessError) -> EpisodeError:
+    return EpisodeError(f"before it answered, its process {how}; see the log")
+
+
+def _no_answer() -> EpisodeError:
+    return EpisodeError("its process wrote something to our socket that is no answer")
+
+
+def _allow_many_files() -> None:
+    """An episode needs a socket here, and two descriptors in the host."""
+    now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = _OPEN_FILES if most == resource.RLIM_INFINITY else min(most, _OPEN_FILES)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(now, wanted), most))

@@ -1,0 +1,84 @@
+"""A recipe that extends another one of its folder, or a shipped one.
+
+The settings that it has itself count; all others are those of the other recipe.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from rlhf_core.config.base import NULL_WORDS
+from rlhf_core.errors import RecipeError, did_you_mean
+from rlhf_core.recipe.known_recipes import known_recipes
+from rlhf_core.recipe.recipe import Recipe
+from rlhf_core.recipe.yaml_text import YAMLTextError, read_yaml_file
+from rlhf_core.system.paths import file_problem
+
+EXTENDS = "extends"
+_MOST_EXTENDED = 20  # one by the other
+_CHOOSERS = ("stage", "type")  # keys that say what their mapping is
+
+
+def read_recipe(path: Path, above: tuple[Path, ...] = ()) -> tuple[Any, list[Path]]:
+    """The values of the file and of those that it extends, and all these files, its own first.
+
+    above: the files that extend it, which it may not extend itself. Raises RecipeError.
+    """
+    try:
+        own = read_yaml_file(path)
+    except YAMLTextError as error:
+        raise RecipeError(f"{path}: {error}") from error
+    if not isinstance(own, dict) or EXTENDS not in own:
+        return own, [path]
+    extended = _find(path, own.pop(EXTENDS))
+    if extended in (*above, path):
+        raise RecipeError(f"{path}: `{EXTENDS}`: {extended.name} extends this file itself; take one of both away")
+    if len(above) >= _MOST_EXTENDED:
+        raise RecipeError(f"{path}: more than {_MOST_EXTENDED} recipes extend one another: join some of them")
+    base, files = read_recipe(extended, (*above, path))
+    if not isinstance(base, dict):
+        raise RecipeError(f"{extended}: {path.name} extends it, but it is no recipe")
+    for name in [name for name in own if name in base and name not in Recipe.model_fields]:
+        if own[name] is None or (isinstance(own[name], str) and own[name] in NULL_WORDS):
+            del base[name], own[name]  # a stage is taken away, whatever its name
+    return merged(base, own), [path, *files]
+
+
+def _find(path: Path, name: Any) -> Path:
+    beside = [other.stem for other in sorted(path.parent.glob("*.yaml")) if other != path]
+    shipped = known_recipes()
+    names = dict.fromkeys([*beside, *shipped])
+    known = f"{did_you_mean(str(name), names)}; there are {', '.join(names) or 'none'}"
+    if not isinstance(name, str) or Path(name).name != name:
+        raise RecipeError(f"{path}: `{EXTENDS}` names a recipe of the same folder, or a shipped one{known}")
+    found = path.with_name(name if name.endswith((".yaml", ".yml")) else f"{name}.yaml")
+    if found.stem in shipped and (not os.path.lexists(found) or found == path != shipped[found.stem]):
+        return shipped[found.stem]
+    if problem := file_problem(found):
+        raise RecipeError(f"{path}: `{EXTENDS}`: {found.name}: {problem}{known}")
+    return found
+
+
+def merged(base: Any, own: Any) -> Any:
+    """`own` on top of `base`. Mappings are merged key by key, unless they are of another `stage` or `type`; anything
+    else, a list or null too, takes the place of what was there."""
+    if not isinstance(base, dict) or not isinstance(own, dict):
+        return own
+    if any(key in own and own[key] != base.get(key) for key in _CHOOSERS):
+        return own
+    both = {**base, **{key: merged(base.get(key), value) for key, value in own.items()}}
+    return {key: both[key] for key in _order(list(base), list(own))}
+
+
+def _order(base: list[str], own: list[str]) -> list[str]:
+    """The keys of `base`, and each of `own` that is new before the next one of `own` that is not: the order of stages
+    counts."""
+    order, place = list(base), len(base)
+    for key in reversed(own):
+        if key in base:
+            place = order.index(key)
+        else:
+            order.insert(place, key)
+    return order

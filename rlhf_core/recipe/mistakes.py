@@ -1,0 +1,191 @@
+"""What pydantic finds wrong with a recipe, in our words: which key, what stands there, what may."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rlhf_core.config.base import Config
+from rlhf_core.config.texts import is_hub_name
+from rlhf_core.errors import did_you_mean, shortened
+from rlhf_core.recipe.language import Part, configs_of, keys_of, walk
+from rlhf_core.recipe.methods import method_hint
+
+_TRUE_WORDS = {"yes", "on", "y", "t", "True", "TRUE", "1"}
+_FALSE_WORDS = {"no", "off", "n", "f", "False", "FALSE", "0"}
+_LONGEST_SHOWN = 60
+
+
+def dotted(parts: Sequence[Part]) -> str:
+    """The key as a person writes it: pydantic puts the tag of a union (`files`, `scratch`) into the location too."""
+    keys = [str(part.key) for part in parts if not part.tag]
+    return ".".join(keys) if keys else "the recipe"
+
+
+def sentence(data: Mapping[str, Any], problem: Mapping[str, Any]) -> tuple[list[Any], str]:
+    """Where in `data` the problem is, and what it is."""
+    parts = list(walk(data, [part for part in problem["loc"] if part != "[key]"]))  # of a mapping: the key is wrong
+    place, context, value = dotted(parts), problem.get("ctx", {}), problem["input"]
+    location = [part.key for part in parts if not part.tag]
+    match problem["type"]:
+        case "extra_forbidden":
+            return location, _unknown_key(parts)
+        case "missing" if parts and isinstance(parts[-1].key, int):
+            return location[:-1], f"`{dotted(parts[:-1])}` has too few entries: entry {parts[-1].key + 1} is missing"
+        case "missing":
+            meaning = _meaning(parts)
+            return location, f"`{place}` is missing: add it" + (f" ({meaning})" if meaning else "")
+        case "union_tag_not_found":
+            kinds = _kinds(parts)
+            return location, f"`{place}.type` is missing: one of {', '.join(kinds)}"
+        case "union_tag_invalid":
+            kinds, tag = _kinds(parts), str(context["tag"])
+            return location, f"`{place}.type` is {shown(tag)}{did_you_mean(tag, kinds)}; it must be {one_of(kinds)}"
+        case "value_error":
+            chooses = isinstance(value, str) and location[-1:] in (["algorithm"], ["type"])
+            text = method_hint(value) if chooses else ""  # a method of another stage, or of another name here
+            return location, f"`{place}`: {text or problem['msg'].removeprefix('Value error, ')}"
+        case kind:
+            if value is None and kind != "none_required":
+                else_ = ", or leave the key out" if _may_be_left_out(parts) else ""
+                return location, f"`{place}` is empty: {_expected(kind, problem, parts)}{else_}"
+            return (
+                location,
+                f"`{place}` is {shown(value)}: {_expected(kind, problem, parts)}{_hint(kind, value, parts)}",
+            )
+
+
+def shown(value: Any) -> str:
+    """A value as a recipe has it, shortened."""
+    if isinstance(value, str):
+        return f"'{_short(value)}'"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if value is None:
+        return "null"
+    if isinstance(value, dict):
+        return "a mapping" if value else "an empty mapping"
+    if isinstance(value, list | tuple):
+        return f"the list {_short(str(list(value)))}" if value else "an empty list"
+    return _short(str(value))
+
+
+def one_of(known: Sequence[str]) -> str:
+    return known[0] if len(known) == 1 else f"one of {', '.join(known)}"
+
+
+def _short(text: str) -> str:
+    return shortened(" ".join(text.split()) if "\n" in text else text, _LONGEST_SHOWN)
+
+
+def _unknown_key(parts: list[Part]) -> str:
+    *parents, wrong = parts
+    known = sorted({key for config in configs_of(wrong.siblings) for key in keys_of(config)})
+    near = did_you_mean(str(wrong.key), known)
+    inside = _inside(wrong)
+    if inside:
+        return f"unknown key `{dotted(parts)}`, did you mean `{inside}`?"
+    if str(wrong.key).lower() not in known and (method := method_hint(str(wrong.key))):
+        return f"unknown key `{dotted(parts)}`: {method}"
+    if not [part for part in parents if not part.tag]:
+        return f"unknown key `{dotted(parts)}`{near}; a stage with a name of its own says which stage it is by `stage:`"
+    listed = (
+        "" if near or not known else f"; `{dotted(parents)}` has {', '.join(key for key in known if key != 'type')}"
+    )
+    return f"unknown key `{dotted(parts)}`{near}{listed}"
+
+
+def _inside(wrong: Part) -> str:
+    """The key of a mapping beside it, as in `optimizer.learning_rate`, of the same name; empty if there is none, or
+    several."""
+    found = [
+        f"{name}.{wrong.key}"
+        for config in configs_of(wrong.siblings)
+        for name, field in config.model_fields.items()
+        for below in configs_of([field.annotation])
+        if wrong.key in below.model_fields
+    ]
+    return found[0] if len(set(found)) == 1 else ""
+
+
+def _meaning(parts: Sequence[Part]) -> str:
+    """What the setting means that `parts` lead to."""
+    key = str(parts[-1].key) if parts else ""
+    for config in configs_of(parts[-1].siblings if parts else []):
+        if key in config.model_fields:
+            return config.model_fields[key].description or ""
+    return ""
+
+
+def _may_be_left_out(parts: Sequence[Part]) -> bool:
+    key = str(parts[-1].key)
+    fields = [config.model_fields[key] for config in configs_of(parts[-1].siblings) if key in config.model_fields]
+    return bool(fields) and not any(field.is_required() for field in fields)
+
+
+def _kinds(parts: Sequence[Part]) -> list[str]:
+    """The values of `type` that choose among the classes which may stand there."""
+    found = [kind for config in configs_of(parts[-1].below) for kind in _tags(config)]
+    return list(dict.fromkeys(found))
+
+
+def _tags(config: type[Config]) -> Iterator[str]:
+    field = config.model_fields.get("type")
+    yield from (str(tag) for tag in getattr(field.annotation, "__args__", ())) if field is not None else ()
+
+
+def _expected(kind: str, problem: Mapping[str, Any], parts: Sequence[Part]) -> str:
+    context = problem.get("ctx", {})
+    match kind:
+        case "out_of_range":
+            return str(problem["msg"])
+        case "int_type" | "int_from_float" | "int_parsing" | "int_parsing_size":
+            return "it must be a whole number"
+        case "float_type" | "float_parsing":
+            return "it must be a number"
+        case "finite_number":
+            return "it must be a finite number"
+        case "bool_type" | "bool_parsing":
+            return "it must be true or false"
+        case "string_type":
+            return "it must be text"
+        case "string_too_short":
+            return "it must not be empty"
+        case "literal_error":
+            choices = re.findall(r"'([^']*)'|(\d+|True|False)", str(context.get("expected", "")))
+            known = [text or other.lower() for text, other in choices]
+            return f"it must be {one_of(known)}{did_you_mean(str(problem['input']), known)}"
+        case "tuple_type" | "list_type":
+            return "it must be a list, such as [a, b]"
+        case "too_short":
+            return f"it must have at least {context.get('min_length', 1)}"
+        case "too_long":
+            return f"it must have {context.get('max_length')} entries"
+        case "none_required":
+            return "it must be left out here"
+        case "model_type" | "dict_type" | "model_attributes_type" | "mapping_type":
+            keys = list(dict.fromkeys(key for config in configs_of(parts[-1].below) for key in keys_of(config)))
+            named = f" with the keys {', '.join(keys)}" if 0 < len(keys) <= 30 else ", `{key: value}`"
+            return f"it must be a mapping{named}"
+        case _:
+            return f"it cannot be used here ({problem['msg']})"
+
+
+def _hint(kind: str, value: Any, parts: Sequence[Part]) -> str:
+    """How to write what was probably meant."""
+    if isinstance(value, str) and is_hub_name(value) and parts and "hub" in _kinds(parts):
+        return f": write {{type: hub, repository: {value}}}"
+    if kind.startswith(("int_", "float_")):
+        if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
+            return f": write {value:.0f}"
+        if isinstance(value, str) and re.fullmatch(r"[-+]?[\d_.]+(e[-+]?\d+)?", value, re.IGNORECASE):
+            return ": write it without quotes"
+    if kind.startswith("bool_"):
+        word = str(value)
+        return ": write true" if word in _TRUE_WORDS else ": write false" if word in _FALSE_WORDS else ""
+    if kind == "string_type" and isinstance(value, int | float):
+        return f': put it in quotes, "{shown(value)}"'
+    if kind in ("tuple_type", "list_type") and isinstance(value, str | int | float):
+        return f": write [{shown(value).strip(chr(39))}]"
+    return ""

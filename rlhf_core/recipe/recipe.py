@@ -1,0 +1,108 @@
+"""The recipe: one YAML file that describes one run as named stages. docs/recipes.md describes the language."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BeforeValidator, Field
+
+from rlhf_core.config.base import NULL_WORDS, Config, KeyedConfig, operational
+from rlhf_core.config.data.dataset import DatasetConfig
+from rlhf_core.config.numbers import Seed
+from rlhf_core.config.rl.critic import POLICY_START
+from rlhf_core.config.stages.base import NamedStageConfig
+from rlhf_core.config.stages.loop import LoopConfig
+from rlhf_core.config.stages.outputs import ReportConfig
+from rlhf_core.config.tracking import TrackingConfig
+from rlhf_core.contract import Stage
+from rlhf_core.errors import did_you_mean
+from rlhf_core.recipe.methods import method_hint
+from rlhf_core.stages.table import STAGES
+
+_RECIPE_NAME = re.compile(r"[a-z0-9][a-z0-9_.-]{0,99}")
+_NAME = re.compile(r"[a-z0-9][a-z0-9_-]{0,99}")
+_DATASET_NAME = re.compile(r"\w[\w-]{0,99}", re.ASCII)
+
+
+def _recipe_name(name: str) -> str:
+    if not _RECIPE_NAME.fullmatch(name):
+        raise ValueError(
+            f"{name!r} is no name: write up to 100 lower-case letters, digits, `_`, `.`, `-`, a letter or digit first"
+        )
+    return name
+
+
+def _dataset_name(name: str) -> str:
+    if not _DATASET_NAME.fullmatch(name):
+        raise ValueError("the name of a dataset has up to 100 letters, digits, `_` and `-`")
+    return name
+
+
+def _no_stage(merge: Any) -> Any:
+    if isinstance(merge, Mapping):
+        raise ValueError("true, false or null; a merge of your own is a stage with a name: `merged: {stage: merge, …}`")
+    return merge
+
+
+class Recipe(KeyedConfig):
+    """Every further key is a stage: its name, which says which stage it is unless it has a key `stage`."""
+
+    name: Annotated[str, AfterValidator(_recipe_name)] = Field(description="lower-case letters, digits, `_`, `.`, `-`")
+    description: str = Field(default="", description="one line for people")
+    seed: Seed = Field(
+        default=0,
+        description="of all random numbers, in stages without a `seed` of their own; only stages that draw some "
+        "have it in their key",
+    )
+    data: dict[Annotated[str, AfterValidator(_dataset_name)], DatasetConfig] = Field(
+        min_length=1, description="datasets by name"
+    )
+    merge: Annotated[bool | None, BeforeValidator(_no_stage)] = Field(
+        default=True, description="merge each adapter that a stage trains; false or null: only where a stage reads it"
+    )
+    loop: LoopConfig | None = Field(default=None, description="run the recipe in rounds; none: it is one run")
+    report: ReportConfig | None = Field(default=ReportConfig(), description="one HTML page about the run")
+    tracking: TrackingConfig = operational(TrackingConfig, description="where metrics go besides metrics.jsonl")
+
+    @classmethod
+    def block_class(cls, key: str, raw: Any) -> type[Config] | None:
+        """Raises ValueError for a stage that there is not, or that is written elsewhere."""
+        given = raw.get("stage") if isinstance(raw, Mapping) else None
+        if given is None:
+            return STAGES[key].config if key in cls.block_names() else None
+        if not isinstance(given, str):
+            raise ValueError(f"`stage` must be text, one of {', '.join(cls.block_names())}")
+        if given not in cls.block_names():
+            near = did_you_mean(given, cls.block_names())
+            raise ValueError(
+                method_hint(given)
+                or f"there is no stage `{given}` to write here{near}; there are {', '.join(cls.block_names())}"
+            )
+        if not _NAME.fullmatch(key):
+            raise ValueError(
+                "the name of a stage has up to 100 lower-case letters, digits, `_` and `-`, a letter or digit first"
+            )
+        if key in STAGES and key not in cls.block_names():
+            raise ValueError(f"`{key}` is what a part of the graph is called that no key makes: choose another name")
+        if key in NULL_WORDS:
+            raise ValueError(f"`{key}` stands for no stage where one could be named: choose another name")
+        if key == POLICY_START:
+            raise ValueError(f"`{key}` is what `critic.start` calls the model that RL starts from: choose another name")
+        return STAGES[given].config
+
+    @classmethod
+    def block_names(cls) -> list[str]:
+        """The stages that a recipe names by a key of their own; datasets are in `data`, with their overlap, the report
+        is one, and so are the parts of a loop."""
+        return [name for name in STAGES if name not in ("dataset", "overlap", "report", "round_prompts", "round")]
+
+    @property
+    def stages(self) -> Mapping[str, NamedStageConfig]:
+        """The stages by name, in the order in which they are made."""
+        return self.blocks
+
+
+def stage_of(name: str, config: NamedStageConfig) -> Stage:
+    return STAGES[config.stage or name]

@@ -1,0 +1,1 @@
+"""The reward server: `alignment serve-reward`."""

@@ -1,0 +1,299 @@
+"""vLLM in this process: tokens in, tokens out, with the log-probs of what was sampled."""
+
+from __future__ import annotations
+
+import gc
+import json
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from rlhf_core.errors import WeightSyncError
+from rlhf_core.models.folders.remote_code import reads_images
+from rlhf_core.models.weights import require_fit
+from rlhf_core.rollout.engine import EngineSettings, Request, RolloutEngine, ServedTensor
+from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.vllm.outputs import Partial, chosen
+from rlhf_core.rollout.vllm.prompts import prompt_of, require_same_prompt
+from rlhf_core.rollout.vllm.settings import engine_arguments
+from rlhf_core.types import Completion
+
+_ADVANCE_SECONDS = 0.1  # more requests are taken after so long; a call costs a few milliseconds
+SleepState = Literal["awake", "asleep", "awake without weights"]
+
+
+class VllmEngine(RolloutEngine):
+    """One vLLM engine over the GPUs of this process, or its CPU cores.
+
+    With `lora` the base weights stay as they are in `folder`, and each published version is a fresh adapter.
+    It wants a process without training in it: vLLM keeps process-wide state, and ends the process group at its own end.
+    """
+
+    def __init__(self, folder: Path, settings: EngineSettings) -> None:
+        """Starts the engine with the weights in `folder` as version 0.
+
+        With `settings.sleeps`, `sleep` frees the device; on CPU it frees the cache, and keeps the weights in any case.
+        Raises ValueError where the model cannot be served with these settings, StageError where the weights in
+        `folder` are not whole: vLLM would serve what memory held before of a layer that it fuses from several tensors.
+        """
+        require_fit(folder, "causal")
+        self._folder = folder
+        self._config = settings.config
+        self._lora = settings.lora
+        self._version = 0
+        self._state: SleepState = "awake"
+        self._keeps_weights = True
+        self._adapter: Any = None  # the LoRARequest being served
+        self._begun: dict[str, tuple[Request, Partial]] = {}  # by `advance`, and not whole yet
+        self._complete: dict[int, Completion] = {}  # since its last call
+        model = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+        self._tied = bool(model.get("tie_word_embeddings", False))
+        self._image_token: int | None = model["image_token_id"] if reads_images(model) else None
+        with _collector_paused():
+            arguments = engine_arguments(folder, model, settings)
+            from vllm import LLM
+
+            gc.freeze()
+            self._set_num_threads = torch.set_num_threads  # vLLM puts a no-op in its place on CPU
+            self._llm: Any = LLM(str(folder), **arguments)
+        self._llm.collective_rpc("free_memory")
+
+    @property
+    def weight_version(self) -> int:
+        return self._version
+
+    def generate(self, requests: Sequence[Request], *, keep_prefixes: bool = False) -> list[Completion]:
+        """The completion of each request, in their order; prompt and completion fit in `max_length` together.
+
+        The log-probs are those of the distribution sampled from: after the temperature, top_p, top_k and min_p. Only
+        without the last three are they those of the policy (docs/decisions/0008-sampling-and-log-probs.md). A greedy
+        token has its log-prob at temperature 1. Raises ValueError for a prompt that is empty or leaves no room.
+        """
+        each = [self._parameters(index, request) for index, request in enumerate(requests)]
+        prompts = [prompt_of(request, self._image_token) for request in requests]
+        outputs = self._run(prompts, each, keep_prefixes=keep_prefixes)
+        for request, output in zip(requests, outputs, strict=True):
+            require_same_prompt(request, output)
+        whole = [Partial().add(output.outputs[0], self._version) for output in outputs]
+        return [each.completion() for each in whole]
+
+    def advance(self, requests: Mapping[int, Request], *, abandoned: Sequence[int] = ()) -> dict[int, Completion]:
+        """Prefixes are cached for as long as the weights are served."""
+        from vllm.sampling_params import RequestOutputKind
+
+        self._require("awake")
+        until = time.monotonic() + _ADVANCE_SECONDS
+        self._llm.llm_engine.abort_request([str(number) for number in abandoned])
+        for number in abandoned:
+            self._begun.pop(str(number), None)
+            self._complete.pop(number, None)
+        for number, request in requests.items():
+            parameters = self._parameters(number, request)
+            parameters.output_kind = RequestOutputKind.DELTA  # so that each token is known by the weights it is of
+            prompt = prompt_of(request, self._image_token)
+            self._llm.llm_engine.add_request(str(number), prompt, parameters, lora_request=self._adapter)
+            self._begun[str(number)] = request, Partial()
+        while self._begun and not self._complete and time.monotonic() < until:
+            self._step()
+        complete, self._complete = self._complete, {}
+        return complete
+
+    def _step(self) -> list[Any]:
+        """One forward. Returns vLLM's outputs, but for those of what `advance` has begun, which are kept."""
+        others = []
+        with self._eager():
+            outputs = self._llm.llm_engine.step()
+        for output in outputs:
+            begun = self._begun.get(output.request_id)
+            if begun is None:
+                others.append(output)
+                continue
+            request, partial = begun
+            partial.add(output.outputs[0], self._version)
+            if output.finished:
+                require_same_prompt(request, output)
+                del self._begun[output.request_id]
+                self._complete[int(output.request_id)] = partial.completion()
+        return others
+
+    def _parameters(self, index: int, request: Request) -> Any:
+        """vLLM's. Raises ValueError if the prompt leaves no room."""
+        from vllm import SamplingParams
+        from vllm.sampling_params import RequestOutputKind
+
+        return SamplingParams(
+            temperature=request.parameters.temperature,
+            top_p=request.parameters.top_p,
+            top_k=request.parameters.top_k,
+            min_p=request.parameters.min_p,
+            max_tokens=min(request.parameters.max_tokens, self._room(index, request.prompt)),
+            stop_token_ids=list(request.parameters.stop_token_ids),
+            seed=request.seed,
+            logprobs=0,
+            detokenize=False,
+            output_kind=RequestOutputKind.FINAL_ONLY,
+        )
+
+    def logprobs(self, sequences: Sequence[Sequence[int]]) -> list[list[float]]:
+        """log p(token t | tokens < t) of the raw logits, per sequence; the first of each is 0.0.
+
+        Raises ValueError for an empty sequence and for one longer than `max_length`.
+        """
+        from vllm import SamplingParams
+
+        for index, sequence in enumerate(sequences):
+            if not 0 < len(sequence) <= self._config.max_length:
+                raise ValueError(
+                    f"sequence {index} has {len(sequence)} tokens; the engine scores 1 to {self._config.max_length}"
+                )
+        scored = SamplingParams(temperature=0.0, max_tokens=1, prompt_logprobs=0, detokenize=False)
+        # vLLM caches no prefix for these, nor takes one from its cache.
+        prompts = [{"prompt_token_ids": list(sequence)} for sequence in sequences]
+        outputs = self._run(prompts, [scored] * len(sequences), keep_prefixes=True)
+        return [
+            [0.0, *chosen(sequence[1:], output.prompt_logprobs[1:])]
+            for sequence, output in zip(sequences, outputs, strict=True)
+        ]
+
+    def _room(self, index: int, prompt: Sequence[int]) -> int:
+        if not prompt:
+            raise ValueError(f"prompt {index} is empty")
+        room = self._config.max_length - len(prompt)
+        if room <= 0:
+            raise ValueError(
+                f"prompt {index} has {len(prompt)} tokens and leaves no room for a completion: "
+                f"prompt and completion together have at most {self._config.max_length} (max_length)"
+            )
+        return room
+
+    def _run(self, prompts: list[Any], parameters: list[Any], *, keep_prefixes: bool = False) -> list[Any]:
+        """prompts, parameters: vLLM's, the latter of each prompt."""
+        self._require("awake")
+        if not keep_prefixes:
+            self._require_idle()
+            # A cached prefix of an earlier call splits the forward differently and rounds differently: without it, the
+            # same call gives the same completions. Within this call, completions of one prompt still share their
+            # prefix.
+            self.forget()
+        for index, prompt in enumerate(prompts):
+            self._llm.llm_engine.add_request(f"call {index}", prompt, parameters[index], lora_request=self._adapter)
+        outputs: dict[str, Any] = {}
+        while len(outputs) < len(prompts):
+            outputs |= {output.request_id: output for output in self._step() if output.finished}
+        return [outputs[f"call {index}"] for index in range(len(prompts))]
+
+    def forget(self) -> None:
+        """What was computed of images is forgotten too; what `advance` has begun is computed again."""
+        if not self._llm.reset_prefix_cache(reset_running_requests=True):
+            raise RuntimeError("vLLM did not forget what it has computed")
+        if self._image_token is not None:
+            self._llm.llm_engine.engine_core.reset_encoder_cache()
+        self._llm.collective_rpc("free_memory")
+
+    @contextmanager
+    def _eager(self) -> Iterator[None]:
+        """vLLM compiles a one-line rank count even under enforce_eager: 2-16 s of the first call, for nothing."""
+        with nullcontext() if self._config.compiled else torch.compiler.set_stance("force_eager"):
+            yield
+
+    def load_weights(self, folder: Path, version: int) -> None:
+        """Serve the weights in `folder` as `version`; the folder may go afterwards.
+
+        What `advance` has begun continues with them, after all that it has so far was computed by them again.
+        Raises WeightSyncError if the folder has not the very tensors that this engine was started with.
+        """
+        self._require("awake", "awake without weights")
+        if self._lora is not None:
+            self._require_idle()  # vLLM would go on with the adapter that a completion has begun with
+            self._load_adapter(folder, version)
+        else:
+            self._check_tensors(folder, version)
+            self._llm.collective_rpc("load_published", args=(str(folder), version))
+        self.forget()
+        self._version = version
+        self._state = "awake"
+
+    def _load_adapter(self, folder: Path, version: int) -> None:
+        from vllm.lora.request import LoRARequest
+
+        if not (folder / "adapter_config.json").is_file():
+            raise WeightSyncError(f"version {version} is no adapter, but this engine serves LoRA adapters")
+        # A new id for each version: vLLM keeps what it loaded under an id and never looks at the folder again.
+        number = 1 if self._adapter is None else self._adapter.lora_int_id + 1
+        adapter = LoRARequest(f"version-{version}", number, str(folder))
+        if self._adapter is not None:
+            self._llm.llm_engine.remove_lora(self._adapter.lora_int_id)
+        if not self._llm.llm_engine.add_lora(adapter):
+            raise WeightSyncError(f"vLLM did not take the adapter of version {version}")
+        self._llm.collective_rpc("remember_adapter", args=(str(folder),))
+        self._adapter = adapter
+
+    def _check_tensors(self, folder: Path, version: int) -> None:
+        # vLLM only logs tensors that a publish lacks, and keeps the old ones.
+        wanted, given = tensor_shapes(self._folder), tensor_shapes(folder)
+        if self._tied:
+            wanted.pop("lm_head.weight", None)
+            given.pop("lm_head.weight", None)
+        wrong = sorted(name for name in wanted.keys() | given.keys() if wanted.get(name) != given.get(name))
+        if wrong:
+            few = ", ".join(f"{n} (engine {wanted.get(n)}, published {given.get(n)})" for n in wrong[:5])
+            raise WeightSyncError(f"version {version} does not fit the engine's model in {len(wrong)} tensors: {few}")
+
+    def served(self) -> tuple[ServedTensor, ...]:
+        """Read back from what vLLM computes with, with adapters the adapter; nothing before the first adapter.
+
+        Packed weights are read whole for every version that `read_back_every` divides, for the others a few columns
+        of each. Layers that are split over several GPUs or quantised cannot be read: of them it says what it was given.
+        """
+        self._require("awake")
+        whole = self._version % self._config.read_back_every == 0
+        answers: list[list[ServedTensor]] = self._llm.collective_rpc("served_tensors", args=(whole,))
+        return tuple(sorted({tensor for answer in answers for tensor in answer}, key=lambda tensor: tensor.name))
+
+    def sleep(self, *, keep_weights: bool) -> None:
+        """Gives the device back, but for vLLM's own context; cached prefixes are forgotten.
+
+        keep_weights: to main memory (vLLM's level 1); else they are gone (level 2), and `load_weights` must follow
+        `wake`. An engine of adapters must keep them: a publish brings its base weights never again.
+        """
+        self._require("awake")
+        if self._lora is not None and not keep_weights:
+            raise ValueError("an engine of LoRA adapters must keep its base weights: no publish brings them again")
+        self._llm.sleep(level=1 if keep_weights else 2)
+        self._llm.collective_rpc("free_memory")
+        self._keeps_weights, self._state = keep_weights, "asleep"
+
+    def wake(self) -> None:
+        self._require("asleep")
+        self._llm.wake_up()
+        self._state = "awake" if self._keeps_weights else "awake without weights"
+
+    def _require(self, *states: SleepState) -> None:
+        if self._state not in states:
+            raise RuntimeError(f"the engine is {self._state}; this needs it {' or '.join(states)}")
+
+    def _require_idle(self) -> None:
+        if self._begun:
+            raise RuntimeError("completions that `advance` has begun are not whole yet")
+
+    def shutdown(self) -> None:
+        """Releases memory and ends vLLM's process group. The engine cannot be used afterwards."""
+        self._llm.llm_engine.engine_core.shutdown()
+        del self._llm
+        torch.set_num_threads = self._set_num_threads
+
+
+@contextmanager
+def _collector_paused() -> Iterator[None]:
+    """A third of an engine's start is Python's garbage collector walking over the modules that vLLM imports."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()

@@ -1,0 +1,142 @@
+"""Reading back what a vLLM worker computes with, tensor by tensor, under the names in which it was published."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from vllm.model_executor.layers.linear import LinearBase, UnquantizedLinearMethod
+from vllm.model_executor.layers.vocab_parallel_embedding import (
+    ParallelLMHead,
+    UnquantizedEmbeddingMethod,
+    VocabParallelEmbedding,
+)
+from vllm.platforms import current_platform
+
+from rlhf_core.rollout.proof import tensor_digest
+from rlhf_core.rollout.vllm.experts import expert_weights, experts_of
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+_HEAD = "lm_head.weight"
+_EMBEDDINGS = ("model.embed_tokens.weight", "model.text_model.embed_tokens.weight")
+_COLUMNS = 512  # of a packed weight, read back at once
+
+
+@dataclass(frozen=True, slots=True)
+class ServedLayer:
+    """The weight or bias of one layer, which may be several published tensors side by side."""
+
+    names: list[str]  # the engine's own
+    published: list[str]  # the tensors whose values they should have
+    rows: list[int]  # of each
+    read: Callable[[], Tensor]  # (all rows, ...): what is computed with
+    read_columns: Callable[[Tensor], Tensor] | None = None  # of a packed weight, all of which is some work to read
+
+    def tensors(self) -> Iterator[tuple[str, str, Tensor]]:
+        """(the engine's own name, the published one, values)"""
+        yield from zip(self.names, self.published, self.read().split(self.rows), strict=True)
+
+    def digest_columns(self, columns: Tensor, dtype: torch.dtype) -> list[str]:
+        """Of these columns of each published tensor, as they are served."""
+        assert self.read_columns is not None
+        return [tensor_digest(part.to(dtype)) for part in self.read_columns(columns).split(self.rows)]
+
+
+def served_layers(model: nn.Module, shapes: Shapes, *, tied: bool) -> Iterator[ServedLayer]:
+    """Every weight and bias of `model` whose layout can be read, vocabularies unpadded.
+
+    shapes: of the tensors that a publish has. tied: the output head has no tensor of its own there.
+    """
+    packed: Mapping[str, list[str]] = getattr(model, "packed_modules_mapping", {})
+    embedding = next((name for name in _EMBEDDINGS if name in shapes), _EMBEDDINGS[0])
+    for module, layer in model.named_modules():
+        for leaf in ("weight", "bias"):
+            names = [f"{part}.{leaf}" for part in _parts(module, packed)]
+            published = [embedding] if tied and names == [_HEAD] else names
+            if all(name in shapes for name in published):
+                rows = [shapes[name][0] for name in published]
+                if leaf == "weight" and _is_packed(layer):
+                    read_columns = partial(_computed_with, layer, sum(rows))
+                    yield ServedLayer(names, published, rows, read_columns, read_columns)
+                elif (read := _reader(layer, leaf, sum(rows))) is not None:
+                    yield ServedLayer(names, published, rows, read)
+    for module, layer in experts_of(model):
+        for names, read in expert_weights(module, layer):
+            if all(name in shapes for name in names):
+                yield ServedLayer(names, names, [shapes[name][0] for name in names], read)
+
+
+def _parts(module: str, packed: Mapping[str, list[str]]) -> list[str]:
+    """The published modules that make up `module`: several where vLLM fuses layers."""
+    parent, _, leaf = module.rpartition(".")
+    return [".".join(filter(None, (parent, part))) for part in packed.get(leaf, [leaf])]
+
+
+def _reader(layer: nn.Module, leaf: str, rows: int) -> Callable[[], Tensor] | None:
+    """None where it is split over GPUs, quantised, or laid out in a way that we do not know."""
+    if leaf == "weight" and isinstance(layer, LinearBase | VocabParallelEmbedding) and not _is_plain(layer):
+        return None
+    values: Any = getattr(layer, leaf, None)
+    if not isinstance(values, Tensor) or values.ndim == 0 or values.shape[0] < rows:
+        return None
+    return lambda: values[:rows]
+
+
+def _is_plain(layer: LinearBase | VocabParallelEmbedding) -> bool:
+    """Neither split over GPUs nor quantised."""
+    unquantised = isinstance(layer.quant_method, UnquantizedLinearMethod | UnquantizedEmbeddingMethod)
+    return unquantised and layer.tp_size == 1
+
+
+def _is_packed(layer: nn.Module) -> bool:
+    return isinstance(layer, LinearBase | ParallelLMHead) and current_platform.is_cpu() and _is_plain(layer)
+
+
+@torch.inference_mode()
+def _computed_with(layer: Any, rows: int, columns: Tensor | None = None) -> Tensor:
+    """(rows, columns), asked of the layer itself: on CPU it computes with a packed copy, and the plain weight may be
+    gone. columns: none for all.
+
+    Its answer to an input of one 1 and else 0 is a column of the weight, to the bit: nothing is rounded.
+    """
+    width = layer.input_size if isinstance(layer, LinearBase) else layer.embedding_dim
+    one_hot = torch.eye(width, dtype=layer.params_dtype if isinstance(layer, LinearBase) else layer.weight.dtype)
+    asked = one_hot if columns is None else one_hot[columns]
+    return torch.cat([layer.quant_method.apply(layer, inputs, None) for inputs in asked.split(_COLUMNS)]).T[:rows]
+
+
+@torch.inference_mode()
+def served_adapter(worker: Any, given: Mapping[str, Tensor], scaling: float) -> Iterator[tuple[str, Tensor | None]]:
+    """Each LoRA factor of `given`, as the adapter in use has it; None where it is split over GPUs, or not there.
+
+    scaling: vLLM multiplies it into `lora_B`. A factor that is served as that gives comes back as it was given.
+    """
+    manager = worker.model_runner.lora_manager._adapter_manager
+    (slot,) = [index for index, adapter in enumerate(manager.lora_index_to_id) if adapter is not None]
+    packed: Mapping[str, list[str]] = manager.packed_modules_mapping
+    for name, values in given.items():
+        module, factor, _ = name.removeprefix("base_model.model.").rsplit(".", 2)
+        layer, part = _adapted(manager.modules, module, packed)
+        if layer is None or layer.tp_size > 1:
+            yield name, None
+            continue
+        stacked = (layer.lora_a_stacked if factor == "lora_A" else layer.lora_b_stacked)[part]
+        served = stacked[slot, 0, : values.shape[0], : values.shape[1]]
+        wanted = values.to(served.dtype) * (1.0 if factor == "lora_A" else scaling)
+        yield name, values if torch.equal(served.cpu(), wanted) else served
+
+
+def _adapted(modules: Mapping[str, Any], module: str, packed: Mapping[str, list[str]]) -> tuple[Any, int]:
+    """The layer that serves the adapter of `module` (None if there is none), and which part of the layer that is."""
+    if module in modules:
+        return modules[module], 0
+    parent, _, leaf = module.rpartition(".")
+    for fused, parts in packed.items():
+        if leaf in parts and (found := modules.get(".".join(filter(None, (parent, fused))))) is not None:
+            return found, parts.index(leaf)
+    return None, 0

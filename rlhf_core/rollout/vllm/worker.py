@@ -1,0 +1,136 @@
+"""What vLLM's workers learn from us: to load published weights whole, to say what they serve, and to free memory.
+
+vLLM mixes this class into its worker (`worker_extension_cls`) and calls it by `collective_rpc`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+from vllm.platforms import current_platform
+
+from rlhf_core.rollout.engine import ServedTensor
+from rlhf_core.rollout.proof import GivenMatrix, tensor_digest
+from rlhf_core.rollout.publication import tensor_shapes
+from rlhf_core.rollout.vllm.experts import choose_kernels_as_without_adapters, forget_kernels
+from rlhf_core.rollout.vllm.memory import drop_packed_embeddings, empty_cache
+from rlhf_core.rollout.vllm.served import ServedLayer, served_adapter, served_layers
+from rlhf_core.system.freed_memory import return_freed_memory
+
+if current_platform.is_cpu():  # this module is imported in each worker before it loads its model
+    choose_kernels_as_without_adapters()
+
+
+class PublishedWeights:
+    """Mixed into a vLLM worker: `reload_weights`, `model_runner` and `model_config` are the worker's."""
+
+    _unread_digests: dict[str, str]  # of what was given for layers that cannot be read back
+    _given: Mapping[str, GivenMatrix] = {}  # of those that the engine has packed; none before a publish
+    _given_adapter: dict[str, Tensor]
+    _adapter_scaling: float
+
+    def load_published(self, folder: str, version: int) -> None:
+        """Every tensor of the safetensors files in `folder` replaces the one being served."""
+        worker: Any = self
+        if current_platform.is_cpu():
+            forget_kernels(worker.model_runner.get_model())
+        worker.reload_weights(weights_iterator=_tensors(Path(folder)))
+        if current_platform.is_cpu():
+            repack_heads(worker.model_runner.get_model())
+        layers = list(self._served_layers())
+        self._unread_digests = _digests_of_unread(Path(folder), layers)
+        packed = {name for layer in layers if layer.read_columns for name in layer.published}
+        self._given = {
+            name: GivenMatrix.of(weight, worker.model_config.dtype, seed=version)
+            for name, weight in _tensors(Path(folder))
+            if name in packed
+        }
+
+    def free_memory(self) -> None:
+        """What it holds for nothing on CPU, where it shares memory with all else. It forgets what it has computed, so
+        no request may be running."""
+        worker: Any = self
+        if current_platform.is_cpu():
+            drop_packed_embeddings(worker.model_runner.get_model())
+            empty_cache(worker.model_runner.kv_caches)
+            return_freed_memory()
+
+    def remember_adapter(self, folder: str) -> None:
+        """Keep what `served_tensors` compares the adapter in use with."""
+        settings = json.loads((Path(folder) / "adapter_config.json").read_text(encoding="utf-8"))
+        self._given_adapter = dict(_tensors(Path(folder)))
+        self._adapter_scaling = settings["lora_alpha"] / settings["r"]
+
+    def served_tensors(self, whole: bool) -> list[ServedTensor]:
+        """Of this worker: its share of the model; with adapters the adapter, nothing before the first.
+
+        whole: read packed weights back whole. Else those count as given of which a few columns are as given.
+        """
+        worker: Any = self
+        if worker.vllm_config.lora_config is not None:
+            given: dict[str, Tensor] = getattr(self, "_given_adapter", {})
+            if not given:
+                return []
+            served = served_adapter(self, given, self._adapter_scaling)
+            return [
+                ServedTensor(name, name, tensor_digest(given[name] if values is None else values), values is not None)
+                for name, values in served
+            ]
+        dtype = worker.model_config.dtype  # some layers keep a bias in float32
+        layers = list(self._served_layers())
+        if not hasattr(self, "_unread_digests"):  # nothing was published yet: it serves what it was started with
+            self._unread_digests = _digests_of_unread(Path(worker.model_config.model), layers, dtype)
+        return [
+            *(tensor for layer in layers for tensor in self._read_back(layer, dtype, whole)),
+            *(ServedTensor(n, n, digest, False) for n, digest in self._unread_digests.items()),
+        ]
+
+    def _read_back(self, layer: ServedLayer, dtype: torch.dtype, whole: bool) -> list[ServedTensor]:
+        if not whole and layer.read_columns and self._given:
+            given = [self._given[name] for name in layer.published]
+            if layer.digest_columns(given[0].columns, dtype) == [each.columns_digest for each in given]:
+                return [
+                    ServedTensor(name, published, each.digest)
+                    for name, published, each in zip(layer.names, layer.published, given, strict=True)
+                ]
+        return [ServedTensor(name, published, tensor_digest(t.to(dtype))) for name, published, t in layer.tensors()]
+
+    def _served_layers(self) -> Iterator[ServedLayer]:
+        worker: Any = self
+        config = worker.model_config
+        tied = bool(getattr(config.hf_config, "tie_word_embeddings", False))
+        return served_layers(worker.model_runner.get_model(), tensor_shapes(Path(config.model)), tied=tied)
+
+
+def _digests_of_unread(folder: Path, layers: Sequence[ServedLayer], dtype: torch.dtype | None = None) -> dict[str, str]:
+    """Of the tensors in `folder`, cast to `dtype`, that cannot be read back from the layers that loaded them."""
+    readable = {name for layer in layers for name in (*layer.published, *layer.names)}
+    unread = ((name, tensor) for name, tensor in _tensors(folder) if name not in readable)
+    return {name: tensor_digest(tensor if dtype is None else tensor.to(dtype)) for name, tensor in unread}
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, Tensor]]:
+    for file in sorted(folder.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as opened:
+            for name in opened.keys():  # noqa: SIM118 (safe_open is no mapping)
+                yield name, opened.get_tensor(name)
+
+
+def repack_heads(model: nn.Module) -> None:
+    """Packs the output head again from the weight it shares with the embedding.
+
+    On CPU a head computes with a packed copy of its weight, made once after loading. A reload packs the layers that
+    it loads a tensor for; a tied head has none, so it would keep serving the old weights without an error.
+    """
+    from vllm.model_executor.layers.utils import dispatch_cpu_unquantized_gemm
+
+    for layer in model.modules():
+        if isinstance(layer, ParallelLMHead) and hasattr(layer, "cpu_linear"):
+            dispatch_cpu_unquantized_gemm(layer, remove_weight=False)

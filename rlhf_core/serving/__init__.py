@@ -1,1 +1,0 @@
-"""A reward model behind HTTP: `alignment serve-reward`."""

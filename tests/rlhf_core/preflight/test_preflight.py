@@ -1,0 +1,50 @@
+"""The checks together."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rlhf_core.contract import load_function
+from rlhf_core.stages.table import STAGES
+from tests.rlhf_core.recipes import (
+    OPTIMIZER,
+    Problems,
+)
+
+pytestmark = pytest.mark.parts
+
+
+def test_the_table_of_stages_names_checks_that_are_there() -> None:
+    assert all(callable(load_function(stage.checks)) for stage in STAGES.values() if stage.checks)
+
+
+def test_a_right_recipe_passes(problems: Problems) -> None:
+    assert problems(None) == []
+
+
+def test_all_problems_are_said_at_once(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "talks.jsonl").unlink()
+        (root / "rewards.py").write_text("")
+        recipe["base"]["source"]["heads"] = 3
+
+    assert [problem.partition(":")[0] for problem in problems(change)] == [
+        "data.talks",
+        "rl.ppo.rewards.own",
+        "base.source",
+    ]
+
+
+def test_what_no_stage_uses_is_not_checked(problems: Problems) -> None:
+    def change(recipe: dict[str, Any], root: Path) -> None:
+        (root / "pairs.jsonl").unlink()
+        recipe["rl"] |= {
+            "algorithm": "grpo",
+            "grpo": {"rewards": {"exact": {"type": "verifier"}}, "optimizer": OPTIMIZER},
+        }
+        recipe["rl"]["ppo"]["rewards"]["own"]["path"] = "no.py"
+
+    assert problems(change) == []

@@ -1,0 +1,119 @@
+"""What is said of engines before they start is what vLLM itself takes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from rlhf_core.config.engines.rollout import RolloutEngineConfig
+from rlhf_core.models.folders.served import (
+    CPU_HEAD_SIZES,
+    VOCABULARY_PADDING,
+    cpu_cache_bytes,
+    problems_on_cpu,
+    split_problems,
+)
+from rlhf_core.processes.child_process import ChildProcess
+from rlhf_core.rollout import child_engine
+from rlhf_core.rollout.child_engine import ChildEngine
+from rlhf_core.rollout.engine import EngineSettings, RolloutEngine, SamplingParameters
+from tests.rlhf_core.rollout.models import make_model, requests
+
+pytestmark = pytest.mark.parts
+
+BLOCK = 128 * 2 * 2 * 32 * 4  # bytes: 128 tokens, 2 layers, keys and values, one head of 32 float32 numbers
+
+
+def vllms_head_sizes() -> list[int]:
+    from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
+
+    sizes: list[int] = CPUAttentionBackend.get_supported_head_sizes()
+    return sizes
+
+
+def vllms_ranks() -> tuple[int, ...]:
+    from typing import get_args
+
+    from vllm.config.lora import MaxLoRARanks
+
+    return get_args(MaxLoRARanks)
+
+
+def vllms_vocabulary_padding() -> int:
+    from vllm.model_executor.layers.vocab_parallel_embedding import DEFAULT_VOCAB_PADDING_SIZE
+
+    padding: int = DEFAULT_VOCAB_PADDING_SIZE
+    return padding
+
+
+def number_of_blocks(number: int) -> int:
+    """Of an engine's cache. In its process."""
+    return int(child_engine._engines[number]._llm.llm_engine.vllm_config.cache_config.num_gpu_blocks)
+
+
+def test_what_is_known_of_vllm_is_vllms(engine_process: ChildProcess) -> None:
+    from rlhf_core.rollout.vllm.settings import LORA_RANKS
+
+    assert tuple(engine_process.call(vllms_head_sizes)) == CPU_HEAD_SIZES
+    assert engine_process.call(vllms_ranks) == LORA_RANKS
+    assert engine_process.call(vllms_vocabulary_padding) == VOCABULARY_PADDING
+
+
+def test_the_least_cache_is_what_vllm_starts_with(engine_process: ChildProcess, tmp_path: Path) -> None:
+    """One byte less, and vLLM refuses too: 0.32.0 wants room for a sequence, and a block that it keeps empty."""
+    make_model(tmp_path, tied=True)
+    model = json.loads((tmp_path / "config.json").read_text())
+    least = RolloutEngineConfig(max_length=64, cpu_cache_gib=2 * BLOCK / 2**30)
+    assert list(problems_on_cpu(model, least, "float32")) == []
+    ChildEngine(engine_process, tmp_path, EngineSettings(least, "float32", seed=0)).shutdown()
+    less = RolloutEngineConfig(max_length=64, cpu_cache_gib=(2 * BLOCK - 1) / 2**30)
+    with pytest.raises(ValueError, match="has no room for one sequence"):
+        ChildEngine(engine_process, tmp_path, EngineSettings(less, "float32", seed=0))
+    assert list(problems_on_cpu(model, least.model_copy(update={"max_length": 127}), "float32")) == []
+    assert len(list(problems_on_cpu(model, least.model_copy(update={"max_length": 128}), "float32"))) == 1
+    assert list(problems_on_cpu({**model, "sliding_window": 8}, less, "float32")) == []
+
+
+def test_the_cache_is_no_larger_than_all_sequences_fill(engine_process: ChildProcess, tmp_path: Path) -> None:
+    make_model(tmp_path, tied=True, context=256)
+    model = json.loads((tmp_path / "config.json").read_text())
+    config = RolloutEngineConfig(max_length=200, max_sequences=3)  # two blocks each, and the one that stays empty
+    assert cpu_cache_bytes(model, config, "float32") == 7 * BLOCK
+    assert (
+        cpu_cache_bytes(model, config.model_copy(update={"cpu_cache_gib": 3 * BLOCK / 2**30}), "float32") == 3 * BLOCK
+    )
+    assert cpu_cache_bytes({**model, "layer_types": ["full_attention"] * 2}, config, "float32") == 7 * BLOCK
+    for other in ({"sliding_window": 8}, {"layer_types": ["full_attention", "sliding_attention"]}):
+        assert cpu_cache_bytes({**model, **other}, config, "float32") == 2**30
+    engine = ChildEngine(engine_process, tmp_path, EngineSettings(config, "float32", seed=0))
+    blocks = engine_process.call(number_of_blocks, engine._number)
+    longest = SamplingParameters(temperature=1.0, top_p=1.0, max_tokens=196, stop_token_ids=())
+    completions = engine.share(RolloutEngine.generate, requests([[1, 5, 6, 7]] * 6, longest))
+    engine.shutdown()
+    assert blocks == 7
+    assert max(len(completion.token_ids) for completion in completions) == 196
+
+
+@pytest.mark.parametrize(
+    ("settings", "ranks", "part"),
+    [
+        ({"num_attention_heads": 4}, 3, "4 attention heads"),
+        ({"num_attention_heads": 12, "num_key_value_heads": 4}, 3, "4 key-value heads"),
+        ({"num_attention_heads": 6, "num_key_value_heads": 4}, 6, "4 key-value heads"),
+        ({"num_attention_heads": 8, "num_key_value_heads": 2}, 4, None),  # each of two is on two GPUs
+        ({"num_attention_heads": 6, "num_key_value_heads": 4, "kv_lora_rank": 16}, 6, None),
+        ({"num_attention_heads": 4, "intermediate_size": 10}, 4, "intermediate_size of 10"),
+        ({"num_attention_heads": 4, "intermediate_size": 10, "num_experts_per_tok": 2}, 4, None),
+        ({"num_attention_heads": 3, "vocab_size": 100}, 3, "vocabulary, padded to 128 tokens"),
+        ({"text_config": {"num_attention_heads": 4}}, 3, "4 attention heads"),
+        ({}, 3, None),
+    ],
+)
+def test_every_gpu_of_an_engine_has_an_equal_part(settings: dict[str, object], ranks: int, part: str | None) -> None:
+    config = RolloutEngineConfig(max_length=64, tensor_parallel_size=ranks, gpus_per_engine=ranks)
+    said = [problem.partition(", of which")[0] for problem in split_problems(settings, config)]
+    assert said == (
+        [] if part is None else [f"rollout.tensor_parallel_size={ranks} does not divide the model's {part}"]
+    )
