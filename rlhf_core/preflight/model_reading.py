@@ -47,7 +47,7 @@ def _key(folder: Path, head: Head) -> str:
         digest.update((folder / name).read_bytes() if (folder / name).is_file() else b"")
         digest.update(b"\0")
     digest.update(repr(sorted(stored_tensors(folder).items())).encode())
-    for module in sorted(Path(inspection.__file__).parent.glob("*.py")):
+    for module in sorted(Path(inspection.__file__).parents[1].rglob("*.py")):
         digest.update(module.read_bytes())
     return digest.hexdigest()
 

@@ -13,7 +13,7 @@ from tests.terminals import in_terminal
 
 pytestmark = pytest.mark.parts
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 CODE = '''
 def reward(completions, prompts, rows):
     breakpoint()

@@ -16,7 +16,7 @@ from deployments.stack.settings import PORTS
 from rlhf_core.errors import VariableError
 from rlhf_core.system.variables import VARIABLES, check_all, declared, value_of
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 CODE = ("rlhf_core", "flows", "tasks", "deployments", "benchmarks")
 NAME = re.compile(r"ALIGNMENT_[A-Z_]*[A-Z]")
 
