@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import secrets
 from contextlib import suppress
+from functools import partial
 from typing import Annotated
 
 import typer
@@ -17,7 +18,7 @@ from rlhf_core.config.base import Dtype
 from rlhf_core.inference.model_server import Address, running_server, served_model
 from rlhf_core.inference.models import chat_tokenizer, found_folder, named_models, require_whole, whole_model
 from rlhf_core.models.folders.folder import stored_dtype
-from rlhf_core.reward_server.processes import RewardApplication, listening, serve
+from rlhf_core.reward_server.processes import listening, reward_application, serve
 from rlhf_core.reward_server.settings import Serving, require_reward_model
 from rlhf_core.system.variables import value_of
 
@@ -58,7 +59,7 @@ def serve_reward(
         )  # fmt: skip
         typer.echo(f"url      {Address(host, port).url}/score")
         typer.echo(f"header   Authorization: Bearer {shown}")
-        serve(RewardApplication(serving), listener, workers)
+        serve(partial(reward_application, serving), listener, workers)
 
 
 @app.command("serve")

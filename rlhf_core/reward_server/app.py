@@ -4,36 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import multiprocessing
-import os
+import logging
 import secrets
-import signal
-import sys
-import threading
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager
-from multiprocessing.connection import wait
 from typing import Any, TypeVar
 
 import torch
-from fastapi import FastAPI, Request
-from fastapi.responses import JSONResponse
+from aiohttp import web
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
-from uvicorn.config import STARTUP_FAILURE
 
-from rlhf_core.errors import AlignmentError, StageError
+from rlhf_core.errors import StageError
 from rlhf_core.reward_server.batching import Batcher, BusyError
 from rlhf_core.reward_server.model import ServedModel
 from rlhf_core.reward_server.settings import Serving
 
 _SHOWN_PROBLEMS = 3
 _PLACES = "POST /score and /get_reward give rewards, GET /health says what is served"
-# The rest of a body that is refused before its end would be read as the next request.
-_END = {"Connection": "close"}
-_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 408: _END, 413: _END, 429: {"Retry-After": "1"}}
+_HEADERS = {401: {"WWW-Authenticate": "Bearer"}, 429: {"Retry-After": "1"}}
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class _Message(BaseModel):
@@ -81,48 +71,46 @@ class RefusedError(Exception):
         self.status = status
 
 
-def reward_app(serving: Serving) -> FastAPI:
-    """Loads its model when it is started, and answers only then."""
+def reward_app(serving: Serving) -> web.Application:
+    """Load the model, and return the application that serves it. Raises StageError if it cannot be loaded."""
     torch.set_num_threads(serving.threads)
     worker = _Worker(serving)
-    app = FastAPI(lifespan=worker.lifespan, openapi_url=None)
-    _answer_errors(app)
 
-    @app.get("/health")
-    async def health() -> dict[str, Any]:
-        return {"ready": True, "model": serving.model, "key": serving.key}
+    async def health(request: web.Request) -> web.Response:
+        return web.json_response({"ready": True, "model": serving.model, "key": serving.key})
 
-    @app.post("/score")
-    async def score(request: Request) -> JSONResponse:
-        return JSONResponse({"rewards": await worker.answer(request, ScoreRequest, worker.score)})
+    async def score(request: web.Request) -> web.Response:
+        return web.json_response({"rewards": await worker.score(await worker.read(request, ScoreRequest))})
 
-    @app.post("/get_reward")
-    async def get_reward(request: Request) -> JSONResponse:
-        rewards = await worker.answer(request, QueryRequest, worker.score_texts)
-        return JSONResponse({"rewards": rewards, "scores": rewards, "extra_logs": {}})
+    async def get_reward(request: web.Request) -> web.Response:
+        rewards = await worker.score_texts(await worker.read(request, QueryRequest))
+        return web.json_response({"rewards": rewards, "scores": rewards, "extra_logs": {}})
 
+    app = web.Application(middlewares=[_errors_as_json])
+    app.add_routes([web.get("/health", health), web.post("/score", score), web.post("/get_reward", get_reward)])
     return app
 
 
-def _answer_errors(app: FastAPI) -> None:
+@web.middleware
+async def _errors_as_json(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Every error of a request has the form {"detail": TEXT}."""
+    try:
+        return await handler(request)
+    except RefusedError as error:
+        return _error(str(error), error.status, _HEADERS.get(error.status))
+    except StageError as error:
+        return _error(str(error), 422)
+    except web.HTTPException as error:
+        text = f"there is no {request.method} {request.path} here: {_PLACES}"
+        allowed = error.headers.get("Allow")
+        return _error(text, error.status, {"Allow": allowed} if allowed else None)
+    except Exception:
+        logging.exception("a request failed")
+        return _error("the server failed: its log has the reason", 500)
 
-    @app.exception_handler(RefusedError)
-    async def refused(request: Request, error: RefusedError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, error.status, _HEADERS.get(error.status))
 
-    @app.exception_handler(StageError)
-    async def unusable(request: Request, error: StageError) -> JSONResponse:
-        return JSONResponse({"detail": str(error)}, 422)
-
-    @app.exception_handler(HTTPException)
-    async def elsewhere(request: Request, error: HTTPException) -> JSONResponse:
-        text = f"there is no {request.method} {request.url.path} here: {_PLACES}"
-        return JSONResponse({"detail": text}, error.status_code, error.headers)
-
-    @app.exception_handler(Exception)
-    async def failed(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse({"detail": "the server failed: its log has the reason"}, 500)
+def _error(text: str, status: int, headers: dict[str, str] | None = None) -> web.Response:
+    return web.json_response({"detail": text}, status=status, headers=headers)
 
 
 class _Worker:
@@ -131,51 +119,32 @@ class _Worker:
     def __init__(self, serving: Serving) -> None:
         self._serving = serving
         self._tokenising = ThreadPoolExecutor(1, thread_name_prefix="tokenise")
-        self._model: ServedModel
-        self._batcher: Batcher
-
-    @asynccontextmanager
-    async def lifespan(self, app: FastAPI) -> AsyncIterator[None]:
-        serving = self._serving
-        _end_with_parent()
-        try:
-            self._model = ServedModel(serving.folder, dtype=serving.dtype, normalize=serving.normalize)
-        except AlignmentError as error:
-            _end_unstarted(error)
-            raise
+        self._model = ServedModel(serving.folder, dtype=serving.dtype, normalize=serving.normalize)
         self._batcher = Batcher(
             self._model.scores, tokens_per_batch=serving.tokens_per_batch, max_waiting=serving.max_waiting
         )
-        yield
 
-    async def answer(self, request: Request, form: type[R], score: Callable[[R], Awaitable[T]]) -> T:
-        """The rewards that `score` gives to a request of this form. Raises RefusedError, also as it stops."""
-        try:
-            return await score(await self._read(request, form))
-        except asyncio.CancelledError:
-            raise RefusedError(503, "the server stops: ask again later") from None
-
-    async def _read(self, request: Request, form: type[R]) -> R:
+    async def read(self, request: web.Request, form: type[R]) -> R:
         """Raises RefusedError for a request without the token, that is too large, or that is not of this form."""
-        self._require_token(request.headers.get("authorization", ""))
+        self._require_token(request.headers.get("Authorization", ""))
         try:
             body = await self._body(request)
         except TimeoutError:
             raise RefusedError(408, "the rest of the request did not come in time: send it again") from None
-        except ClientDisconnect:  # the answer is not read
+        except ConnectionResetError:  # the answer is not read
             raise RefusedError(400, "the client left before it had sent all of the request") from None
         try:
             return await self._in_thread(form.model_validate_json, body)
         except ValidationError as error:
             raise RefusedError(422, _problems(error)) from None
 
-    async def _body(self, request: Request) -> bytes:
-        """Raises TimeoutError for a client that sends too slowly, ClientDisconnect for one that leaves."""
+    async def _body(self, request: web.Request) -> bytes:
+        """Raises TimeoutError for a client that sends too slowly, ConnectionResetError for one that leaves."""
         serving, now = self._serving, asyncio.get_running_loop().time
         end = now() + serving.body_seconds
         body = bytearray()
         async with asyncio.timeout(serving.silent_seconds) as limit:
-            async for chunk in request.stream():
+            async for chunk in request.content.iter_any():
                 body += chunk
                 if len(body) > serving.max_bytes:
                     raise RefusedError(413, f"the request is larger than {serving.max_bytes} bytes: send fewer texts")
@@ -250,23 +219,3 @@ def _problems(error: ValidationError) -> str:
     found = [f"`{'.'.join(map(str, p['loc'])) or 'the request'}`: {p['msg']}" for p in error.errors()]
     more = f"; and {len(found) - _SHOWN_PROBLEMS} more" if len(found) > _SHOWN_PROBLEMS else ""
     return "; ".join(found[:_SHOWN_PROBLEMS]) + more
-
-
-def _end_unstarted(error: AlignmentError) -> None:
-    """Of a worker process: end with a sentence, where the libraries would print the calls that led to it."""
-    if multiprocessing.parent_process() is not None:
-        print(f"error: {error}", file=sys.stderr, flush=True)
-        os._exit(STARTUP_FAILURE)
-
-
-def _end_with_parent() -> None:
-    """Stop in order when the process that supervises this one is gone: nobody else would stop or restart it."""
-    parent = multiprocessing.parent_process()
-    if parent is None:
-        return
-
-    def watch() -> None:
-        wait([parent.sentinel])
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=watch, daemon=True).start()

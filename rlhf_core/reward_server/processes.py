@@ -2,58 +2,112 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
+import signal
 import socket
+import sys
+import threading
+import time
+import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
+from contextlib import ExitStack
+from multiprocessing.connection import Connection, wait
+from multiprocessing.context import SpawnProcess
 from typing import TYPE_CHECKING
 
-from rlhf_core.errors import StageError, one_line
+from rlhf_core.errors import AlignmentError, StageError, one_line
 from rlhf_core.reward_server.settings import Serving
 
 if TYPE_CHECKING:
-    from fastapi import FastAPI
+    from aiohttp import web
 
-_START_SECONDS = 120  # a worker that does not answer its supervisor so long is hung; it answers while it loads
-_STOP_SECONDS = 60  # for requests that are being answered
+_STOP_SECONDS = 60.0  # for requests that are being answered
+_RESTART_SECONDS = 0.5  # between the death of a worker and the start of the next
+_STOPS = (signal.SIGINT, signal.SIGTERM)
+_FAILED_START = 3  # exit status of a worker without an application
 # Workers end by a signal. Python's tracker then removes the semaphores that they had, and says so as a warning.
 _QUIET_TRACKER = "ignore::UserWarning:multiprocessing.resource_tracker"
 
 
-@dataclass(frozen=True, slots=True)
-class RewardApplication:
-    """Makes the application in a worker process, whose first modules must load at once: it answers its supervisor."""
+def reward_application(serving: Serving) -> web.Application:
+    """The application of a worker process, whose modules it imports: the supervisor loads no torch."""
+    from rlhf_core.reward_server.app import reward_app
 
-    serving: Serving
-
-    def __call__(self) -> FastAPI:
-        from rlhf_core.reward_server.app import reward_app
-
-        return reward_app(self.serving)
+    return reward_app(serving)
 
 
-def serve(application: Callable[[], FastAPI], listener: socket.socket, workers: int) -> None:
-    """Answer on `listener` until SIGINT or SIGTERM; requests that are being answered are answered first.
+def serve(application: Callable[[], web.Application], listener: socket.socket, workers: int) -> None:
+    """Answer requests at `listener` until SIGINT or SIGTERM; those being answered then are answered first.
 
-    application: makes that of a worker process, which gets it pickled, through a pipe.
+    application: called in each worker process, which gets it pickled, through a pipe.
     Raises StageError if a worker cannot start.
     """
-    from uvicorn import Config
-    from uvicorn.config import STARTUP_FAILURE
-
-    from rlhf_core.reward_server.protocol import Protocol
-    from rlhf_core.reward_server.supervisor import Supervisor
-
     os.environ["PYTHONWARNINGS"] = ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), _QUIET_TRACKER)))
-    config = Config(
-        application, factory=True, http=Protocol, workers=workers, lifespan="on", access_log=False,
-        log_level="warning", server_header=False, proxy_headers=False,
-        timeout_worker_healthcheck=_START_SECONDS, timeout_graceful_shutdown=_STOP_SECONDS,
-    )  # fmt: skip
-    supervisor = Supervisor(config, sockets=[listener])
-    supervisor.run()
-    if any(process.exitcode == STARTUP_FAILURE for process in supervisor.processes):
-        raise StageError("the reward server could not start: its workers say why above")
+    stopped, stop = multiprocessing.Pipe(duplex=False)
+    with ExitStack() as stack:
+        for number in _STOPS:
+            stack.callback(signal.signal, number, signal.signal(number, lambda *_: stop.send_bytes(b"")))
+        processes: list[SpawnProcess] = []
+        stack.callback(_end, processes)
+        processes += (_started(application, listener) for _ in range(workers))
+        _supervise(processes, stopped, lambda: _started(application, listener))
+
+
+def _supervise(processes: list[SpawnProcess], stopped: Connection, start: Callable[[], SpawnProcess]) -> None:
+    """Restart workers that die, until `stopped` has a message."""
+    while stopped not in wait([stopped, *(process.sentinel for process in processes)]):
+        for index, process in enumerate(processes):
+            if process.exitcode == _FAILED_START:  # each other would fail in the same way
+                raise StageError("the reward server could not start: its workers say why above")
+            if process.exitcode is not None and not stopped.poll(_RESTART_SECONDS):
+                processes[index] = start()
+
+
+def _started(application: Callable[[], web.Application], listener: socket.socket) -> SpawnProcess:
+    """A new worker. It inherits the blocked SIGINT: Ctrl-C reaches it as the supervisor's SIGTERM."""
+    process = multiprocessing.get_context("spawn").Process(target=_work, args=(application, listener))
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        process.start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    return process
+
+
+def _end(processes: list[SpawnProcess]) -> None:
+    """Terminate workers, and kill those that are not done within the time of a stop. One that loads ends at once."""
+    for process in processes:
+        process.terminate()
+    deadline = time.monotonic() + _STOP_SECONDS + 5.0
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        process.kill()
+        process.join()
+
+
+def _work(application: Callable[[], web.Application], listener: socket.socket) -> None:
+    """The program of a worker: load, then answer until SIGTERM."""
+    from aiohttp import web
+
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    try:
+        app = application()
+    except AlignmentError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(_FAILED_START)
+    except Exception:
+        traceback.print_exc()
+        sys.exit(_FAILED_START)
+    web.run_app(app, sock=listener, access_log=None, print=None, shutdown_timeout=_STOP_SECONDS)
+
+
+def _end_with_parent() -> None:
+    """Stop in order when the supervisor is gone: nothing else would stop or restart this worker."""
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def listening(host: str, port: int) -> socket.socket:

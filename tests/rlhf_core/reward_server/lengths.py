@@ -8,26 +8,28 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from typing import Any
+from multiprocessing.synchronize import Semaphore
 
-from fastapi import FastAPI
+from aiohttp import web
 
 from rlhf_core.reward_server.processes import listening, serve
 
+SEMAPHORE = web.AppKey("semaphore", Semaphore)
 
-def lengths() -> FastAPI:
+
+def lengths() -> web.Application:
     """The reward of a completion is its length."""
-    app = FastAPI()
-    app.state.semaphore = multiprocessing.get_context("spawn").Semaphore()  # as libraries have them
+    app = web.Application()
+    app[SEMAPHORE] = multiprocessing.get_context("spawn").Semaphore()  # as libraries have them
 
-    @app.post("/score")
-    async def score(request: dict[str, list[Any]]) -> dict[str, list[float]]:
-        return {"rewards": [float(len(completion)) for completion in request["completions"]]}
+    async def score(request: web.Request) -> web.Response:
+        return web.json_response({"rewards": [float(len(text)) for text in (await request.json())["completions"]]})
 
+    app.router.add_post("/score", score)
     return app
 
 
-def never() -> FastAPI:
+def never() -> web.Application:
     """It would load for hours."""
     print("loads", flush=True)
     time.sleep(10_000)

@@ -5,16 +5,18 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from threading import Event, Thread
 from typing import Any
 
 import pytest
-from fastapi import FastAPI
-from fastapi.testclient import TestClient
-from starlette.types import Message, Receive
+from aiohttp import web
+from httpx import Client
 
 from rlhf_core.errors import StageError
 from rlhf_core.reward_server.app import reward_app
@@ -38,9 +40,32 @@ def serving(folder: Path) -> Serving:
     return Serving(folder, "taste", TOKEN, "float32", 1, "ab12", tokens_per_batch=40, max_texts=500, max_bytes=100_000)
 
 
+@contextmanager
+def running(serving: Serving) -> Iterator[Client]:
+    """A client of the application, which answers in a thread."""
+    loop, app = asyncio.new_event_loop(), web.AppRunner(reward_app(serving), access_log=None)
+    thread = Thread(target=loop.run_forever)
+    thread.start()
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        async def start() -> None:
+            await app.setup()
+            await web.SockSite(app, listener).start()
+
+        asyncio.run_coroutine_threadsafe(start(), loop).result()
+        try:
+            with Client(base_url=f"http://127.0.0.1:{listener.getsockname()[1]}", headers=BEARER) as client:
+                yield client
+        finally:
+            asyncio.run_coroutine_threadsafe(app.cleanup(), loop).result()
+            loop.call_soon_threadsafe(loop.stop)
+            thread.join()
+            loop.close()
+
+
 @pytest.fixture(scope="module")
-def server(serving: Serving) -> Iterator[TestClient]:
-    with TestClient(reward_app(serving), headers=BEARER) as client:
+def server(serving: Serving) -> Iterator[Client]:
+    with running(serving) as client:
         yield client
 
 
@@ -49,7 +74,7 @@ def request_of(conversations: list[tuple[str, str]]) -> dict[str, Any]:
     return {"completions": [c for _, c in conversations], "prompts": [q for q, _ in conversations], "rows": rows}
 
 
-def test_rewards_are_those_of_training(server: TestClient, folder: Path) -> None:
+def test_rewards_are_those_of_training(server: Client, folder: Path) -> None:
     expected = in_process(folder, QUESTIONS)
     assert len(set(expected)) == len(QUESTIONS)
     answer = server.post("/score", json=request_of(QUESTIONS))
@@ -59,7 +84,7 @@ def test_rewards_are_those_of_training(server: TestClient, folder: Path) -> None
     assert server.post("/score", json=without_rows).json()["rewards"] == pytest.approx(expected, abs=1e-5)
 
 
-def test_the_form_of_openrlhf_reads_texts_as_they_are(server: TestClient, folder: Path) -> None:
+def test_the_form_of_openrlhf_reads_texts_as_they_are(server: Client, folder: Path) -> None:
     expected = in_process(folder, QUESTIONS)
     whole = [f"<bos><user>{question}<assistant>{completion}<eos>" for question, completion in QUESTIONS]
     padded = ["<pad><pad>" + whole[0] + "<pad>", *whole[1:]]
@@ -72,7 +97,7 @@ def test_the_form_of_openrlhf_reads_texts_as_they_are(server: TestClient, folder
     assert cut != pytest.approx(expected[:1], abs=1e-5)
 
 
-def test_requests_at_once_get_their_own_rewards(server: TestClient, folder: Path) -> None:
+def test_requests_at_once_get_their_own_rewards(server: Client, folder: Path) -> None:
     each = [[("is it good", "good " * (n % 5)), ("n", f"bad {n}")] for n in range(30)]
     expected = in_process(folder, [conversation for request in each for conversation in request])
     with ThreadPoolExecutor(8) as pool:
@@ -80,13 +105,13 @@ def test_requests_at_once_get_their_own_rewards(server: TestClient, folder: Path
     assert [reward for answer in answers for reward in answer["rewards"]] == pytest.approx(expected, abs=1e-5)
 
 
-def test_health_needs_no_token(server: TestClient) -> None:
+def test_health_needs_no_token(server: Client) -> None:
     answer = server.get("/health", headers={"Authorization": ""})
     assert answer.json() == {"ready": True, "model": "taste", "key": "ab12"}
 
 
 @pytest.mark.parametrize("header", ["", "Bearer", "Bearer wrong", "Basic secret", "Basic c2VjcmV0", f"Token {TOKEN}"])
-def test_without_the_token_nothing_is_answered(server: TestClient, header: str) -> None:
+def test_without_the_token_nothing_is_answered(server: Client, header: str) -> None:
     for path in ("/score", "/get_reward"):
         answer = server.post(path, json=request_of(QUESTIONS), headers={"Authorization": header})
         assert answer.status_code == 401
@@ -114,7 +139,7 @@ def test_without_the_token_nothing_is_answered(server: TestClient, header: str) 
         ({"completions": ["a" * 100_000], "prompts": ["p"]}, 413, "the request is larger than 100000 bytes"),
     ],
 )  # fmt: skip
-def test_what_cannot_be_answered_says_why(server: TestClient, request_: Any, status: int, message: str) -> None:
+def test_what_cannot_be_answered_says_why(server: Client, request_: Any, status: int, message: str) -> None:
     content = request_ if isinstance(request_, bytes) else json.dumps(request_).encode()
     answer = server.post("/score", content=content)
     assert (answer.status_code, answer.json().keys()) == (status, {"detail"})
@@ -124,7 +149,7 @@ def test_what_cannot_be_answered_says_why(server: TestClient, request_: Any, sta
 @pytest.mark.parametrize(
     ("method", "path", "status"), [("GET", "/", 404), ("POST", "/scores", 404), ("GET", "/score", 405)]
 )
-def test_what_is_not_there_says_what_is(server: TestClient, method: str, path: str, status: int) -> None:
+def test_what_is_not_there_says_what_is(server: Client, method: str, path: str, status: int) -> None:
     answer = server.request(method, path)
     assert answer.status_code == status
     assert answer.json() == {
@@ -133,59 +158,40 @@ def test_what_is_not_there_says_what_is(server: TestClient, method: str, path: s
     }
 
 
-async def _silent() -> Message:
-    await asyncio.sleep(1000)
-    raise AssertionError
+@pytest.mark.parametrize("pause", [1000.0, 0.05])
+def test_a_body_that_does_not_come_in_time(serving: Serving, pause: float) -> None:
+    """A client that stops sending, and one that sends a byte now and then."""
+    left = Event()
+
+    def body() -> Iterator[bytes]:
+        while not left.wait(pause):
+            yield b"x"
+
+    with running(replace(serving, silent_seconds=0.3, body_seconds=0.6)) as server:
+        host, port = server.base_url.host, server.base_url.port
+        assert port is not None
+        with socket.create_connection((host, port)) as client, client.makefile("rb") as answer:
+            head = f"POST /score HTTP/1.1\r\nHost: x\r\nAuthorization: {BEARER['Authorization']}\r\nContent-Length: 999"
+            client.sendall(f"{head}\r\n\r\n".encode())
+            sender = Thread(target=lambda: [client.send(part) for part in body()])
+            sender.start()
+            try:
+                assert answer.readline() == b"HTTP/1.1 408 Request Timeout\r\n"
+                assert b"the rest of the request did not come in time: send it again" in b"".join(
+                    iter(answer.readline, b"")
+                )
+            finally:
+                left.set()
+                sender.join()
 
 
-async def _drips() -> Message:
-    await asyncio.sleep(0.05)
-    return {"type": "http.request", "body": b"x", "more_body": True}
-
-
-async def _leaves() -> Message:
-    return {"type": "http.disconnect"}
-
-
-async def answer_to(app: FastAPI, receive: Receive, cancelled_after: float = 60.0) -> tuple[int, Any]:
-    """What the application answers to a client whose body comes as `receive` says."""
-    sent: list[Message] = []
-
-    async def send(message: Message) -> None:
-        sent.append(message)
-
-    header = (b"authorization", BEARER["Authorization"].encode())
-    scope = {"type": "http", "method": "POST", "path": "/score", "query_string": b"", "headers": [header]}
-    task = asyncio.create_task(app(scope, receive, send))
-    if not (await asyncio.wait([task], timeout=cancelled_after))[0]:
-        task.cancel()
-    await task  # raises nothing
-    return sent[0]["status"], json.loads(sent[1]["body"])["detail"]
-
-
-@pytest.mark.parametrize(
-    ("receive", "cancelled_after", "status", "said"),
-    [
-        (_silent, 60.0, 408, "the rest of the request did not come in time: send it again"),
-        (_drips, 60.0, 408, "the rest of the request did not come in time: send it again"),
-        (_leaves, 60.0, 400, "the client left before it had sent all of the request"),
-        (_drips, 0.1, 503, "the server stops: ask again later"),
-    ],
-)
-def test_a_body_that_does_not_come(
-    serving: Serving, receive: Receive, cancelled_after: float, status: int, said: str
-) -> None:
-    app = reward_app(replace(serving, silent_seconds=0.3, body_seconds=0.6))
-    assert asyncio.run(answer_to(app, receive, cancelled_after)) == (status, said)
-
-
-def test_a_text_of_nothing_is_refused(server: TestClient) -> None:
+def test_a_text_of_nothing_is_refused(server: Client) -> None:
     answer = server.post("/get_reward", json={"query": ["<pad>"]})
     assert (answer.status_code, answer.json()) == (422, {"detail": "text 0 is empty"})
 
 
 def test_a_server_that_has_too_much_to_do_says_so(serving: Serving) -> None:
-    with TestClient(reward_app(replace(serving, max_waiting=3)), headers=BEARER) as busy:
+    with running(replace(serving, max_waiting=3)) as busy:
         answer = busy.post("/score", json=request_of(QUESTIONS))
     assert (answer.status_code, answer.headers["retry-after"]) == (429, "1")
     assert answer.json()["detail"] == "more than 3 texts are waiting: ask again later"
